@@ -1,4 +1,4 @@
-"""Functions for every child process with PyTorch: its GPU, numbers of all ranks, memory and records.
+"""Functions for every child process with PyTorch: its GPU, numbers of all ranks, and its memory.
 
 PyTorch is imported when a function is called, which happens only in child processes.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-__all__ = ["combined", "release_memory", "select_device", "synchronize", "value_of_rank_0", "write_record"]
+__all__ = ["combined", "release_memory", "select_device", "synchronize", "value_of_rank_0"]
 
 
 def select_device() -> str:
@@ -66,11 +64,3 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
         with contextlib.suppress(AttributeError):
             torch._C._host_emptyCache()  # noqa: SLF001 (it has no public name)
-
-
-def write_record(path: Path, data: Any) -> None:
-    """Write a record as JSON, so that another process sees it completely or not at all."""
-    # Patterns such as "000.*" and "*.failed-*" must not match the partial file.
-    partial = path.with_name(f"{path.name.replace('.', '-')}.partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)

@@ -24,7 +24,7 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from simoffload.calibration.child import combined, select_device, synchronize, write_record
+from simoffload.calibration.child import combined, select_device, synchronize
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.recorders import (
     BACKWARD,
@@ -35,6 +35,7 @@ from simoffload.calibration.deepspeed.recorders import (
     gpu_activity,
     timed_parts,
 )
+from simoffload.calibration.json_records import write_json
 
 __all__ = ["Run", "main"]
 
@@ -281,7 +282,7 @@ def main(job_path: str) -> int:
         try:
             record = _carry_out(case, job)
         except Exception as error:
-            write_record(
+            write_json(
                 place.with_suffix(f".failed-{rank}"),
                 {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
             )
@@ -289,7 +290,7 @@ def main(job_path: str) -> int:
         comm.barrier()
         if rank == 0:
             shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
-            write_record(place.with_suffix(".json"), record)
+            write_json(place.with_suffix(".json"), record)
         comm.barrier()
     with contextlib.suppress(Exception):
         comm.destroy_process_group()

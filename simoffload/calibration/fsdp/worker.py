@@ -25,9 +25,9 @@ from simoffload.calibration.child import (
     select_device,
     synchronize,
     value_of_rank_0,
-    write_record,
 )
 from simoffload.calibration.fsdp.steps import HookTimes, measured
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.micro.host import thread_counts
 
 __all__ = ["main"]
@@ -77,13 +77,11 @@ def main(job_path: str) -> int:
         except Exception as error:
             text = traceback.format_exc()
             sys.stderr.write(text)
-            write_record(
-                folder / f"{name}.failed-{rank}", {"error": f"{type(error).__name__}: {error}"[:2000]}
-            )
+            write_json(folder / f"{name}.failed-{rank}", {"error": f"{type(error).__name__}: {error}"[:2000]})
             sys.stderr.flush()
             os._exit(1)  # communicators would wait for one another
         if rank == 0:
-            write_record(folder / f"{name}.json", record)
+            write_json(folder / f"{name}.json", record)
         del record
         release_memory()
         dist.barrier()

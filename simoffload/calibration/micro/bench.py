@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from simoffload.calibration.child import write_record
 from simoffload.calibration.deepspeed.launch import NEEDED, case_data
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.micro.plan import (
     SECTION_PLANS,
@@ -350,7 +350,7 @@ class _Group:
             time.sleep(_PERIOD)
         name = f"{self._tasks:04d}"
         self._tasks += 1
-        write_record(self._folder / f"{name}.task", task)
+        write_json(self._folder / f"{name}.task", task)
         limit = 2 * task["seconds"] + _SLACK
         until = time.monotonic() + limit
         while time.monotonic() < until:

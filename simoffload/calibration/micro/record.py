@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simoffload.calibration.json_records import read_json
 from simoffload.calibration.micro.noise import machine_noise, pooled, pooled_steps
-from simoffload.documents import read_document
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
 
@@ -30,7 +30,7 @@ def record_text(raw: Mapping[str, Any]) -> str:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read a file that ``record_text`` made. Raises InputError for anything else."""
-    data = read_document(path).data
+    data = read_json(path, remedy="name the micro.json of calibrate micro")
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema not in (SCHEMA, _ONE_ROUND):
         value = shortened(json.dumps(schema))

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simoffload.calibration.child import select_device, synchronize, write_record
+from simoffload.calibration.child import select_device, synchronize
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import MeasurementJob
 
@@ -98,7 +99,7 @@ def _serve(folder: Path, job: MeasurementJob) -> int:
             sys.stderr.write(traceback.format_exc())
             answer = {"failed": f"{type(error).__name__}: {error}"[:1000]}
         if job.rank == 0 or "failed" in answer:
-            write_record(folder / f"{number:04d}.answer-{job.rank}", answer)
+            write_json(folder / f"{number:04d}.answer-{job.rank}", answer)
         if "failed" in answer:
             return 3
         if task["work"] != "probe":
