@@ -12,7 +12,7 @@ from simoffload.errors import InputError, Problem
 __all__ = ["read_json", "write_json"]
 
 _LARGEST = 256_000_000
-"""[B] Size of the largest file. A run with traces takes about 0.1 MB, a measurement of components 1 to 5 MB."""
+"""[B] Size of the largest file: a run with traces takes about 0.1 MB, a measurement of one GPU 1.1 MB."""
 
 
 def read_json(path: Path, *, remedy: str) -> Any:

@@ -1,7 +1,6 @@
 """The process that runs DeepSpeed: ``python -m simoffload.calibration.deepspeed.worker JOB``.
 
-There is one process per rank. It runs the cases of a job one after the other; rank 0 writes the record of
-each case when it is done, so that nothing is lost when a later one fails.
+There is one process per rank. It runs the cases of a job one after the other.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from simoffload.calibration.child import combined, select_device, synchronize
+from simoffload.calibration.child import combined, run_in_turn, select_device, synchronize
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.recorders import (
     BACKWARD,
@@ -35,7 +33,6 @@ from simoffload.calibration.deepspeed.recorders import (
     gpu_activity,
     timed_parts,
 )
-from simoffload.calibration.json_records import write_json
 
 __all__ = ["Run", "main"]
 
@@ -257,41 +254,30 @@ class Run:
         }
 
 
-def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    run = Run(case, nvme_path=job["swap_folder"])
+    run = Run(case, nvme_path=str(swap_folder))
     try:
         run.carry_out()
-        return run.record()
+        record = run.record()
     finally:
         build.forget(run.engine)
+    comm.barrier()
+    if comm.get_rank() == 0:
+        shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)
+    return record
 
 
 def main(job_path: str) -> int:
-    """Run a job; the status is 1 if a case failed, and later cases are then not started."""
+    """Run the cases of a job; the status is 1 if one failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    rank = int(os.environ["LOCAL_RANK"])
     select_device()
     deepspeed.init_distributed()
-    folder = Path(job["folder"])
-    for case in job["cases"]:
-        place = folder / f"{case['index']:03d}"
-        if rank == 0:
-            place.with_suffix(".begun").touch()
-        try:
-            record = _carry_out(case, job)
-        except Exception as error:
-            write_json(
-                place.with_suffix(f".failed-{rank}"),
-                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
-            )
-            return 1
-        comm.barrier()
-        if rank == 0:
-            shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
-            write_json(place.with_suffix(".json"), record)
-        comm.barrier()
+    swap_folder = Path(job["swap_folder"])
+    cases = ((f"{case['index']:03d}", partial(_carry_out, case, swap_folder)) for case in job["cases"])
+    if status := run_in_turn(cases, Path(job["folder"])):
+        return status
     with contextlib.suppress(Exception):
         comm.destroy_process_group()
     return 0

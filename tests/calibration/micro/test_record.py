@@ -55,5 +55,5 @@ def test_what_is_no_json(tmp_path: Path) -> None:
     file = tmp_path / "micro.json"
     for text in ("[1, 2", '{"schema": NaN}', "[]"):
         file.write_text(text)
-        with pytest.raises(InputError, match="not valid JSON|not a record"):
+        with pytest.raises(InputError, match=r"not valid JSON|not a record"):
             read_record(file)
