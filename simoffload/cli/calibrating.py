@@ -248,7 +248,7 @@ def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: C
         console.answer("", data)
         return
     console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
-    if noise:
+    if noise.get("probes"):
         console.print_lines(noise_summary(noise))
     console.print_lines(f"{folder}: {', '.join(files)}")
     if "platform.yaml" in files:

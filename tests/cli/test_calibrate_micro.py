@@ -126,7 +126,16 @@ def test_how_noisy_the_host_was_is_reported(micro: Micro, monkeypatch: pytest.Mo
     assert json.loads(micro("-o", "again", "--json").out)["noise"] == noise
 
 
-def test_going_on_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_probe_there_is_no_noise_to_report(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No section remains, for example with ``--only collectives`` on one GPU."""
+    raw = record() | {"noise": {"stayed_noisy": []}}
+    monkeypatch.setattr(session, "measure", lambda *_, **__: raw)
+    answer = micro("-o", "out")
+    assert answer.status == 0, answer.err
+    assert "host: " not in answer.out
+
+
+def test_a_resumed_run_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[MeasurementRequest] = []
 
     def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:

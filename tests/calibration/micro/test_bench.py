@@ -1,4 +1,4 @@
-"""The parent's side: processes that work, fail, hang or are interrupted, played by a small script."""
+"""The parent of processes that succeed, fail, hang or are interrupted; a small script replaces the worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ for number in range(1000):
 
 @pytest.fixture
 def players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the place of the worker; temporary files go to ``tmp_path``."""
+    """Replace the worker by a script, and put temporary files into ``tmp_path``."""
     play(tmp_path, gpu="None")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -76,7 +76,7 @@ def request(*sections: str, storage: Path | None = None, gpus: int | None = None
 
 
 def ignore(_: str) -> None:
-    """Nobody watches."""
+    """Ignore a line of progress."""
 
 
 def seen(folder: Path) -> list[str]:
@@ -156,7 +156,7 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
 def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
     players: Path, quick: bool, most: float
 ) -> None:
-    """Ten seconds are for the imports of the processes."""
+    """Ten of the seconds are for the imports of the processes."""
     play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
     asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
     with session.open_bench(asked, ignore) as machine:
@@ -212,7 +212,7 @@ sys.exit(main())
 def test_what_was_measured_outlives_the_end_of_the_run(
     players: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
-    """The first section is done, the second one takes a minute when the run is ended; another goes on."""
+    """The run ends in its second section, which would take a minute; a second run continues it."""
     place = players / "place"
     place.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}

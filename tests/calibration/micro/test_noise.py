@@ -82,8 +82,8 @@ def test_small_models_keep_their_names_and_their_quiet_passes() -> None:
     assert found["failed"] == [{"name": "c", "error": "none"}]
 
 
-def test_a_quiet_trace_is_made_of_quiet_intervals() -> None:
-    """Two modules, one in the other; an interrupt of 100 us strikes another interval in each trace."""
+def test_a_pooled_trace_consists_of_the_lower_quartiles_of_its_intervals() -> None:
+    """One of two modules contains the other; an interrupt of 100 us lengthens one interval of each trace."""
     quiet_times = {"fetch": [0, 10], "fetched": [5, 12], "launched": [30, 20], "released": [34, 26]}
     traces = []
     for late in (4, 11, 25):

@@ -1,4 +1,4 @@
-"""What is measured, on how many processes."""
+"""The plan of sections, their numbers of processes, and the shapes that are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_groups_of_gpus(gpus: int, ranks: list[int]) -> None:
 
 
 def test_the_command_knows_the_sections() -> None:
-    """The parser has its own list: it must not wait for imports."""
+    """The parser has a list of its own, because it must not wait for imports."""
     assert calibrating._SECTIONS == SECTIONS
 
 

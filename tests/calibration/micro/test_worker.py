@@ -25,7 +25,7 @@ def request(*sections: str, storage: Path | None = None) -> MeasurementRequest:
 
 
 def ignore(_: str) -> None:
-    """Nobody watches."""
+    """Ignore a line of progress."""
 
 
 def test_every_section_has_a_function() -> None:
