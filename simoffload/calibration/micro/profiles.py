@@ -30,6 +30,7 @@ from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import id_fault
 from simoffload.hardware.topology import Platform
+from simoffload.units import plural
 
 __all__ = ["base_platform", "check_names", "checked_profiles", "profile_from_micro"]
 
@@ -71,7 +72,7 @@ def base_platform(gpu: str, named: str | None = None) -> str:
     if named is not None:
         return named
     if not gpu:
-        raise _error("--from", "missing: no GPU was measured, so name the platform to take one from")
+        raise _error("--from", "missing: no GPU was measured; name a platform that provides one")
     for part, platform in _BASES:
         if part in gpu:
             return platform
@@ -172,8 +173,7 @@ class _Profiles:
     # -- statements -----------------------------------------------------------------------------
 
     def _statement(self, fitted: Fitted) -> Statement:
-        plural = "point" if fitted.points == 1 else "points"
-        text = f"calibrate micro: {fitted.what}; {fitted.points} {plural}"
+        text = f"calibrate micro: {fitted.what}; {plural(fitted.points, 'point')}"
         if fitted.residual is not None:
             text += f", largest residual {fitted.residual:.1%}"
         value = {"points": fitted.value} if isinstance(fitted.value, list) else {"value": fitted.value}
@@ -229,7 +229,7 @@ class _Profiles:
             what = f"{rate.what}: {rate_text(rate.value)} of the peak"
             fitted["stream_fraction"] = rate._replace(value=share, what=what)
         if self._machine.get("memory"):
-            what = "memory that Linux has"
+            what = "memory that Linux reports"
             fitted["memory_capacity"] = Fitted(bytes_text(self._machine["memory"]), what, 1)
         fitted_costs = fit_costs(self._sections, self._base.machine(nodes=1))
         costs: dict[str, Any] = {key: self._statement(one) for key, one in fitted_costs.items()}
@@ -259,7 +259,7 @@ class _Profiles:
         gpu = self._machine.get("gpu")
         if gpu:
             size = self._machine.get("hbm") or gpu["memory"]
-            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver tells", 1)
+            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver reports", 1)
         hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
         hbm = fit_hbm(self._sections, base.hbm_bandwidth.value)
         if hbm:
@@ -321,8 +321,8 @@ class _Profiles:
         head = self._head(
             "drive",
             "Storage of the measured machine",
-            f"Whatever lies under the folder, filesystem {section.get('filesystem') or 'not known'}: one "
-            "drive, several, or a server.",
+            f"The storage of a folder, whose filesystem is {section.get('filesystem') or 'unknown'}: one "
+            "drive, several drives, or a server.",
         )
         slot = {"profile": _GEN5, "lanes": {**self._arithmetic(lanes, about), "origin": "estimate"}}
         return head | {key: self._statement(one) for key, one in fitted.items()} | {"pcie": slot}
@@ -330,9 +330,7 @@ class _Profiles:
     def _platform(self) -> dict[str, Any]:
         gpu = self._machine.get("gpu")
         count = gpu["count"] if gpu else 1
-        about = (
-            "each GPU at the CPU by a cable of its own; limits that they share are in the host's memory rate"
-        )
+        about = "each GPU has its own cable to the CPU; limits that GPUs share are in the host's memory rate"
         name = f"{count}x {gpu['name']}, measured" if gpu else "A host without GPUs, measured"
         data = self._head("platform", name, f"Other numbers: {self._base.profile.id}.") | {
             "wiring": [

@@ -68,7 +68,7 @@ def _carry_out(job: MeasurementJob) -> dict[str, Any]:
 
 
 def _end_with_parent(parent: int, scratch: str | None) -> None:
-    """End this process when the parent is gone, for whatever reason."""
+    """End this process when the parent has ended, even if it was killed."""
 
     def watch() -> None:
         while True:
