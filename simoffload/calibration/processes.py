@@ -78,7 +78,13 @@ class Ranks:
 
     def end(self) -> None:
         """End every process of the group: with SIGTERM, and after some seconds with SIGKILL."""
-        _end(self._process)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
+                if number == signal.SIGTERM and not _group_exists(self._process.pid):
+                    return
 
 
 def run_ranks(
@@ -111,19 +117,6 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything in its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        try:
-            process.wait(_PATIENCE)
-            if number == signal.SIGTERM and not _group_exists(process.pid):
-                return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _group_exists(group: int) -> bool:

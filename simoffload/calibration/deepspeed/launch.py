@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload import __version__
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import missing_packages, run_ranks, thread_environment
 from simoffload.calibration.runs import CalibrationRun
@@ -36,6 +37,7 @@ NEEDED = ("torch", "transformers", "deepspeed")
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
 """The share of host memory that the runs of one set of processes may pin before new processes start."""
+_NOT_STARTED = "was not started: no time left"
 _SPARE = 1.2
 """The required free space as a multiple of the bytes written."""
 
@@ -115,7 +117,7 @@ def run_cases(
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
     failed = tuple(
-        (case.request.name, results[index].get("error", "was not started: no time left"))
+        (case.request.name, results[index].get("error", _NOT_STARTED))
         for index, case in enumerate(cases)
         if "passes" not in results[index]
     )
@@ -174,18 +176,13 @@ def _run_all(
     progress: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + settings.seconds
-    for ranks, indices in _groups(cases):
-        remaining = list(indices)
+    for ranks in sorted({case.ranks for case in cases}):
+        remaining = [index for index, case in enumerate(cases) if case.ranks == ranks]
         while remaining and time.monotonic() < deadline:
             batch = _batch(cases, remaining)
             progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
             _run_group(cases, batch, ranks, settings, work_folder, deadline)
             remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
-
-
-def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
-    for ranks in sorted({case.ranks for case in cases}):
-        yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
 
 
 def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
@@ -213,10 +210,7 @@ def _run_group(
     shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
     settings.swap_folder.mkdir(parents=True, exist_ok=True)
     plain = [case_data(index, cases[index], trace=settings.trace) for index in indices]
-    job.write_text(
-        json.dumps({"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)}),
-        encoding="utf-8",
-    )
+    write_json(job, {"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)})
     begun = {"index": indices[0], "at": time.monotonic()}
 
     def in_time() -> bool:
@@ -237,10 +231,10 @@ def _run_group(
     )
     current = work_folder / f"{int(begun['index']):03d}"
     if status is None:
-        current.with_suffix(".failed-time").write_text(json.dumps({"error": "took too long and was stopped"}))
+        write_json(current.with_suffix(".failed-time"), {"error": "took too long and was stopped"})
     elif status and not list(work_folder.glob(f"{current.name}.failed-*")):
         text = f"its process ended with status {status}; see {LOG}"
-        current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
+        write_json(current.with_suffix(".failed-exit"), {"error": text})
 
 
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
@@ -290,7 +284,7 @@ def _write(
         "machine": facts,
         "runs": [result for result in results.values() if "passes" in result],
         "failed": [
-            {"name": cases[index].request.name, "error": result.get("error", "was not begun")}
+            {"name": cases[index].request.name, "error": result.get("error", _NOT_STARTED)}
             for index, result in results.items()
             if "passes" not in result
         ],
