@@ -229,7 +229,7 @@ class _Profiles:
             what = f"{rate.what}: {rate_text(rate.value)} of the peak"
             fitted["stream_fraction"] = rate._replace(value=share, what=what)
         if self._machine.get("memory"):
-            what = "memory that Linux reports"
+            what = "memory that Linux has"
             fitted["memory_capacity"] = Fitted(bytes_text(self._machine["memory"]), what, 1)
         fitted_costs = fit_costs(self._sections, self._base.machine(nodes=1))
         costs: dict[str, Any] = {key: self._statement(one) for key, one in fitted_costs.items()}
