@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from simoffload.calibration.records import LayerStarts
+from simoffload.units import plural
 from validation.measured import ERROR_LIMITS, PASSES, MeasuredRun, changed
 
 __all__ = ["Drawing", "Point", "drawings", "points", "scatter"]
@@ -79,7 +80,7 @@ def _steps(runs: Sequence[MeasuredRun]) -> dict[int, tuple[str, LayerStarts]]:
     for row in sorted(runs, key=lambda row: (row.part != "holdout", bool(changed(row.compared.run)))):
         run, layers = row.compared.run, row.compared.layers
         if layers is not None and run.offload == "cpu":
-            about = f"{run.name}, {run.ranks} GPU(s), {row.part} set, machine {row.machine}"
+            about = f"{run.name}, {plural(run.ranks, 'GPU')}, {row.part} set, machine {row.machine}"
             chosen.setdefault(run.ranks, (about, layers))
     return chosen
 

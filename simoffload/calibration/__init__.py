@@ -1,4 +1,6 @@
-"""Calibration: the parts of a real machine are measured one by one, and real runs on it are recorded.
+"""Calibration measures the components of a real machine one by one and records real runs on it.
 
-PyTorch, DeepSpeed and transformers are imported in child processes only.
+``micro`` measures components and makes profiles, ``deepspeed`` and ``fsdp`` record real runs, and ``compare``
+compares them with predictions. PyTorch, DeepSpeed and transformers are imported in child processes only:
+``processes`` is the side of the parent, ``child`` has the functions that all children share.
 """

@@ -19,7 +19,7 @@ from simoffload.calibration.records import (
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
 from simoffload.report.formatting import columns
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, plural
 
 __all__ = [
     "ComparedFile",
@@ -318,7 +318,7 @@ def _streams(compared: ComparedRun) -> Iterator[str]:
     if not compared.streams:
         return
     yield ""
-    yield printable(f"{compared.run.name}, {compared.run.ranks} rank(s): {_PER_STEP}")
+    yield printable(f"{compared.run.name}, {plural(compared.run.ranks, 'rank')}: {_PER_STEP}")
     rows = [(row.name, _stream(row, row.measured), _stream(row, row.simulated)) for row in compared.streams]
     layers = compared.layers
     if layers is not None:
@@ -341,7 +341,7 @@ def _stream(row: StreamRow, value: float | None) -> str:
 
 def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
     runs = [run for file in files for run in file.runs]
-    parts = [f"{len(runs)} run(s)"]
+    parts = [plural(len(runs), "run")]
     for name in ("decode", "prefill"):
         ours, naive = errors(runs, name), errors(runs, name, naive=True)
         if ours and naive:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simoffload.engine import execute
+from simoffload.errors import InputError, Problem
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor
 from simoffload.strategies.timing import operations
 from simoffload.strategies.zero_inference import ZeroInferencePlan
@@ -116,7 +117,7 @@ class HostCosts(NamedTuple):
 def traced(run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: float) -> Traced:
     """Combine the record of a run with the plan's events, module by module.
 
-    ``copy_latency`` [s] is the time of one small copy. Raises ValueError if the record has other modules
+    ``copy_latency`` [s] is the time of one small copy. Raises InputError if the record has other modules
     than the plan.
     """
     rows = tuple(_rows(run, plan, copy_latency))
@@ -127,7 +128,12 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
     trace = run["traces"]["decode 1"]["modules"]
     visits = plan.layered.visits
     if len(trace["module"]) != len(visits):
-        raise ValueError(f"{len(trace['module'])} modules were called, but the model has {len(visits)}")
+        key = f'sections.hooks.runs["{run["name"]}"].traces["decode 1"].modules'
+        text = (
+            f"{len(trace['module'])} modules were called, but the model has {len(visits)}; measure with the "
+            "versions of docs/CALIBRATION.md, or with --skip hooks"
+        )
+        raise InputError([Problem("", None, None, key, text)])
     begin, fetched, launched, released = (
         np.array(trace[key]) * 1e-6 for key in ("fetch", "fetched", "launched", "released")
     )

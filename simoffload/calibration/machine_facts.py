@@ -45,7 +45,7 @@ def _cpu() -> str:
 
 
 def _virtual() -> bool | None:
-    """Whether the CPU tells of a hypervisor: x86 has a flag for it."""
+    """Return whether the CPU reports a hypervisor (x86 has a flag for it); None where this is unknown."""
     flags = re.search(r"^flags\s*:(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     if flags is None:
         return True if _text("/sys/hypervisor/type") else None
@@ -53,7 +53,7 @@ def _virtual() -> bool | None:
 
 
 def _text(path: str) -> str:
-    """What a file of the kernel says; empty where it is not there."""
+    """Return the content of a file of the kernel; empty if there is no such file."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:

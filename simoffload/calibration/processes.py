@@ -1,4 +1,4 @@
-"""Processes that measure: they are started, watched, and always ended as a group."""
+"""Processes that measure: each group of ranks is started, watched, and always ended completely."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Ranks", "missing_packages", "run_ranks"]
+__all__ = ["Ranks", "missing_packages", "run_ranks", "thread_environment"]
 
-_PATIENCE = 10.0  # [s] between asking a group of processes to end and killing it
+_PATIENCE = 10.0
+"""[s] Time between SIGTERM and SIGKILL."""
 
 
 def missing_packages(names: Sequence[str]) -> tuple[str, ...]:
@@ -24,10 +25,20 @@ def missing_packages(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if find_spec(name) is None)
 
 
+def thread_environment(ranks: int) -> dict[str, str]:
+    """Return the OpenMP threads of each rank: an equal share of the cores, unless the environment sets them.
+
+    DeepSpeed's CPU Adam uses all OpenMP threads (its step is a ``parallel for``), and torch.distributed.run
+    sets one per process if there are several and the environment sets none.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
+
+
 class Ranks:
     """A group of processes that run ``python -m module arguments``, one for each rank.
 
-    Their output goes to ``log``. Ctrl-C does not reach them: whoever starts them calls ``end``.
+    Their output goes to ``log``. Ctrl-C does not reach them; the process that starts them calls ``end``.
     """
 
     def __init__(
@@ -62,12 +73,18 @@ class Ranks:
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while they run."""
+        """The exit status of the group; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """End every process of the group: by asking, and after some seconds by force."""
-        _end(self._process)
+        """End every process of the group: with SIGTERM, and after some seconds with SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
+                if number == signal.SIGTERM and not _group_exists(self._process.pid):
+                    return
 
 
 def run_ranks(
@@ -100,19 +117,6 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything in its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        try:
-            process.wait(_PATIENCE)
-            if number == signal.SIGTERM and not _group_exists(process.pid):
-                return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _group_exists(group: int) -> bool:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from simoffload.calibration.json_records import read_json
 from simoffload.calibration.runs import offload_device
-from simoffload.documents import Document, read_text, validate
+from simoffload.documents import Document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape
 from simoffload.results.timeline import Interval, Timeline
@@ -36,8 +36,6 @@ __all__ = [
     "stream_rows",
 ]
 
-_LARGEST = 256_000_000
-"""[B] The largest file; a run with traces takes about 0.1 MB."""
 _STEADY, _STEADY_TRAINING = 1, 2
 """The first repetition whose times count; earlier ones allocate memory and record traces."""
 
@@ -74,9 +72,13 @@ class ModuleTimes(_Part):
 
     @model_validator(mode="after")
     def _equal(self) -> ModuleTimes:
-        lengths = {len(column) for column in (self.fetch, self.fetched, self.launched, self.released)}
-        if lengths != {len(self.module)}:
-            raise ValueError("the columns of a trace must have equal lengths")
+        columns = (self.module, self.fetch, self.fetched, self.launched, self.released)
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            shown = ", ".join(map(str, lengths))
+            raise ValueError(
+                f"all columns of a trace must have the same length, not {shown}; record it again"
+            )
         return self
 
 
@@ -127,7 +129,8 @@ class RecordedRun(_Part):
     @model_validator(mode="after")
     def _one_of_both(self) -> RecordedRun:
         if (self.ds_config is None) is (self.strategy is None):
-            raise ValueError("a run must have either ds_config or strategy")
+            have = "neither" if self.strategy is None else "both"
+            raise ValueError(f"a run must have either ds_config or strategy, but this one has {have}")
         return self
 
     @property
@@ -206,26 +209,11 @@ class Records(_Part):
 
 def read_records(path: Path) -> Records:
     """Read a file of recorded runs. Raises InputError for anything else."""
-    text = read_text(path, most=_LARGEST, remedy="name the runs.json of a calibration")
-    try:
-        data = json.loads(text, parse_constant=_refuse)
-    except json.JSONDecodeError as error:
-        reason = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}; was the file cut off?"
-        raise InputError([Problem(str(path), error.lineno, error.colno, "", reason)]) from None
-    except (ValueError, RecursionError) as error:
-        raise _refusal(path, f"not valid JSON: {error}") from None
+    data = read_json(path, remedy="name the runs.json of a calibration")
     if not isinstance(data, dict) or "runs" not in data or "schema" not in data:
         message = 'not a record of "calibrate deepspeed", which has the keys schema, machine and runs'
-        raise _refusal(path, message)
+        raise InputError([Problem(str(path), None, None, "", message)])
     return validate(Document(str(path), data), Records)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-def _refusal(path: Path, message: str) -> InputError:
-    return InputError([Problem(str(path), None, None, "", message)])
 
 
 _MICRO, _PICO = 1e-6, 1e-12

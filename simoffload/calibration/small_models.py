@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simoffload.calibration.runs import CalibrationRun, request
+from simoffload.units import plural
 
 __all__ = ["held_back_cases", "held_back_training_cases", "small_cases", "small_training_cases"]
 
@@ -78,7 +79,7 @@ steps occur with one sub-group and bucket and with several."""
 _ONE_BUCKET = 5 * 10**7
 """[elements] that hold all gradients of a small model; DeepSpeed's default takes 1 GB of the GPU."""
 _HELD_BACK = ("opt", _BOTH, "persistent", False, 2)
-"""A combination of training that is not among those of the fit."""
+"""A combination of training that the fit does not use."""
 
 
 def small_cases(ranks: int) -> tuple[CalibrationRun, ...]:
@@ -104,7 +105,7 @@ def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationR
 
 
 def held_back_cases(ranks: int) -> tuple[CalibrationRun, ...]:
-    """Models whose decode steps no fit may see, to test it: one with nothing offloaded, one deeper."""
+    """Return runs whose decode steps test the fit and are not used by it: one without offload, one deeper."""
     in_hbm = _SETTINGS["prefetch of one"] | {"stage3_param_persistence_threshold": _BIASES}
     deep = _MODELS["llama"] | {"num_hidden_layers": _TRAINED_LAYERS}
     return (
@@ -116,7 +117,7 @@ def held_back_cases(ranks: int) -> tuple[CalibrationRun, ...]:
 
 
 def held_back_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationRun, ...]:
-    """A model whose training steps no fit may see."""
+    """Return a run whose training steps test the fit and are not used by it."""
     return (_training_case(ranks, _TRAINED_LAYERS if deep else _LAYERS, *_HELD_BACK),)
 
 
@@ -135,7 +136,8 @@ def _training_case(
     }
     where = {_NOTHING: "nothing", _STATES: "optimizer", _BOTH: "all"}[offloaded]
     kept = "" if checkpointing else ", activations kept"
-    name = f"tiny {family} trained, {where} offloaded, {settings}{kept}, {micro_steps} micro-step(s) r{ranks}"
+    steps = plural(micro_steps, "micro-step")
+    name = f"tiny {family} trained, {where} offloaded, {settings}{kept}, {steps} r{ranks}"
     zero: dict[str, Any] = {"stage": 3, **_SETTINGS[settings]}
     zero["reduce_bucket_size"] = _ONE_BUCKET
     if micro_steps > 1:

@@ -16,6 +16,7 @@ import numpy as np
 
 from simoffload.calibration.host_costs import REAL_MODELS, non_negative
 from simoffload.engine import execute
+from simoffload.errors import InputError, Problem
 from simoffload.hardware.profiles import TrainingCosts
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -72,10 +73,11 @@ def measured_part(run: Mapping[str, Any], part: StepPart, *, accumulation: int) 
 
 
 def fit_training_costs(runs: Iterable[tuple[Mapping[str, Any], ZeroTrainingPlan]]) -> TrainingFit:
-    """Fit all costs to the phases of recorded runs; raises ValueError if none was measured."""
+    """Fit all costs to the phases of recorded runs; raises InputError if none was measured."""
     phases = list(_phases(runs))
     if not phases:
-        raise ValueError("no phase of training was measured")
+        text = "no phase of a training step was measured; measure again, or with --skip hooks"
+        raise InputError([Problem("", None, None, "sections.hooks.training", text)])
     training = phases[0].plan.machine.host.training
     values = {key: float(getattr(training, key).value) for key in _COSTS}
     for _ in range(_ROUNDS):

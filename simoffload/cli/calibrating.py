@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from simoffload.cli.console import Console, ExitCode, Progress
@@ -66,7 +65,7 @@ def _add_micro(actions: SubParsers) -> None:
         help="size of the files written there (default: up to 2 GiB)",
     )
     parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure only these sections")
-    parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="leave these sections out")
+    parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="measure all sections but these")
     parser.add_argument(
         "--quick", action="store_true", help="measure one round and fewer points, for a first look"
     )
@@ -173,39 +172,16 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
 
 
 def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
-    from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
+    from simoffload.calibration.micro.profiles import checked_profiles
 
-    where = str(arguments.from_json or arguments.output_dir / RECORD)
-    try:
-        base = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], arguments.base)
-        files = profile_from_micro(raw, base, identifier=arguments.id)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Only simoffload writes records; one that was changed by hand has to be measured again.
-        what = str(error).splitlines()[0][:120] if str(error) else ""
-        text = f"was not written by calibrate micro ({type(error).__name__}: {what}); measure again"
-        raise InputError((Problem(where, None, None, "", text),)) from None
-    _check_profiles(files, where)
-    return files
-
-
-def _check_profiles(files: dict[str, str], record: str) -> None:
-    """Load the profiles as a scenario does. Raises InputError if one is invalid."""
-    from simoffload.hardware import load_platform
-
-    with TemporaryDirectory(prefix="simoffload-profiles-") as name:
-        for file, text in files.items():
-            (Path(name) / file).write_text(text, encoding="utf-8")
-        try:
-            load_platform(Path(name) / "platform.yaml")
-        except InputError as error:
-            renamed = (one._replace(path=Path(one.path).name) for one in error.problems)
-            text = "its numbers do not give a valid profile; measure again"
-            raise InputError([Problem(record, None, None, "", text), *renamed]) from None
+    record = arguments.from_json or arguments.output_dir / RECORD
+    return checked_profiles(raw, record, base=arguments.base, identifier=arguments.id)
 
 
 def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
-    from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
+    from simoffload.calibration.micro.plan import MeasurementRequest
     from simoffload.calibration.micro.record import read_record
+    from simoffload.calibration.micro.session import describe, measure
 
     record = arguments.output_dir / RECORD
     resumed = read_record(record) if arguments.resume else None
@@ -252,8 +228,10 @@ def _refuse_with_record(arguments: Namespace) -> None:
 
 
 def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: Console) -> None:
-    from simoffload.calibration.micro.plan import lacking
+    from simoffload.calibration.micro.noise import noise_summary, noise_warning
+    from simoffload.calibration.micro.plan import missing_sections
 
+    noise = raw.get("noise", {})
     data = {
         "schema": "simoffload/calibrate-micro/1",
         "folder": str(folder),
@@ -261,37 +239,20 @@ def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: C
         "measured": list(raw["sections"]),
         "skipped": raw["skipped"],
         "unfinished": raw.get("unfinished", []),
-        "noise": raw.get("noise", {}),
+        "noise": noise,
     }
     console.warn(f"{name} skipped: {reason}" for name, reason in raw["skipped"].items())
-    console.warn(lacking(raw))
-    console.warn(_noisy(raw.get("noise", {})))
+    console.warn(missing_sections(raw))
+    console.warn(noise_warning(noise, file=RECORD))
     if console.as_json:
         console.answer("", data)
         return
     console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
-    if noise := raw.get("noise"):
-        console.print_lines(_noise_summary(noise))
+    if noise.get("probes"):
+        console.print_lines(noise_summary(noise))
     console.print_lines(f"{folder}: {', '.join(files)}")
     if "platform.yaml" in files:
         console.print_lines(f"use it as platform: {folder / 'platform.yaml'}")
-
-
-def _noise_summary(noise: dict[str, Any]) -> str:
-    text = (
-        f"host: the median of {noise['probes']} probes took {noise['median']:.2f} x, the slowest "
-        f"{noise['worst']:.2f} x the time of the fastest"
-    )
-    return text + (f"; {noise['repeated']} sections measured again" if noise["repeated"] else "")
-
-
-def _noisy(noise: dict[str, Any]) -> Iterator[str]:
-    """Yield a warning if the host changed its speed while sections were measured."""
-    if names := noise.get("stayed_noisy"):
-        yield (
-            f"the speed of the host changed while {', '.join(names)} were measured: their spread is in "
-            f"{RECORD}; --resume measures them again at a quieter time"
-        )
 
 
 def _check_folder(folder: Path, *, resumed: bool) -> None:

@@ -330,13 +330,13 @@ def test_the_table_has_a_line_for_every_pass(compare: Compare) -> None:
     assert table[2][:2] == ["decode", "21.0"]
     assert table[3][:5] == ["trained", "1", "cpu", "forward", "5000.0"]
     assert [row[0] for row in table[4:7]] == ["backward", "optimizer", "step"]
-    assert lines[-1].startswith("3 run(s). decode (2): error ")
+    assert lines[-1].startswith("3 runs. decode (2): error ")
     assert "layer 0 begins" not in answer.out
 
 
 def test_streams_on_request(compare: Compare) -> None:
     out = compare("runs.json", "--streams").out
-    assert "small, 1 rank(s): one decode step on rank 0, ms" in out
+    assert "small, 1 rank: one decode step on rank 0, ms" in out
     assert next(line.split() for line in out.splitlines() if line.startswith("  layer 0"))[3] == "1.1"
     assert "of the step too early or too late (layer" in out
 

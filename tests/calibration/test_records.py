@@ -69,7 +69,7 @@ def _torn(data: dict[str, Any]) -> None:
         (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
         (_of_nothing, "a run must have either ds_config or strategy"),
         (_negative, "runs[0].passes[0].seconds: must be at least 1e-09, got -1"),
-        (_torn, "the columns of a trace must have equal lengths"),
+        (_torn, "all columns of a trace must have the same length, not "),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.calibration.deepspeed.launch import thread_environment
+from simoffload.calibration.processes import thread_environment
 from simoffload.calibration.runs import CalibrationRun, Training
 from simoffload.calibration.small_models import small_cases, small_training_cases
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simoffload.calibration.micro import launch
+from simoffload.calibration.micro import session
+from simoffload.calibration.micro.plan import MeasurementRequest
 from simoffload.hardware import load_platform
 from tests.calibration.micro.machine import record
 
@@ -55,14 +56,14 @@ def test_one_json_document(micro: Micro) -> None:
 
 
 def test_measuring_writes_the_record_and_profiles(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[launch.MeasurementRequest] = []
+    asked: list[MeasurementRequest] = []
 
-    def measure(request: launch.MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
+    def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
         progress("looking")
         asked.append(request)
         return record() | {"skipped": {"storage": "no folder"}}
 
-    monkeypatch.setattr(launch, "measure", measure)
+    monkeypatch.setattr(session, "measure", measure)
     answer = micro("-o", "out", "--gpus", "2", "--skip", "storage", "--quick")
     assert answer.status == 0
     assert answer.err.startswith(
@@ -84,14 +85,14 @@ def test_profiles_of_a_run_that_ended_early_say_what_they_lack(micro: Micro) -> 
     Path("part.json").write_text(json.dumps(raw))
     answer = micro("--from-json", "part.json", "-o", "out")
     assert answer.status == 0, answer.err
-    early, other = "was not measured, as the run ended before", "the other platform gives"
+    early, other = "was not measured because the run ended early", "come from the other platform"
     traffic = "stream_fraction, from_gpu_traffic and pageable_traffic"
     assert answer.err.splitlines() == [
-        f"warning: attention {early}: no number of the profiles depends on it",
-        f"warning: storage {early}: there is no drive.yaml",
-        f"warning: copies_together/2 {early}: {other} {traffic} of host.yaml",
-        f"warning: collectives/2 {early}: {other} interconnect of accelerator.yaml",
-        f"warning: hooks {early}: {other} deepspeed and training of host.yaml",
+        f"warning: attention {early}: no value of the profiles depends on it",
+        f"warning: storage {early}: no drive.yaml is written",
+        f"warning: copies_together/2 {early}: {traffic} of host.yaml {other}",
+        f"warning: collectives/2 {early}: interconnect of accelerator.yaml {other}",
+        f"warning: hooks {early}: deepspeed and training of host.yaml {other}",
     ]
     assert held("out") == ["accelerator.yaml", "host.yaml", "pcie.yaml", "platform.yaml"]
     pcie = [one for one in load_platform(Path("out/platform.yaml")).inputs if one.key == "host_to_device"]
@@ -104,7 +105,7 @@ def test_profiles_of_a_run_that_ended_early_say_what_they_lack(micro: Micro) -> 
 def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = record(gpus=1)
     raw["machine"]["gpu"] = None
-    monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
+    monkeypatch.setattr(session, "measure", lambda *_, **__: raw)
     answer = micro("-o", "out")
     assert answer.status == 0
     assert "warning: no GPU was found, so no profiles" in answer.err
@@ -113,27 +114,36 @@ def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.
     assert load_platform(Path("named/platform.yaml")).profile.gpus == ("cpu",)
 
 
-def test_how_noisy_the_host_was_is_told(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_noisy_the_host_was_is_reported(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = {"probes": 24, "median": 1.04, "worst": 1.312, "repeated": 2, "stayed_noisy": ["hooks_training"]}
-    monkeypatch.setattr(launch, "measure", lambda *_, **__: record() | {"noise": noise})
+    monkeypatch.setattr(session, "measure", lambda *_, **__: record() | {"noise": noise})
     answer = micro("-o", "out")
     assert (
-        "host: the median of 24 probes took 1.04 x, the slowest 1.31 x the time of the quietest; "
-        "2 measured again\n"
+        "host: the median of 24 probes took 1.04 x, the slowest 1.31 x the time of the fastest; "
+        "2 sections measured again\n"
     ) in answer.out
     assert "warning: the speed of the host changed while hooks_training were measured" in answer.err
     assert json.loads(micro("-o", "again", "--json").out)["noise"] == noise
 
 
-def test_going_on_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[launch.MeasurementRequest] = []
+def test_without_a_probe_there_is_no_noise_to_report(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No section remains, for example with ``--only collectives`` on one GPU."""
+    raw = record() | {"noise": {"stayed_noisy": []}}
+    monkeypatch.setattr(session, "measure", lambda *_, **__: raw)
+    answer = micro("-o", "out")
+    assert answer.status == 0, answer.err
+    assert "host: " not in answer.out
 
-    def measure(request: launch.MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
+
+def test_a_resumed_run_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[MeasurementRequest] = []
+
+    def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
         progress("looking")
         asked.append(request)
         return record()
 
-    monkeypatch.setattr(launch, "measure", measure)
+    monkeypatch.setattr(session, "measure", measure)
     assert micro("-o", "out", "--time", "90").status == 0
     answer = micro("-o", "out", "--resume")
     assert answer.status == 0, answer.err
@@ -146,7 +156,7 @@ def test_going_on_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pyte
 def test_an_unknown_gpu_keeps_the_record(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = record()
     raw["machine"]["gpu"]["name"] = "Imagined 1"
-    monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
+    monkeypatch.setattr(session, "measure", lambda *_, **__: raw)
     answer = micro("-o", "out")
     assert answer.status == 2
     assert '--from: missing: no shipped platform has the GPU "Imagined 1"; name one of ' in answer.err
@@ -158,7 +168,7 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
     def measure(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "measure", measure)
+    monkeypatch.setattr(session, "measure", measure)
     answer = micro("-o", "out")
     assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
     assert not Path("out").exists()

@@ -259,11 +259,11 @@ def test_figures_are_svg_and_always_the_same(figures: ModuleType, runs: tuple[Me
     drawn = figures.drawings(runs)
     names = [one.name for one in drawn]
     assert names == ["measured-scatter.svg", "timeline-1-gpu.svg", "timeline-2-gpus.svg"]
-    assert "plain, 1 GPU(s), holdout set, machine box-2" in drawn[1].about
+    assert "plain, 1 GPU, holdout set, machine box-2" in drawn[1].about
     texts = [one.svg() for one in drawn]
     assert [one.svg() for one in figures.drawings(runs)] == texts
     assert all(ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" for text in texts)
-    assert "plain, 1 GPU(s), holdout set, machine box-2" in texts[1]
+    assert "plain, 1 GPU, holdout set, machine box-2" in texts[1]
 
 
 def test_every_point_is_drawn(figures: ModuleType, runs: tuple[MeasuredRun, ...]) -> None:

@@ -1,2 +1,4 @@
-"""Runs of real ZeRO-3 offload and their records. ``worker``, ``build`` and ``recorders`` belong to
-the child processes; only they may import PyTorch."""
+"""Runs of real ZeRO-3 offload and their records.
+
+``worker``, ``build`` and ``recorders`` belong to the child processes, which alone import PyTorch.
+"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch._dynamo  # before zero.Init: newer torch imports it lazily and then
 import transformers
 from deepspeed.accelerator import get_accelerator
 
+from simoffload.calibration.child import release_memory
 from simoffload.models.families import FAMILIES
 
 __all__ = ["DTYPES", "build", "dtype_of", "engine_config", "forget", "initialize"]
@@ -118,9 +118,4 @@ def forget(engine: Any) -> None:
     """Release all memory of a run, including pinned host memory."""
     with contextlib.suppress(Exception):
         engine.destroy()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        with contextlib.suppress(AttributeError):
-            torch._C._host_emptyCache()  # noqa: SLF001
+    release_memory()

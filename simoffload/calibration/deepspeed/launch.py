@@ -8,18 +8,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload import __version__
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
-from simoffload.calibration.processes import missing_packages, run_ranks
+from simoffload.calibration.processes import missing_packages, run_ranks, thread_environment
 from simoffload.calibration.runs import CalibrationRun
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, plural
 
 __all__ = [
     "NEEDED",
@@ -29,7 +30,6 @@ __all__ = [
     "check",
     "describe",
     "run_cases",
-    "thread_environment",
 ]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
@@ -37,6 +37,7 @@ NEEDED = ("torch", "transformers", "deepspeed")
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
 """The share of host memory that the runs of one set of processes may pin before new processes start."""
+_NOT_STARTED = "was not started: no time left"
 _SPARE = 1.2
 """The required free space as a multiple of the bytes written."""
 
@@ -67,11 +68,12 @@ class Outcome(NamedTuple):
 
 def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Return a text for the user about what will run and what it will write."""
-    lines = [f"{len(cases)} run(s) with DeepSpeed; results go to {settings.folder / RUNS}"]
+    lines = [f"{plural(len(cases), 'run')} with DeepSpeed; results go to {settings.folder / RUNS}"]
     for case in cases:
         writes = f", writes up to {format_bytes(case.swap_bytes)} of swap files" if case.swap_bytes else ""
-        what = f"{case.num_parameters / 1e9:.2f}e9 parameters, {case.ranks} rank(s), offload {case.device}"
-        lines.append(f"  {case.request.name}: {what}{writes}")
+        parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
+        ranks = plural(case.ranks, "rank")
+        lines.append(f"  {case.request.name}: {parameters}, {ranks}, offload {case.device}{writes}")
     if any(case.swap_bytes for case in cases):
         lines.append(f"swap files go to {settings.swap_folder} and are removed afterwards")
     return "\n".join(lines)
@@ -115,7 +117,7 @@ def run_cases(
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
     failed = tuple(
-        (case.request.name, results[index].get("error", "was not started: no time left"))
+        (case.request.name, results[index].get("error", _NOT_STARTED))
         for index, case in enumerate(cases)
         if "passes" not in results[index]
     )
@@ -174,18 +176,13 @@ def _run_all(
     progress: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + settings.seconds
-    for ranks, indices in _groups(cases):
-        remaining = list(indices)
+    for ranks in sorted({case.ranks for case in cases}):
+        remaining = [index for index, case in enumerate(cases) if case.ranks == ranks]
         while remaining and time.monotonic() < deadline:
             batch = _batch(cases, remaining)
-            progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
+            progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
             _run_group(cases, batch, ranks, settings, work_folder, deadline)
             remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
-
-
-def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
-    for ranks in sorted({case.ranks for case in cases}):
-        yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
 
 
 def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
@@ -213,10 +210,7 @@ def _run_group(
     shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
     settings.swap_folder.mkdir(parents=True, exist_ok=True)
     plain = [case_data(index, cases[index], trace=settings.trace) for index in indices]
-    job.write_text(
-        json.dumps({"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)}),
-        encoding="utf-8",
-    )
+    write_json(job, {"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)})
     begun = {"index": indices[0], "at": time.monotonic()}
 
     def in_time() -> bool:
@@ -237,24 +231,14 @@ def _run_group(
     )
     current = work_folder / f"{int(begun['index']):03d}"
     if status is None:
-        current.with_suffix(".failed-time").write_text(json.dumps({"error": "took too long and was stopped"}))
+        write_json(current.with_suffix(".failed-time"), {"error": "took too long and was stopped"})
     elif status and not list(work_folder.glob(f"{current.name}.failed-*")):
         text = f"its process ended with status {status}; see {LOG}"
-        current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
-
-
-def thread_environment(ranks: int) -> dict[str, str]:
-    """Return the OpenMP threads of each rank: an equal share of the cores, unless the environment sets them.
-
-    DeepSpeed's CPU Adam uses all OpenMP threads (its step is a ``parallel for``), and torch.distributed.run
-    sets one per process if there are several and the environment sets none.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
+        write_json(current.with_suffix(".failed-exit"), {"error": text})
 
 
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
-    """A case as the process that runs DeepSpeed reads it."""
+    """Return a case in the form that the process with DeepSpeed reads."""
     request = case.request
     return {
         "index": index,
@@ -300,7 +284,7 @@ def _write(
         "machine": facts,
         "runs": [result for result in results.values() if "passes" in result],
         "failed": [
-            {"name": cases[index].request.name, "error": result.get("error", "was not begun")}
+            {"name": cases[index].request.name, "error": result.get("error", _NOT_STARTED)}
             for index, result in results.items()
             if "passes" not in result
         ],

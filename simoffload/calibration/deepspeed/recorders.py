@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from simoffload.calibration.child import synchronize
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +25,7 @@ __all__ = [
     "StorageLog",
     "energy_counter",
     "gpu_activity",
-    "synchronize",
     "timed_parts",
-    "write_record",
 ]
 
 
@@ -115,19 +114,6 @@ def _cuda() -> Any:
     import torch
 
     return torch.cuda if torch.cuda.is_available() else None
-
-
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if (cuda := _cuda()) is not None:
-        cuda.synchronize()
-
-
-def write_record(path: Path, data: Any) -> None:
-    """Write a record as JSON, so that another process sees it completely or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)
 
 
 def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:

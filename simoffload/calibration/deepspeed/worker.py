@@ -1,7 +1,6 @@
 """The process that runs DeepSpeed: ``python -m simoffload.calibration.deepspeed.worker JOB``.
 
-There is one process per rank. It runs the cases of a job one after the other; rank 0 writes the record of
-each case when it is done, so that nothing is lost when a later one fails.
+There is one process per rank. It runs the cases of a job one after the other.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
+from simoffload.calibration.child import combined, run_in_turn, select_device, synchronize
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.recorders import (
     BACKWARD,
@@ -32,9 +31,7 @@ from simoffload.calibration.deepspeed.recorders import (
     StorageLog,
     energy_counter,
     gpu_activity,
-    synchronize,
     timed_parts,
-    write_record,
 )
 
 __all__ = ["Run", "main"]
@@ -76,10 +73,10 @@ class Run:
         begin = time.perf_counter()
         work()
         synchronize()
-        seconds = time.perf_counter() - begin
-        self.passes.append({"name": name, "repetition": repetition, "seconds": _slowest(seconds)})
+        slowest = combined(time.perf_counter() - begin, "MAX", self._device)
+        self.passes.append({"name": name, "repetition": repetition, "seconds": slowest})
         if self._drawn:
-            self.passes[-1]["gpu_joules"] = _sum(self._drawn() - drawn)
+            self.passes[-1]["gpu_joules"] = combined(self._drawn() - drawn, "SUM", self._device)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -109,7 +106,7 @@ class Run:
                     self.passes[-1]["storage"] = self._storage.stop()
 
     def trace_decode(self, count: int) -> list[dict[str, Any]]:
-        """Traces of the first decode steps of a generation."""
+        """Return traces of the first decode steps of a generation."""
         with torch.no_grad():
             step = self._generation()
             step()
@@ -170,7 +167,7 @@ class Run:
                 self._timed_part(name, repetition, micro_step, part)
 
     def trace_step(self) -> dict[str, Any]:
-        """Traces of the passes of one step by their names."""
+        """Return traces of the passes of one step, by their names."""
         traces: dict[str, Any] = {}
         for micro_step in range(self._micro_steps):
             self._traced_micro_step(micro_step, self._tokens, traces)
@@ -182,7 +179,7 @@ class Run:
 
     @cached_property
     def _tokens(self) -> torch.Tensor:
-        """What every micro-step trains on."""
+        """The tokens on which every micro-step trains."""
         work = self.case["workload"]
         shape = (work["batch_size"], work["sequence_length"])
         return torch.randint(0, self.case["hf_config"]["vocab_size"], shape, device=self._device)
@@ -257,60 +254,30 @@ class Run:
         }
 
 
-def _slowest(seconds: float) -> float:
-    """Return the longest time among the ranks [s]."""
-    return _reduced(seconds, comm.ReduceOp.MAX)
-
-
-def _sum(joules: float) -> float:
-    """Return the energy of the GPUs of all ranks [J]."""
-    return _reduced(joules, comm.ReduceOp.SUM)
-
-
-def _reduced(number: float, operation: comm.ReduceOp) -> float:
-    if comm.get_world_size() == 1:
-        return number
-    value = torch.tensor([number], dtype=torch.float64, device=get_accelerator().current_device_name())
-    comm.all_reduce(value, op=operation)
-    return float(value.item())
-
-
-def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    run = Run(case, nvme_path=job["swap_folder"])
+    run = Run(case, nvme_path=str(swap_folder))
     try:
         run.carry_out()
-        return run.record()
+        record = run.record()
     finally:
         build.forget(run.engine)
+    comm.barrier()
+    if comm.get_rank() == 0:
+        shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)
+    return record
 
 
 def main(job_path: str) -> int:
-    """Run a job; the status is 1 if a case failed, and later cases are then not started."""
+    """Run the cases of a job; the status is 1 if one failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    rank = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
+    select_device()
     deepspeed.init_distributed()
-    folder = Path(job["folder"])
-    for case in job["cases"]:
-        place = folder / f"{case['index']:03d}"
-        if rank == 0:
-            place.with_suffix(".begun").touch()
-        try:
-            record = _carry_out(case, job)
-        except Exception as error:
-            write_record(
-                place.with_suffix(f".failed-{rank}"),
-                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
-            )
-            return 1
-        comm.barrier()
-        if rank == 0:
-            shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
-            write_record(place.with_suffix(".json"), record)
-        comm.barrier()
+    swap_folder = Path(job["swap_folder"])
+    cases = ((f"{case['index']:03d}", partial(_carry_out, case, swap_folder)) for case in job["cases"])
+    if status := run_in_turn(cases, Path(job["folder"])):
+        return status
     with contextlib.suppress(Exception):
         comm.destroy_process_group()
     return 0

@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.deepspeed.launch import thread_environment
 from simoffload.calibration.fsdp.runs import fsdp_runs, tiny_runs
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
-from simoffload.calibration.processes import run_ranks
+from simoffload.calibration.processes import run_ranks, thread_environment
 
 _WORKER = "simoffload.calibration.fsdp.worker"
 _SCHEMA = "simoffload/fsdp-runs/1"
@@ -128,16 +128,11 @@ class _Session:
         runs = [done[key] for key in sorted(done) if key.startswith("case-")]
         if name == "costs":
             more = {key: value for key, value in done.items() if not key.startswith("case-")}
-            self._put("costs.json", {**head, **more, "runs": runs})
+            write_json(self._folder / "costs.json", {**head, **more, "runs": runs})
         else:
             for part in ("fit", "holdout"):
                 selected = [run for run in runs if run["part"] == part]
-                self._put(f"{part}.json", {**head, "runs": selected})
-
-    def _put(self, name: str, data: dict[str, Any]) -> None:
-        partial = self._scratch / name
-        partial.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
-        shutil.move(partial, self._folder / name)
+                write_json(self._folder / f"{part}.json", {**head, "runs": selected})
 
 
 def _shallow(job: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-from simoffload.calibration.deepspeed.recorders import gpu_activity, synchronize
+from simoffload.calibration.child import combined, synchronize
+from simoffload.calibration.deepspeed.recorders import gpu_activity
 from simoffload.models import ModelSpec
 from simoffload.models.families import FAMILIES
 
@@ -160,7 +161,7 @@ class _FsdpTraining:
         work()
         called = time.perf_counter() - begin
         synchronize()
-        seconds = _slowest(time.perf_counter() - begin, self._device)
+        seconds = combined(time.perf_counter() - begin, "MAX", self._device)
         row = {"name": name, "repetition": repetition, "seconds": seconds, "call_seconds": called}
         self.passes.append({**row, **more})
         return seconds
@@ -200,14 +201,6 @@ def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
         mixed_precision=half if settings.get("mixed_precision", True) else None,
         device_id=torch.device(device),
     )
-
-
-def _slowest(seconds: float, device: str) -> float:
-    if dist.get_world_size() == 1:
-        return seconds
-    value = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return float(value.item())
 
 
 def _memory() -> dict[str, Any]:

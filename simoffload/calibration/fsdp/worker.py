@@ -1,19 +1,15 @@
 """The process that measures: ``python -m simoffload.calibration.fsdp.worker JOB``, one per rank.
 
-Rank 0 writes a file for each measurement as soon as it is done. The first failure ends the process; the
-parent starts new ones for the rest.
+The first failure ends the process; the parent then starts new ones for the remaining measurements.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,91 +18,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.deepspeed.recorders import synchronize, write_record
+from simoffload.calibration.child import (
+    release_memory,
+    run_in_turn,
+    select_device,
+    synchronize,
+    value_of_rank_0,
+)
 from simoffload.calibration.fsdp.steps import HookTimes, measured
 from simoffload.calibration.micro.host import thread_counts
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]
 
 _MOST_THREADS = 16
 """The most threads of each rank's optimizer, so that machines with more cores stay comparable."""
-
-
-def _left(deadline: float, device: str) -> float:
-    """Return the time until the deadline [s] by rank 0's clock, so that all ranks decide equally."""
-    value = torch.tensor([deadline - time.time()], dtype=torch.float64, device=device)
-    dist.broadcast(value, 0)
-    return float(value.item())
-
-
-def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[[], Any]]]:
-    """Return the measurements by the name of their file, each with its estimated time [s]."""
-    ranks, quick = dist.get_world_size(), job["quick"]
-    threads = min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // ranks))
-    hooks = HookTimes()
-    items: dict[str, tuple[float, Callable[[], Any]]] = {}
-    if job["adamw"]:
-        rank = dist.get_rank()
-        items["adamw"] = 45.0, lambda: adamw_alone(device, quick=quick) if rank == 0 else None
-        if ranks > 1:
-            items["adamw_together"] = 10.0, lambda: adamw_together(threads, quick=quick)
-    for index, case in enumerate(job["cases"]):
-        work = partial(measured, case, hooks, device, threads=threads)
-        items[f"case-{index:03d}"] = case["seconds"], work
-    return items
-
-
-def main(job_path: str) -> int:
-    """Run a job; the status is 1 if something failed."""
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=torch.device(device))
-    else:
-        dist.init_process_group("gloo")
-    rank, folder = dist.get_rank(), Path(job["folder"])
-    for name, (seconds, work) in _items(job, device).items():
-        if (folder / f"{name}.begun").is_file() or (folder / f"{name}.left-out").is_file():
-            continue
-        if _left(job["deadline"], device) < seconds:
-            if rank == 0:
-                (folder / f"{name}.left-out").touch()
-            continue
-        dist.barrier()  # every rank checks for the file before it is created
-        if rank == 0:
-            (folder / f"{name}.begun").touch()
-        try:
-            record = work()
-        except Exception as error:
-            text = traceback.format_exc()
-            sys.stderr.write(text)
-            write_record(
-                folder / f"{name}.failed-{rank}", {"error": f"{type(error).__name__}: {error}"[:2000]}
-            )
-            sys.stderr.flush()
-            os._exit(1)  # communicators would wait for one another
-        if rank == 0:
-            write_record(folder / f"{name}.json", record)
-        del record
-        gc.collect()
-        if device != "cpu":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            with contextlib.suppress(AttributeError):
-                torch._C._host_emptyCache()  # noqa: SLF001
-        dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
-
-
 _LAYER = 50 << 20
 """The number of parameters of a layer in a model with a few billion."""
 _SIZES = ((4 << 20, 8), (16 << 20, 4), (_LAYER, 2), (200 << 20, 1), (500 << 20, 1))
@@ -196,3 +121,52 @@ def _timed(work: Callable[[], object]) -> dict[str, float]:
         "call_seconds": median(calls),
         "busy_threads": round(median(busy) / max(median(times), 1e-9), 2),
     }
+
+
+def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[[], Any]]]:
+    """Return the measurements by the name of their file, each with its estimated time [s]."""
+    ranks, quick = dist.get_world_size(), job["quick"]
+    threads = min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // ranks))
+    hooks = HookTimes()
+    items: dict[str, tuple[float, Callable[[], Any]]] = {}
+    if job["adamw"]:
+        rank = dist.get_rank()
+        items["adamw"] = 45.0, lambda: adamw_alone(device, quick=quick) if rank == 0 else None
+        if ranks > 1:
+            items["adamw_together"] = 10.0, lambda: adamw_together(threads, quick=quick)
+    for index, case in enumerate(job["cases"]):
+        work = partial(measured, case, hooks, device, threads=threads)
+        items[f"case-{index:03d}"] = case["seconds"], work
+    return items
+
+
+def _cases(job: dict[str, Any], device: str, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the measurements that no earlier process started and that fit into the remaining time."""
+    earlier = {path.stem for path in folder.iterdir() if path.suffix in (".begun", ".left-out")}
+    dist.barrier()  # rank 0 creates such files from here on
+    for name, (seconds, work) in _items(job, device).items():
+        if name in earlier:
+            continue
+        if value_of_rank_0(job["deadline"] - time.time(), device) >= seconds:
+            yield name, work
+            release_memory()
+        elif dist.get_rank() == 0:
+            (folder / f"{name}.left-out").touch()
+
+
+def main(job_path: str) -> int:
+    """Run the measurements of a job; the status is 1 if one failed."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    device = select_device()
+    if device == "cpu":
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("nccl", device_id=torch.device(device))
+    folder = Path(job["folder"])
+    status = run_in_turn(_cases(job, device, folder), folder)
+    sys.stdout.flush()
+    os._exit(status)  # communicators of a failed measurement would wait for one another
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

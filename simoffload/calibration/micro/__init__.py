@@ -1,7 +1,7 @@
-"""Measuring the parts of a machine: links, memories, kernels, storage and the host thread of DeepSpeed.
+"""Measurement of the components of a machine: links, memories, kernels, storage and DeepSpeed's host thread.
 
-``launch`` opens the machine, ``session`` measures its sections in rounds, ``record`` keeps what was found
-(``pooling``: one number of all repetitions; ``noise``: how noisy the host was), and ``fit_*`` and
-``profiles`` make profiles of it: all without PyTorch. ``worker`` and what it imports (``probe``, ``links``,
-``gpu``, ``host``, ``hooks``, ``storage``, ``timing``) run in child processes, which ``workers`` starts.
+``session`` measures the sections of ``plan`` in rounds on the machine of ``bench`` and stores the results in
+``record``; ``noise`` has the statistics for hosts that change their speed. ``fit_*`` and ``profiles`` make
+profiles from the record. None of these imports PyTorch. ``worker`` runs in child processes, where ``gpu``,
+``host``, ``links``, ``hooks`` and ``storage`` measure with the clocks of ``timing``.
 """

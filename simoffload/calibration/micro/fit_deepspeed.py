@@ -18,7 +18,6 @@ from simoffload.calibration.host_costs import (
 from simoffload.calibration.micro.fit_parts import copy_seconds, wait_s
 from simoffload.calibration.micro.fitted import Fitted, rate_text, seconds_text
 from simoffload.calibration.training_costs import fit_training_costs
-from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.hardware.profiles import DeepSpeedCosts
 from simoffload.models import load_model
@@ -46,15 +45,11 @@ def fit_costs(sections: dict[str, Any], machine: Machine) -> dict[str, Fitted]:
     runs = sections.get("hooks", {}).get("runs", [])
     if not any(run["ranks"] == 1 for run in runs):
         return {}
-    try:
-        fit = fit_hooks(sections, machine)
-    except ValueError as error:
-        text = f"sections.hooks: {error}; measure with the versions of docs/CALIBRATION.md, or --skip hooks"
-        raise InputError((Problem("micro.json", None, None, "", text),)) from None
+    fit = fit_hooks(sections, machine)
     ranks = sorted({run["ranks"] for run in runs})
     what = (
         "decode steps of small OPT, BLOOM and Llama models under ZeRO-3, module by module, on "
-        f"{', '.join(map(str, ranks))} rank(s); least absolute residuals over the events that DeepSpeed's "
+        f"{_ranks_text(ranks)}; least absolute residuals over the events that DeepSpeed's "
         f"coordinator makes, scaled to whole steps (mean residual of a small model's step "
         f"{fit.mean_residual:.1%}), then x {REAL_MODELS} for models of real size"
     )
@@ -63,6 +58,10 @@ def fit_costs(sections: dict[str, Any], machine: Machine) -> dict[str, Fitted]:
         for key, value in fit.values.items()
         if key in DeepSpeedCosts.model_fields
     }
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    return f"{', '.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"
 
 
 def fit_hooks(sections: dict[str, Any], machine: Machine) -> HostCosts:
@@ -142,11 +141,11 @@ def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fit
     if not runs:
         return {}
     fit = fit_training_costs((run, training_plan_of(run, machine)) for run in runs)
-    ranks = ", ".join(map(str, sorted({run["ranks"] for run in runs})))
+    ranks = sorted({run["ranks"] for run in runs})
     scaled = f", then x {fit.factor} for models of real size" if fit.factor != 1 else ""
     what = (
-        f"phases of training steps of small OPT, BLOOM and Llama models under ZeRO-3 on {ranks} rank(s); "
-        f"least absolute residuals (mean {fit.mean_residual:.1%})"
+        "phases of training steps of small OPT, BLOOM and Llama models under ZeRO-3 on "
+        f"{_ranks_text(ranks)}; least absolute residuals (mean {fit.mean_residual:.1%})"
     )
     return {
         key: Fitted(

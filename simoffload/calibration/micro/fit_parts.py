@@ -155,8 +155,8 @@ def _costlier(sections: Sections, rate: float) -> Iterator[tuple[str, Fitted]]:
         ]
         if slowed:
             found, what = slowed[-1]
-            told = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
-            yield key, Fitted(round(rate / found, 3), told, 1)
+            source = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
+            yield key, Fitted(round(rate / found, 3), source, 1)
 
 
 def _together(

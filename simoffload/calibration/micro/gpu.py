@@ -1,4 +1,4 @@
-"""What the GPU does by itself: its memory, kernels, matrix products and attention (child process only)."""
+"""The GPU alone: its memory, kernels, matrix products and attention (child process only)."""
 
 from __future__ import annotations
 
@@ -13,34 +13,68 @@ from torch.nn.functional import linear, scaled_dot_product_attention, softmax
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import MeasurementJob, busy_seconds, call_seconds, stream_seconds
 
-__all__ = ["measure_attention", "measure_kernels", "measure_matmul", "measure_memory"]
+__all__ = ["gpu_facts", "measure_attention", "measure_kernels", "measure_matmul", "measure_memory"]
 
 _COPIED = [16 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30]
-"""[B]"""
+"""[B] Sizes of copies within GPU memory."""
 _NARROW = 64
 _ROWS = 4
 _ELEMENTWISE = [64 << 20, 256 << 20, 1 << 30]
 _TOKENS = [1, 8, 64, 512, 4096, 16384]
 _QUICK_TOKENS = [1, 512, 4096]
 _MAIN = ("bfloat16", "linear")
-"""Type and form that profiles are made of; the others are measured once, and for fewer tokens."""
+"""Data type and form that profiles use; others are measured in one round, for fewer tokens."""
 _CACHED = 256 << 20
-"""[B] of weights that are cycled through, so that none is found in the L2 cache."""
+"""[B] Size of the weights that are used in turn, so that none is in the L2 cache."""
 _MOST_FLOPS = 1.5e13
 _MOST_BYTES = 12 << 30
 _REST = 0.01
-"""[s] before each measurement: back to back, power lowers the GPU's clock as it is not when layers wait."""
+"""[s] Pause before each measurement; without it the power limit lowers the clock, unlike in offloading."""
 _BATCHES = [1, 16]
 _CONTEXTS = [64, 512, 2048]
 _MOST_SCORES = 20e9
 
 
+def gpu_facts(_job: MeasurementJob) -> dict[str, Any]:
+    """Return the versions of PyTorch, CUDA and NCCL, and the GPUs; None without a GPU."""
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "gpu": _gpu(),
+    }
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    version: Any = torch.cuda.nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _gpu() -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    properties: Any = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory": properties.total_memory,
+        "l2": getattr(properties, "L2_cache_size", None),
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+    }
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
 def measure_memory(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of a copy within GPU memory, by the bytes copied (each is read and written)."""
+    """Measure copies and additions within GPU memory by size; each byte is read and written."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     free = torch.cuda.mem_get_info()[0]
-    found = []
+    rows = []
     for size in _COPIED:
         if 4 * size > free // 2:
             continue
@@ -55,28 +89,28 @@ def measure_memory(job: MeasurementJob) -> dict[str, Any]:
             at = index % len(targets)
             return torch.add(sources[at], 1, out=targets[at])
 
-        found.append({"bytes": size, "copy_seconds": busy_seconds(copy), "add_seconds": busy_seconds(add)})
-    return {"within": found}
+        rows.append({"bytes": size, "copy_seconds": busy_seconds(copy), "add_seconds": busy_seconds(add)})
+    return {"within": rows}
 
 
 # -- kernels ------------------------------------------------------------------------------------
 
 
 def _rms_norm(x: Any, weight: Any) -> Any:
-    """RMSNorm in single precision, as eager code of Llama spells it."""
+    """Compute RMSNorm in single precision, as in the eager code of Llama."""
     wide = x.to(torch.float32)
     mean = wide.pow(2).mean(-1, keepdim=True)
     return weight * (wide * torch.rsqrt(mean + 1e-6)).to(x.dtype)
 
 
 def _host_calls(device: str) -> dict[str, list[float]]:
-    """[s] of the host thread per call of small operations and modules."""
+    """Return the time of the host thread per call of small operations and modules [s]."""
     kind = torch.bfloat16
     nn = torch.nn
     x = torch.ones(_ROWS, _NARROW, device=device, dtype=kind)
     weight = torch.ones(_NARROW, device=device, dtype=kind)
-    words = torch.zeros(_ROWS, 1, device=device, dtype=torch.long)
-    made: dict[str, Any] = {
+    tokens = torch.zeros(_ROWS, 1, device=device, dtype=torch.long)
+    modules: dict[str, Any] = {
         "linear": nn.Linear(_NARROW, _NARROW, bias=False, device=device, dtype=kind),
         "linear+bias": nn.Linear(_NARROW, _NARROW, device=device, dtype=kind),
         "layer_norm": nn.LayerNorm(_NARROW, device=device, dtype=kind),
@@ -86,12 +120,12 @@ def _host_calls(device: str) -> dict[str, list[float]]:
     }
     embedding = nn.Embedding(_NARROW, _NARROW, device=device, dtype=kind)
     with torch.no_grad():
-        found = {name: call_seconds(partial(module, x)) for name, module in made.items()}
-        found["embedding"] = call_seconds(lambda: embedding(words))
-        found["rms_norm"] = call_seconds(lambda: _rms_norm(x, weight), count=20)
-        found["add"] = call_seconds(lambda: torch.add(x, 1))
-        found["view"] = call_seconds(lambda: x.view(-1))
-    return found
+        times = {name: call_seconds(partial(module, x)) for name, module in modules.items()}
+        times["embedding"] = call_seconds(lambda: embedding(tokens))
+        times["rms_norm"] = call_seconds(lambda: _rms_norm(x, weight), count=20)
+        times["add"] = call_seconds(lambda: torch.add(x, 1))
+        times["view"] = call_seconds(lambda: x.view(-1))
+    return times
 
 
 def _plus_one(source: Any, _: int) -> object:
@@ -99,7 +133,7 @@ def _plus_one(source: Any, _: int) -> object:
 
 
 def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
-    """GPU time of the smallest kernels, host time of calls, rate of large elementwise work."""
+    """Measure the GPU time of the smallest kernels, the host time of calls, and large elementwise kernels."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     small = torch.ones(256, device=job.device)
@@ -122,10 +156,10 @@ def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
 
 
 def measure_matmul(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of y = x·Wᵀ by data type, form, shape and tokens.
+    """Measure y = x·Wᵀ by data type, form, shape and tokens.
 
-    All shapes in bfloat16 without bias; the first few (``job.data["matmul_variants"]``) also in float16,
-    with bias, and spelled with ``@``.
+    All shapes are measured in bfloat16 without bias; those in ``job.data["matmul_variants"]`` also in
+    float16, with bias, and as the operator ``@``.
     """
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
@@ -156,8 +190,8 @@ def _shape(job: MeasurementJob, inner: int, outer: int, *, dtype: str, form: str
     points = []
     for tokens in _QUICK_TOKENS if job.quick or (dtype, form) != _MAIN else _TOKENS:
         flops = 2 * tokens * inner * outer
-        moved = size + 2 * tokens * (inner + outer)
-        if flops > _MOST_FLOPS or moved > _MOST_BYTES:
+        traffic = size + 2 * tokens * (inner + outer)
+        if flops > _MOST_FLOPS or traffic > _MOST_BYTES:
             continue
         x = torch.randn(tokens, inner, device=job.device, dtype=kind)
         call = _form(form, x, weights, bias)
@@ -171,7 +205,7 @@ def _shape(job: MeasurementJob, inner: int, outer: int, *, dtype: str, form: str
                 "out": outer,
                 "tokens": tokens,
                 "flops": flops,
-                "bytes": moved,
+                "bytes": traffic,
                 "seconds": busy_seconds(call, budget=0.006, repetitions=2),
             }
         )
@@ -189,7 +223,7 @@ def _form(form: str, x: Any, weights: list[Any], bias: Any) -> Callable[[int], o
 
 
 def measure_attention(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of scores, softmax and values by family, heads, batch, new tokens and context."""
+    """Measure scores, softmax and values by family, heads, batch, new tokens and context."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     points: list[dict[str, Any]] = []
@@ -246,7 +280,7 @@ def _point(
 
 
 def _repeated(tensor: Any, groups: int) -> Any:
-    """Keys or values of shared heads, written out once for each query head."""
+    """Return keys or values of shared heads, copied for each query head."""
     if groups == 1:
         return tensor
     batch, heads, length, width = tensor.shape
@@ -262,7 +296,7 @@ def _eager(query: Any, key: Any, value: Any, mask: Any) -> Any:
 
 
 def _bloom(query: Any, key: Any, value: Any, *, slopes: Any, mask: Any) -> Any:
-    """Positions enter as an addend of the product of queries and keys."""
+    """Compute the attention of BLOOM, which adds positions to the product of queries and keys."""
     batch, new, context = mask.shape[0], mask.shape[2], mask.shape[3]
     scale = query.shape[-1] ** -0.5
     scores = slopes.baddbmm(query, key.transpose(1, 2), beta=1.0, alpha=scale)

@@ -1,6 +1,6 @@
 """Decode and training steps of small models under ZeRO-3, part by part (child process only).
 
-A model is built in its first round and kept: in every round it makes some steps.
+A model is built in its first round and kept; every round measures a few of its steps.
 """
 
 from __future__ import annotations
@@ -18,57 +18,59 @@ from simoffload.calibration.micro.timing import MeasurementJob
 __all__ = ["measure_decode", "measure_training"]
 
 _WARM_UP = 4
-"""Passes of a new model that are not counted: DeepSpeed records the order of modules in the first."""
+"""The number of untimed passes of a new model; DeepSpeed records the order of modules in the first one."""
 _WARM_UP_AGAIN = 2
+"""The number of untimed passes of a model in later rounds."""
 _PASSES = 7
-"""Passes of a generation that are timed: the prefill and decode steps."""
+"""The number of timed passes of a generation: the prefill and decode steps."""
 _TRACED = 2
-"""Decode steps that are traced module by module."""
+"""The number of decode steps that are traced module by module."""
 _WARM_UP_STEPS = 2
-"""Micro-steps of a new model that are not counted, as whole steps."""
+"""The number of untimed micro-steps of a new model, in complete steps."""
 _MICRO_STEPS = 2
-"""Micro-steps that are timed in each round, as whole steps."""
+"""The number of timed micro-steps in each round, in complete steps."""
 _MODULE_TIMES = ("module", "fetch", "fetched", "launched", "released")
 
 
 def measure_decode(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of decode steps, and traces of some, of every small model of inference."""
+    """Measure decode steps of every small model for inference, and trace some of them."""
     return _measured(job, _decode, "runs")
 
 
 def measure_training(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of the passes of training steps of every small model that is trained."""
+    """Measure the passes of training steps of every small model for training."""
     return _measured(job, _train, "training")
 
 
 def _measured(
     job: MeasurementJob, steps: Callable[[MeasurementJob, Run, bool], dict[str, Any]], part: str
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {part: [], "held_back": [], "failed": [], "left_out": []}
-    for case, run, new in _models(job, part, found):
+    results: dict[str, Any] = {part: [], "held_back": [], "failed": [], "left_out": []}
+    for case, run, new in _models(job, part, results):
         run.passes.clear()
         record = run.record()
-        kept = {key: record[key] for key in ("name", "model", "workload", "ranks", "ds_config", "attention")}
+        keys = ("name", "model", "workload", "ranks", "ds_config", "attention")
+        result = {key: record[key] for key in keys}
         if part == "training":
-            kept["threads"] = record["threads"]
+            result["threads"] = record["threads"]
         begin = time.perf_counter()
-        kept |= steps(job, run, new)
-        if new:  # what a first round takes longer, for the expected times in plan.py
-            kept["building_s"] = record["loading_s"]
-            kept["first_round_s"] = round(time.perf_counter() - begin, 3)
-        found["held_back" if case["held_back"] else part].append(kept)
-    return found
+        result |= steps(job, run, new)
+        if new:  # the additional times of a first round, for the expected times in plan.py
+            result["building_s"] = record["loading_s"]
+            result["first_round_s"] = round(time.perf_counter() - begin, 3)
+        results["held_back" if case["held_back"] else part].append(result)
+    return results
 
 
 def _models(
-    job: MeasurementJob, part: str, found: dict[str, Any]
+    job: MeasurementJob, part: str, results: dict[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Run, bool]]:
-    """Cases with their models, and whether a model is new; those that cannot be built are noted."""
+    """Yield cases with their models and whether a model is new; note those that are left out or fail."""
     built: dict[str, Run | None] = job.kept.setdefault(part, {})
     for case in job.data["cases"]:
         name = case["name"]
         if not job.in_time():
-            found["left_out"].append(name)
+            results["left_out"].append(name)
             continue
         new = name not in built
         if new:
@@ -79,7 +81,7 @@ def _models(
                     raise
                 sys.stderr.write(traceback.format_exc())
                 built[name] = None
-                found["failed"].append({"name": name, "error": f"{type(error).__name__}: {error}"[:300]})
+                results["failed"].append({"name": name, "error": f"{type(error).__name__}: {error}"[:300]})
         run = built[name]
         if run is not None:
             yield case, run, new
@@ -88,7 +90,7 @@ def _models(
 def _built(case: Mapping[str, Any]) -> Run:
     run = Run(case, nvme_path="")
     gc.collect()
-    gc.freeze()  # what was built stays: no later collection, of which DeepSpeed asks for many, visits it
+    gc.freeze()  # DeepSpeed starts many collections, which then do not visit the model
     return run
 
 

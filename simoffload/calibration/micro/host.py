@@ -1,4 +1,4 @@
-"""The host's memory and cores: copies, pinning, and DeepSpeed's optimizer step (child process only)."""
+"""The host's thread, memory and cores: probes, copies, and DeepSpeed's optimizer (child process only)."""
 
 from __future__ import annotations
 
@@ -7,34 +7,121 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from statistics import quantiles
 from typing import Any
 
 import torch
 
+from simoffload.calibration.child import synchronize
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import MeasurementJob, seconds_by_rank
 
-__all__ = ["compile_operations", "measure_adam", "measure_adam_together", "measure_memory", "thread_counts"]
+__all__ = [
+    "HostProbe",
+    "compile_operations",
+    "measure_adam",
+    "measure_adam_together",
+    "measure_memory",
+    "probe_host",
+    "thread_counts",
+]
 
 _GIB = 1 << 30
 _PARAMETERS = 256 << 20
-"""Four tensors of 1 GiB, far more than caches hold (320 MB on an Emerald Rapids)."""
+"""The number of parameters of a step: four tensors of 1 GiB, far more than caches hold (320 MB on an Emerald
+Rapids)."""
 _TOGETHER_S = 0.3
-"""[s] that each repetition takes about where there are several processes."""
+"""[s] Approximate time of a repetition with several processes."""
 _REPETITIONS = 2
 _THREADS = (1, 2, 4, 8, 16)
 _ADAM = "adam"
-"""What is kept between rounds: parameters with a gradient and states, and their optimizer."""
+"""The key under which parameters and their optimizer are kept between rounds."""
+
+
+# -- the thread -----------------------------------------------------------------------------------
+
+_PROBE_CALLS = 20
+"""The number of calls in a repetition, which takes a few tenths of a millisecond.
+
+An interrupt then affects one short repetition only."""
+_PROBE_WIDTH = 64
+_PROBE_DEPTH = 8
+
+
+class HostProbe:
+    """A timer of four kinds of calls that offloading makes all the time, in many short repetitions.
+
+    "launch" is a small operation in place, "module" the call of a module that does nothing, "hooks" the
+    same with a hook before and after it, "autograd" one operation of a small graph, forward and backward.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._x = torch.ones(_PROBE_WIDTH, device=device)
+        self._weight = torch.ones(_PROBE_WIDTH, device=device, requires_grad=True)
+        self._plain, self._hooked = torch.nn.Identity(), torch.nn.Identity()
+        self._hooked.register_forward_pre_hook(lambda _module, _inputs: None)
+        self._hooked.register_forward_hook(lambda _module, _inputs, _output: None)
+        self._kinds: dict[str, tuple[Callable[[], object], int]] = {
+            "launch": (lambda: self._x.mul_(1.0), 1),
+            "module": (lambda: self._plain(self._x), 1),
+            "hooks": (lambda: self._hooked(self._x), 1),
+            "autograd": (self._graph, 2 * _PROBE_DEPTH),
+        }
+        self.measure(0.2)  # the first calls load kernels
+
+    def _graph(self) -> None:
+        y = self._weight
+        for _ in range(_PROBE_DEPTH):
+            y = y * self._weight
+        y.sum().backward()
+        self._weight.grad = None
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """Return quantiles of the time per call of each kind [s]; the kinds alternate for ``seconds`` [s]."""
+        times: dict[str, list[float]] = {kind: [] for kind in self._kinds}
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < seconds or len(times["launch"]) < 2:
+            for kind, (call, count) in self._kinds.items():
+                calls = max(1, _PROBE_CALLS // count)
+                synchronize()
+                start = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                times[kind].append((time.perf_counter() - start) / (calls * count))
+        synchronize()
+        taken = time.perf_counter() - begin
+        return {
+            "seconds": round(taken, 3),
+            "calls": {kind: _quantiles(samples) for kind, samples in times.items()},
+        }
+
+
+def _quantiles(samples: list[float]) -> dict[str, float]:
+    cuts = quantiles(samples, n=20, method="inclusive")
+    shown = {"p10": cuts[1], "p25": cuts[4], "p50": cuts[9], "p75": cuts[14], "p90": cuts[17]}
+    return {"repetitions": len(samples), **{name: float(f"{value:.4g}") for name, value in shown.items()}}
+
+
+def probe_host(job: MeasurementJob) -> dict[str, Any]:
+    """Probe the host for the time that the job states."""
+    probe = job.kept.get("probe")
+    if probe is None:
+        probe = job.kept["probe"] = HostProbe(job.device)
+    result: dict[str, Any] = probe.measure(job.data["duration"])
+    return result
+
+
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def thread_counts(*counts: int) -> list[int]:
-    """Those counts that the machine has cores for, and all its cores."""
+    """Return the counts up to the number of cores of the machine, and that number."""
     cores = len(os.sched_getaffinity(0))
     return sorted({count for count in counts if count <= cores} | {cores})
 
 
 def _repeated(work: Callable[[], object], repetitions: int = _REPETITIONS) -> list[float]:
-    """[s] of each repetition."""
+    """Return the time of each repetition [s]."""
     times = []
     for _ in range(repetitions):
         begin = time.perf_counter()
@@ -44,7 +131,7 @@ def _repeated(work: Callable[[], object], repetitions: int = _REPETITIONS) -> li
 
 
 def measure_memory(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of a copy of one buffer to another, by threads; of allocating pinned memory, by size."""
+    """Measure copies between two buffers by threads, and in the first round allocations of pinned memory."""
     size = _GIB // 4 if job.quick else _GIB
     source = torch.ones(size, dtype=torch.uint8)
     target = torch.zeros(size, dtype=torch.uint8)
@@ -55,14 +142,14 @@ def measure_memory(job: MeasurementJob) -> dict[str, Any]:
         target.copy_(source)
         copies.append({"threads": threads, "bytes": size, "seconds": _repeated(lambda: target.copy_(source))})
     torch.set_num_threads(before)
-    found: dict[str, Any] = {"copies": copies}
+    results: dict[str, Any] = {"copies": copies}
     if job.device != "cpu" and job.data["round"] == 1:
-        found["pinning"] = [_pinned(part) for part in (64 << 20, size)]
-    return found
+        results["pinning"] = [_pinned(part) for part in (64 << 20, size)]
+    return results
 
 
 def _pinned(size: int) -> dict[str, Any]:
-    """The first allocation of this size; PyTorch keeps freed blocks for later ones."""
+    """Time the first allocation of a size; PyTorch keeps released blocks for later ones."""
 
     def allocate() -> object:
         return torch.empty(size + 4096, dtype=torch.uint8, pin_memory=True)
@@ -74,7 +161,7 @@ def _pinned(size: int) -> dict[str, Any]:
 
 
 def compile_operations(job: MeasurementJob) -> dict[str, Any]:
-    """Compile what DeepSpeed compiles at its first use, or load it; what cannot be is skipped later on."""
+    """Compile or load the operations that DeepSpeed compiles at their first use, and ignore failures."""
     begin = time.perf_counter()
     try:
         from deepspeed.ops import op_builder
@@ -92,12 +179,12 @@ def compile_operations(job: MeasurementJob) -> dict[str, Any]:
 
 
 def measure_adam(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of one step by threads, and with all of them of the work around it.
+    """Measure a step of Adam by threads, and with all threads the work around it.
 
     Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
     memory or into pinned memory (deepspeed/runtime/zero/stage3.py, ``unscale_and_clip_grads`` and
-    ``_reassign_or_swap_out_partitioned_parameters``). On their way to the GPU they are rounded into memory
-    that is new each time.
+    ``_reassign_or_swap_out_partitioned_parameters``). Before a copy to the GPU they are rounded into newly
+    allocated memory.
     """
     parameter, optimizer, around = _prepared(job)
     before = torch.get_num_threads()
@@ -115,7 +202,7 @@ def measure_adam(job: MeasurementJob) -> dict[str, Any]:
 
 
 def measure_adam_together(job: MeasurementJob) -> dict[str, Any]:
-    """The same while all ranks do it at once, each with its share of the cores; one value per rank."""
+    """Measure a step of Adam and the work around it on all ranks at once, which share the cores equally."""
     parameter, optimizer, around = _prepared(job)
     threads = max(1, thread_counts()[-1] // job.ranks)
     before = torch.get_num_threads()
@@ -131,8 +218,10 @@ def measure_adam_together(job: MeasurementJob) -> dict[str, Any]:
 
 
 def _prepared(job: MeasurementJob) -> tuple[torch.nn.Parameter, Any, dict[str, Callable[[], object]]]:
-    """Parameters with a gradient, DeepSpeed's optimizer, and the work around it, as an earlier round left
-    them or new; a first step makes the states."""
+    """Return parameters with a gradient, DeepSpeed's optimizer and the work around it.
+
+    They are kept for later rounds. The first step allocates the states.
+    """
     if _ADAM in job.kept:
         kept: tuple[torch.nn.Parameter, Any, dict[str, Callable[[], object]]] = job.kept[_ADAM]
         return kept
@@ -154,14 +243,14 @@ def _prepared(job: MeasurementJob) -> tuple[torch.nn.Parameter, Any, dict[str, C
 
 
 def _use(threads: int) -> None:
-    """PyTorch may bring an OpenMP library of its own, while the compiled step uses the system's."""
+    """Set the threads of PyTorch's OpenMP library, and of the system's, which compiled steps use."""
     torch.set_num_threads(threads)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)
 
 
 def _around(parameter: torch.nn.Parameter, job: MeasurementJob) -> dict[str, Callable[[], object]]:
-    """What a step does besides Adam, over as many elements."""
+    """Return the work of a step around Adam, on as many elements."""
     source, gradient = parameter.data, parameter.grad
     assert gradient is not None
     rounded = torch.empty_like(source, dtype=torch.bfloat16)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simoffload.calibration.child import synchronize
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import (
     MeasurementJob,
@@ -17,7 +18,6 @@ from simoffload.calibration.micro.timing import (
     repeats,
     seconds_by_rank,
     stream_seconds,
-    synchronize,
 )
 
 __all__ = ["measure_collectives", "measure_copies", "measure_copies_together"]
@@ -25,21 +25,21 @@ __all__ = ["measure_collectives", "measure_copies", "measure_copies_together"]
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST = 1 << 30
 _SIZES = [4**power * _KIB for power in range(1, 10)] + [_LARGEST]
-"""[B] 4 KiB to 256 MiB by powers of four, and 1 GiB."""
+"""[B] Sizes of copies: 4 KiB to 256 MiB by powers of four, and 1 GiB."""
 _BOTH = [64 * _MIB, 256 * _MIB]
 _TOGETHER = [4 * _MIB, 64 * _MIB, 512 * _MIB]
 _ASYNC_CALLS = 8
-"""Asynchronous copies in flight while their calls are timed."""
+"""The largest number of asynchronous copies in flight while their calls are timed."""
 _BUDGET = 0.02
-"""[s] of the copies of one size that are queued."""
+"""[s] Time of the queued copies of one size."""
 _GATHERED = [32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30]
-"""[B] of the whole tensor, all ranks together."""
+"""[B] Sizes of the gathered tensor."""
 _QUEUED = 0.08
-"""[s] of the collectives of one size that are queued."""
+"""[s] Time of the queued collectives of one size."""
 
 
 def _slices(buffer: Any, size: int) -> Callable[[], Any]:
-    """Parts of a buffer, one behind the other, so that small copies do not come from the CPU's cache."""
+    """Return a function that returns the parts of a buffer in turn, which the CPU's cache does not hold."""
     count = min(1024, buffer.numel() // size)
     parts = cycle([buffer.narrow(0, index * size, size) for index in range(count)])
     return lambda: next(parts)
@@ -53,7 +53,7 @@ def _host_buffer(size: int, *, pinned: bool) -> Any:
 def _copy(
     job: MeasurementJob, host: Callable[[], Any], on_gpu: Any, *, to_device: bool
 ) -> Callable[[], object]:
-    """An asynchronous copy: to a fresh allocation of the GPU, as DeepSpeed makes it, or to a host buffer."""
+    """Return an asynchronous copy: to newly allocated GPU memory, as in DeepSpeed, or to a host buffer."""
     if to_device:
         return lambda: host().to(job.device, non_blocking=True)
     return lambda: host().copy_(on_gpu, non_blocking=True)
@@ -68,10 +68,10 @@ def _blocking(
 
 
 def measure_copies(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds and host times by size, pinned and pageable, in each direction and in both at once."""
+    """Measure copies by size, with pinned and pageable memory, in each direction and in both at once."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for pinned in (True, False):
         buffer = _host_buffer(_LARGEST, pinned=pinned)
         for size in _SIZES:
@@ -81,7 +81,7 @@ def measure_copies(job: MeasurementJob) -> dict[str, Any]:
                 blocking = _blocking(job, host, on_gpu, to_device=to_device)
                 large = size > _BOTH[0]
                 count = 1 if large else repeats(copy, budget=_BUDGET, least=2, most=400)
-                found.append(
+                rows.append(
                     {
                         "direction": "h2d" if to_device else "d2h",
                         "pinned": pinned,
@@ -99,14 +99,14 @@ def measure_copies(job: MeasurementJob) -> dict[str, Any]:
             both = [_both_ways(job, buffer, size) for size in _BOTH]
         del buffer
     return {
-        "alone": found,
+        "alone": rows,
         "both_ways": both,
-        "synchronize_seconds": blocking_seconds(synchronize, count=50),
+        "synchronize_seconds": blocking_seconds(torch.cuda.synchronize, count=50),
     }
 
 
 def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
-    """Seconds per copy in each direction while the other direction is busy, and alone on the same streams."""
+    """Time copies in each direction while the other direction is busy, and alone on the same streams."""
     half = buffer.numel() // 2
     host_in, host_out = _slices(buffer.narrow(0, 0, half), size), _slices(buffer.narrow(0, half, half), size)
     inward, outward = (torch.empty(size, dtype=torch.uint8, device=job.device) for _ in range(2))
@@ -134,19 +134,19 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
     together = [run(down=True, up=True) for _ in range(2)]
     return {
         "bytes": size,
-        "h2d_seconds": [one[0] for one in together],
-        "d2h_seconds": [one[1] for one in together],
+        "h2d_seconds": [times[0] for times in together],
+        "d2h_seconds": [times[1] for times in together],
         "h2d_alone_seconds": [run(down=True, up=False)[0] for _ in range(2)],
         "d2h_alone_seconds": [run(down=False, up=True)[1] for _ in range(2)],
     }
 
 
 def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds per copy on each GPU while all ranks copy at once; one value per rank."""
+    """Measure copies of all ranks at once by size and direction, with one value for each rank."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     duration = 0.05 if job.quick else 0.1
-    found = []
+    rows = []
     for pinned in (True, False):
         buffer = _host_buffer(_TOGETHER[-1], pinned=pinned)
         for size in _TOGETHER:
@@ -155,37 +155,37 @@ def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
                 copy = _copy(job, host, on_gpu, to_device=to_device)
                 seconds = seconds_by_rank(job, copy, duration=duration)
                 direction = "h2d" if to_device else "d2h"
-                found.append({"direction": direction, "pinned": pinned, "bytes": size, "seconds": seconds})
+                rows.append({"direction": direction, "pinned": pinned, "bytes": size, "seconds": seconds})
         del buffer
-    return {"together": found}
+    return {"together": rows}
 
 
 # -- among GPUs ---------------------------------------------------------------------------------
 
 
 def measure_collectives(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds per call queued one behind the other, and of the host per call, by total size."""
+    """Measure all-gathers and reduce-scatters in a queue by total size, and the host time of their calls."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    found = []
+    rows = []
     for size in _GATHERED:
         numel = size // 2 // job.ranks * job.ranks
-        whole = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
+        full = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
         part = torch.empty(numel // job.ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
 
-        def gather(whole: Any = whole, part: Any = part) -> object:
-            return dist.all_gather_into_tensor(whole, part)
+        def gather(full: Any = full, part: Any = part) -> object:
+            return dist.all_gather_into_tensor(full, part)
 
-        def scatter(whole: Any = whole, part: Any = part) -> object:
-            return dist.reduce_scatter_tensor(part, whole)
+        def scatter(full: Any = full, part: Any = part) -> object:
+            return dist.reduce_scatter_tensor(part, full)
 
         for name, call in (("all_gather", gather), ("reduce_scatter", scatter)):
-            found.append({"operation": name, "bytes": 2 * numel, **_timed(job, call)})
-    return {"calls": found}
+            rows.append({"operation": name, "bytes": 2 * numel, **_timed(job, call)})
+    return {"calls": rows}
 
 
 def _timed(job: MeasurementJob, call: Callable[[], object]) -> dict[str, list[float]]:
-    """All ranks make the same number of calls, or the collectives would not meet."""
+    """Time a collective; all ranks make the same number of calls, as collectives require."""
     for _ in range(3):
         call()
     synchronize()

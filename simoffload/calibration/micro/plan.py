@@ -1,98 +1,130 @@
-"""What is to be measured: sections, on how many processes each, how often, and the shapes of known models."""
+"""The plan of a measurement: sections, their processes and rounds, and the shapes of known models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape, load_model
 
 __all__ = [
     "RANKS",
     "SECTIONS",
-    "WORKS",
+    "SECTION_PLANS",
     "Context",
+    "MeasurementRequest",
     "MeasurementSection",
+    "SectionPlan",
     "SkippedError",
-    "Work",
     "attention_shapes",
-    "lacking",
     "matmul_shapes",
     "matmul_variants",
+    "missing_sections",
     "ranks_of",
+    "refusal",
 ]
 
 
+class MeasurementRequest(NamedTuple):
+    """A request for a measurement, as the user stated it."""
+
+    sections: tuple[str, ...]
+    """The names of the sections to measure, of ``SECTIONS``."""
+    gpus: int | None
+    """The number of GPUs to use; None for all."""
+    storage: Path | None
+    """The folder in which storage is measured."""
+    storage_size: int | None
+    """[B] Size of the files that are written; None for 2 GiB or a quarter of the free space."""
+    quick: bool
+    """Whether to measure one round with fewer points."""
+    record: Path | None = None
+    """The file that is rewritten after every section, so that a run that ends early loses nothing."""
+    seconds: float | None = None
+    """[s] Time limit of the measurement; None for the usual time."""
+    resumed: Mapping[str, Any] | None = None
+    """The record of an earlier run that this one continues."""
+
+
+def refusal(option: str, message: str) -> InputError:
+    """Return an InputError about an option of the command line."""
+    return InputError((Problem(option, None, None, "", message),))
+
+
 class SkippedError(Exception):
-    """A section cannot be measured here, or failed; its text says why."""
+    """A section cannot be measured on this machine, or failed; the text of the exception is the reason."""
 
 
 class Context(NamedTuple):
-    """What a section is told when it is to measure."""
+    """The circumstances of one measurement of a section."""
 
     round: int
-    """1 for the first round."""
+    """The number of the round, counted from 1."""
     again: int
-    """How often the section was measured in this round before."""
+    """The number of earlier measurements of the section in this round."""
     seconds: float
-    """[s] that it may take; it then hands back what it has."""
+    """[s] Time limit, after which the section returns the results that it has."""
 
 
 class MeasurementSection(NamedTuple):
-    """A part of the measurement, carried out in several rounds."""
+    """A section of the measurement on this machine, which is measured in several rounds."""
 
     name: str
-    """Its key in the record."""
+    """The key of the section in the record."""
     run: Callable[[Context], Mapping[str, Any]]
-    """Measures and returns what was found. Raises SkippedError."""
+    """The function that measures and returns the results. It raises SkippedError."""
     seconds: float
-    """[s] that a round takes about."""
+    """[s] Expected time of a round."""
     building: float = 0.0
-    """[s] that the first round takes longer."""
+    """[s] Additional time of the first round."""
     rounds: tuple[int, ...] = (1, 2, 3)
-    """The rounds that it is measured in."""
+    """The rounds in which the section is measured."""
     host: bool = True
-    """Whether a slow host thread changes what is found; times that the GPU takes by itself do not change."""
+    """Whether a slow host thread changes the results; times that depend on the GPU alone do not change."""
 
 
-class Work(NamedTuple):
-    """A section as the worker knows it."""
+class SectionPlan(NamedTuple):
+    """The plan of a section on any machine."""
 
     section: str
-    """The name that the user gives it."""
-    process: Literal["plain", "deepspeed", "apart"]
-    """DeepSpeed replaces functions of PyTorch and so has a process of its own, as has what may crash."""
+    """The name of the section on the command line."""
+    process: Literal["plain", "deepspeed", "separate"]
+    """The kind of process: DeepSpeed replaces functions of PyTorch, and a separate process may crash."""
     seconds: float
-    """[s] of a round on a slow host: an H100's virtual machine whose thread took 1.4 times its quiet time."""
+    """[s] Time of a round on a slow host: an H100's virtual machine at 1.4 times its shortest time."""
     building: float
-    """[s] added in the first round: memory is allocated and models are built."""
+    """[s] Additional time of the first round, in which memory is allocated and models are built."""
     quick: float
-    """[s] of the only round of a quick measurement, building included."""
+    """[s] Time of the only round of a quick measurement, ``building`` included."""
     rounds: tuple[int, ...] = (1, 2, 3)
+    """The rounds in which the section is measured."""
     host: bool = True
-    ranks: Literal["one", "several", "any", "ends"] = "one"
-    """Numbers of processes: "any" is one and several, "ends" one and the most."""
+    """Whether a slow host thread changes the results."""
+    ranks: Literal["one", "several", "any", "extremes"] = "one"
+    """The numbers of processes: "any" is one and several, "extremes" one and the most."""
 
 
-WORKS = {
-    "copies": Work("copies", "plain", 4.5, 0.5, 5.0),
-    "kernels": Work("kernels", "plain", 0.8, 0.2, 0.8, rounds=(1, 3), host=False),
-    "dram": Work("dram", "plain", 1.4, 0.8, 0.7),
-    "hbm": Work("hbm", "plain", 0.7, 0.2, 0.7, rounds=(1, 3), host=False),
-    "matmul": Work("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
-    "hooks_decode": Work("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="any"),
-    "cpu_adam": Work("cpu_adam", "deepspeed", 2.0, 2.0, 1.6),
-    "hooks_training": Work("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="ends"),
-    "storage": Work("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
-    "copies_together": Work("copies", "deepspeed", 4.0, 1.0, 4.0, rounds=(1, 2), ranks="several"),
-    "collectives": Work("collectives", "deepspeed", 3.0, 1.0, 3.0, rounds=(1, 2), ranks="several"),
-    "cpu_adam_together": Work("cpu_adam", "deepspeed", 4.0, 3.0, 2.0, rounds=(1, 2), ranks="several"),
-    "attention": Work("attention", "plain", 3.0, 0.5, 1.2, rounds=(1,), host=False),
-    "storage_gds": Work("storage", "apart", 10.0, 10.0, 20.0, rounds=(1,), host=False),
+SECTION_PLANS = {
+    "copies": SectionPlan("copies", "plain", 4.5, 0.5, 5.0),
+    "kernels": SectionPlan("kernels", "plain", 0.8, 0.2, 0.8, rounds=(1, 3), host=False),
+    "dram": SectionPlan("dram", "plain", 1.4, 0.8, 0.7),
+    "hbm": SectionPlan("hbm", "plain", 0.7, 0.2, 0.7, rounds=(1, 3), host=False),
+    "matmul": SectionPlan("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
+    "hooks_decode": SectionPlan("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="any"),
+    "cpu_adam": SectionPlan("cpu_adam", "deepspeed", 2.0, 2.0, 1.6),
+    "hooks_training": SectionPlan("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="extremes"),
+    "storage": SectionPlan("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
+    "copies_together": SectionPlan("copies", "deepspeed", 4.0, 1.0, 4.0, rounds=(1, 2), ranks="several"),
+    "collectives": SectionPlan("collectives", "deepspeed", 3.0, 1.0, 3.0, rounds=(1, 2), ranks="several"),
+    "cpu_adam_together": SectionPlan("cpu_adam", "deepspeed", 4.0, 3.0, 2.0, rounds=(1, 2), ranks="several"),
+    "attention": SectionPlan("attention", "plain", 3.0, 0.5, 1.2, rounds=(1,), host=False),
+    "storage_gds": SectionPlan("storage", "separate", 10.0, 10.0, 20.0, rounds=(1,), host=False),
 }
-"""In the order of a round: what predictions need most, and what is short, comes first."""
-SECTIONS = tuple(dict.fromkeys(work.section for work in WORKS.values()))
-"""Names that the user gives."""
+"""The sections in the order of a round: short ones, and those that matter most to predictions, come first."""
+SECTIONS = tuple(dict.fromkeys(plan.section for plan in SECTION_PLANS.values()))
+"""The names of sections on the command line."""
 
 _MODELS = (
     "opt-6.7b",
@@ -107,14 +139,14 @@ _MODELS = (
 _VARIANT_MODELS = ("opt-6.7b", "llama-3-8b")
 _ATTENTION_MODELS = ("opt-6.7b", "llama-3-8b", "bloom-7b1")
 RANKS = (1, 2, 4, 8)
-"""Processes that sections which need several are run on, as far as there are GPUs."""
+"""Numbers of processes on which sections that need several are measured, if there are as many GPUs."""
 
 
-def ranks_of(work: Work, gpus: int) -> list[int]:
-    """Numbers of processes that a section is measured on: one, groups of 2, 4 and 8, and all GPUs."""
+def ranks_of(plan: SectionPlan, gpus: int) -> list[int]:
+    """Return the numbers of processes on which a section is measured: 1, 2, 4, 8 and the number of GPUs."""
     groups = sorted({*(group for group in RANKS if group <= gpus), gpus})
-    chosen = {"one": groups[:1], "several": groups[1:], "any": groups, "ends": sorted({1, gpus})}
-    return chosen[work.ranks]
+    chosen = {"one": groups[:1], "several": groups[1:], "any": groups, "extremes": sorted({1, gpus})}
+    return chosen[plan.ranks]
 
 
 _GIVES = {
@@ -131,17 +163,19 @@ _GIVES = {
     "cpu_adam": "cpu_optimizer of host.yaml",
     "cpu_adam_together": "cpu_optimizer of host.yaml",
 }
-"""By section the numbers of profiles that come from it."""
+"""The values of profiles that each section gives."""
 
 
-def lacking(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """What profiles lack of a record whose run was ended early, a sentence for each section."""
+def missing_sections(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a sentence for each section that a record lacks because its run ended early."""
     sentences = []
     for key in raw.get("unfinished", ()):
         given = _GIVES.get(str(key).partition("/")[0])
-        what = f"the other platform gives {given}" if given else "no number of the profiles depends on it"
-        what = "there is no drive.yaml" if key == "storage" else what
-        sentences.append(f"{key} was not measured, as the run ended before: {what}")
+        effect = (
+            f"{given} come from the other platform" if given else "no value of the profiles depends on it"
+        )
+        effect = "no drive.yaml is written" if key == "storage" else effect
+        sentences.append(f"{key} was not measured because the run ended early: {effect}")
     return tuple(sentences)
 
 
@@ -152,21 +186,21 @@ def _linear_shapes(model: ModelShape) -> Iterator[tuple[int, int]]:
 
 
 def matmul_shapes() -> list[tuple[int, int]]:
-    """Pairs (in, out) of the linear layers of known models, each once; the most common models first."""
+    """Return the pairs (in, out) of the linear layers of known models, each once, common models first."""
     return list(dict.fromkeys(pair for name in _MODELS for pair in _linear_shapes(load_model(name))))
 
 
 def matmul_variants() -> list[tuple[int, int]]:
-    """Those pairs that are also measured in float16, with bias, and spelled with ``@``."""
+    """Return the pairs that are also measured in float16, with bias, and as the operator ``@``."""
     return list(dict.fromkeys(pair for name in _VARIANT_MODELS for pair in _linear_shapes(load_model(name))))
 
 
 def attention_shapes() -> list[dict[str, Any]]:
-    """Family, heads and width of the attention of known models."""
-    found = []
+    """Return family, heads and width of the attention of known models."""
+    shapes = []
     for name in _ATTENTION_MODELS:
         model = load_model(name)
-        found.append(
+        shapes.append(
             {
                 "model": name,
                 "family": model.family,
@@ -175,4 +209,4 @@ def attention_shapes() -> list[dict[str, Any]]:
                 "head_dim": model.head_dim,
             }
         )
-    return found
+    return shapes

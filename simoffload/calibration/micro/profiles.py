@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_cpu_optimizer, fit_training
@@ -29,8 +30,9 @@ from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import id_fault
 from simoffload.hardware.topology import Platform
+from simoffload.units import plural
 
-__all__ = ["base_platform", "check_names", "profile_from_micro"]
+__all__ = ["base_platform", "check_names", "checked_profiles", "profile_from_micro"]
 
 _BASES = (
     ("GH200", "gh200"),
@@ -70,12 +72,44 @@ def base_platform(gpu: str, named: str | None = None) -> str:
     if named is not None:
         return named
     if not gpu:
-        raise _error("--from", "missing: no GPU was measured, so name the platform to take one from")
+        raise _error("--from", "missing: no GPU was measured; name a platform that provides one")
     for part, platform in _BASES:
         if part in gpu:
             return platform
     known = ", ".join(one.id for one in Library().summaries("platform"))
     raise _error("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')
+
+
+def checked_profiles(
+    raw: Mapping[str, Any], record: Path, *, base: str | None, identifier: str | None
+) -> dict[str, str]:
+    """Return the texts of profile files by name, after loading them as a scenario does.
+
+    ``raw`` is the content of the file ``record``. ``base`` and ``identifier`` come from the user or are None.
+    Raises InputError if no platform has the GPU, and with file, key and remedy if the record is not usable.
+    """
+    try:
+        platform = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], base)
+        files = profile_from_micro(raw, platform, identifier=identifier)
+    except InputError as error:
+        raise InputError(
+            one if one.path else one._replace(path=str(record)) for one in error.problems
+        ) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only simoffload writes records, so this one was edited.
+        what = str(error).splitlines()[0][:120] if str(error) else ""
+        text = f"was not written by calibrate micro ({type(error).__name__}: {what}); measure again"
+        raise _error(str(record), text) from None
+    with TemporaryDirectory(prefix="simoffload-profiles-") as name:
+        for file, text in files.items():
+            (Path(name) / file).write_text(text, encoding="utf-8")
+        try:
+            load_platform(Path(name) / "platform.yaml")
+        except InputError as error:
+            renamed = (one._replace(path=Path(one.path).name) for one in error.problems)
+            text = "its numbers do not give a valid profile; measure again"
+            raise InputError([Problem(str(record), None, None, "", text), *renamed]) from None
+    return files
 
 
 def profile_from_micro(raw: Mapping[str, Any], base: str, *, identifier: str | None = None) -> dict[str, str]:
@@ -139,8 +173,7 @@ class _Profiles:
     # -- statements -----------------------------------------------------------------------------
 
     def _statement(self, fitted: Fitted) -> Statement:
-        plural = "point" if fitted.points == 1 else "points"
-        text = f"calibrate micro: {fitted.what}; {fitted.points} {plural}"
+        text = f"calibrate micro: {fitted.what}; {plural(fitted.points, 'point')}"
         if fitted.residual is not None:
             text += f", largest residual {fitted.residual:.1%}"
         value = {"points": fitted.value} if isinstance(fitted.value, list) else {"value": fitted.value}
@@ -226,7 +259,7 @@ class _Profiles:
         gpu = self._machine.get("gpu")
         if gpu:
             size = self._machine.get("hbm") or gpu["memory"]
-            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver tells", 1)
+            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver reports", 1)
         hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
         hbm = fit_hbm(self._sections, base.hbm_bandwidth.value)
         if hbm:
@@ -288,8 +321,8 @@ class _Profiles:
         head = self._head(
             "drive",
             "Storage of the measured machine",
-            f"Whatever lies under the folder, filesystem {section.get('filesystem') or 'not known'}: one "
-            "drive, several, or a server.",
+            f"The storage of a folder, whose filesystem is {section.get('filesystem') or 'unknown'}: one "
+            "drive, several drives, or a server.",
         )
         slot = {"profile": _GEN5, "lanes": {**self._arithmetic(lanes, about), "origin": "estimate"}}
         return head | {key: self._statement(one) for key, one in fitted.items()} | {"pcie": slot}
@@ -297,9 +330,7 @@ class _Profiles:
     def _platform(self) -> dict[str, Any]:
         gpu = self._machine.get("gpu")
         count = gpu["count"] if gpu else 1
-        about = (
-            "each GPU at the CPU by a cable of its own; limits that they share are in the host's memory rate"
-        )
+        about = "each GPU has its own cable to the CPU; limits that GPUs share are in the host's memory rate"
         name = f"{count}x {gpu['name']}, measured" if gpu else "A host without GPUs, measured"
         data = self._head("platform", name, f"Other numbers: {self._base.profile.id}.") | {
             "wiring": [

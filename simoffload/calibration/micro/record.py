@@ -1,4 +1,4 @@
-"""The file ``micro.json``: what was measured, round by round, and one number of all repetitions."""
+"""The file ``micro.json``: every measurement in order, and one result of all rounds for each section."""
 
 from __future__ import annotations
 
@@ -7,75 +7,74 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.micro.noise import machine_noise
-from simoffload.calibration.micro.pooling import pooled, pooled_steps
-from simoffload.documents import read_document
+from simoffload.calibration.json_records import read_json
+from simoffload.calibration.micro.noise import machine_noise, pooled, pooled_steps
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
 
 __all__ = ["SCHEMA", "Record", "read_record", "record_text"]
 
 SCHEMA = "simoffload/micro/2"
-_OLD = "simoffload/micro/1"
-"""Records of one round, without probes."""
-_PARTS = {"machine": dict, "sections": dict, "skipped": dict, "date": str, "unfinished": list}
-_ROUNDS = {"options": dict, "rounds": list, "probes": list}
-_OF_EARLY_ENDS: dict[str, Any] = {"unfinished": []}
-"""What of the old records only those of a run have that ended before all was measured."""
+_ONE_ROUND = "simoffload/micro/1"
+"""The schema of older records, which have one round and no probes."""
+_PARTS = {"machine": dict, "sections": dict, "skipped": dict, "date": str}
+_ROUNDS = {"unfinished": list, "options": dict, "rounds": list, "probes": list}
 _STEPS = "hooks"
-"""The section that holds the small models of all numbers of ranks."""
+"""The section with the small models of all numbers of ranks."""
 
 
 def record_text(raw: Mapping[str, Any]) -> str:
-    """The file's text; every number is finite."""
+    """Return the text of the file. Raises ValueError if a number is not finite."""
     return json.dumps(raw, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read a file that ``record_text`` made. Raises InputError for anything else."""
-    data = read_document(path).data
+    data = read_json(path, remedy="name the micro.json of calibrate micro")
     schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or schema not in (SCHEMA, _OLD):
-        found = shortened(json.dumps(schema))
-        message = f'not a record of "calibrate micro": schema must be "{SCHEMA}", not {found}'
+    if not isinstance(data, dict) or schema not in (SCHEMA, _ONE_ROUND):
+        value = shortened(json.dumps(schema))
+        message = f'not a record of "calibrate micro": schema must be "{SCHEMA}", not {value}'
         raise InputError((Problem(str(path), None, None, "schema", message),))
-    parts = _PARTS if schema == _OLD else _PARTS | _ROUNDS
+    parts = _PARTS | _ROUNDS
+    if schema == _ONE_ROUND:  # of these only records of runs that ended early have "unfinished"
+        parts = _PARTS | ({"unfinished": list} if "unfinished" in data else {})
     for key, kind in parts.items():
-        if not isinstance({**_OF_EARLY_ENDS, **data}.get(key), kind):
+        if not isinstance(data.get(key), kind):
             message = f"missing or of the wrong type; run calibrate micro again to make a new {path.name}"
             raise InputError((Problem(str(path), None, None, key, message),))
     return data
 
 
 class Record:
-    """What is found, and the file that has as much of it as there is, at any time."""
+    """The results of a measurement, and the file that always contains those that exist so far."""
 
     def __init__(self, raw: dict[str, Any], path: Path | None) -> None:
         self.raw, self._path = raw, path
 
-    def measured(self, name: str) -> list[dict[str, Any]]:
-        """What was measured of a section so far."""
+    def measurements(self, name: str) -> list[dict[str, Any]]:
+        """Return the measurements of a section so far."""
         return [one for one in self.raw["rounds"] if one["section"] == name]
 
-    def probed(self, probe: Mapping[str, Any]) -> int:
-        """Keep a probe; its number."""
+    def add_probe(self, probe: Mapping[str, Any]) -> int:
+        """Append a probe and return its number."""
         self.raw["probes"].append(dict(probe))
         return len(self.raw["probes"]) - 1
 
-    def add(self, measured: Mapping[str, Any]) -> None:
-        """A section was measured once more: pool what all rounds found, and write the file."""
-        name = measured["section"]
-        self.raw["rounds"].append(dict(measured))
-        self.raw["seconds"][name] = round(self.raw["seconds"].get(name, 0.0) + measured["seconds"], 3)
+    def add(self, measurement: Mapping[str, Any]) -> None:
+        """Append a measurement of a section, update the result of all its rounds, and write the file."""
+        name = measurement["section"]
+        self.raw["rounds"].append(dict(measurement))
+        self.raw["seconds"][name] = round(self.raw["seconds"].get(name, 0.0) + measurement["seconds"], 3)
         self._pool(name)
-        self._done(name)
+        self._finish(name)
 
     def skip(self, name: str, reason: str) -> None:
-        """A section cannot be measured: say why, and write the file."""
+        """Note why a section cannot be measured, and write the file."""
         self.raw["skipped"][name] = reason
-        self._done(name)
+        self._finish(name)
 
-    def _done(self, name: str) -> None:
+    def _finish(self, name: str) -> None:
         if name in self.raw["unfinished"]:
             self.raw["unfinished"].remove(name)
         self.write()
@@ -89,18 +88,16 @@ class Record:
             for failed in sections[_STEPS]["failed"]:
                 self.raw["skipped"][f"{_STEPS}, {failed['name']}"] = failed["error"]
             return
-        found = pooled([one["found"] for one in self.measured(name)])
+        result = pooled([one["found"] for one in self.measurements(name)])
         if ranks:
-            sections.setdefault(section, {})[ranks] = found
+            sections.setdefault(section, {})[ranks] = result
         else:
-            sections[section] = found
+            sections[section] = result
 
     def write(self) -> None:
-        """Put the file anew in its place, whole or not at all; none before something was measured."""
-        self.raw["noise"] = {
-            **self.raw.get("noise", {}),
-            **machine_noise(self.raw["rounds"], self.raw["probes"]),
-        }
+        """Replace the file atomically; nothing is written before the first measurement."""
+        noise = machine_noise(self.raw["rounds"], self.raw["probes"])
+        self.raw["noise"] = {**self.raw.get("noise", {}), **noise}
         if self._path is not None and self.raw["rounds"]:
             with replacing(self._path) as file:
                 file.write(record_text(self.raw))

@@ -1,27 +1,129 @@
-"""Measuring in rounds: every section a little in each, a probe of the host between any two, within a time."""
+"""A measurement of a machine in rounds, with a probe of the host between any two sections."""
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import simoffload
+from simoffload.calibration.micro.bench import Bench, open_bench, probe_seconds, storage_bytes
 from simoffload.calibration.micro.noise import is_noisy
-from simoffload.calibration.micro.plan import Context, MeasurementSection, SkippedError
-from simoffload.calibration.micro.record import Record
+from simoffload.calibration.micro.plan import (
+    Context,
+    MeasurementRequest,
+    MeasurementSection,
+    SkippedError,
+    refusal,
+)
+from simoffload.calibration.micro.record import SCHEMA, Record
+from simoffload.errors import shortened
+from simoffload.units import format_bytes
 
-__all__ = ["Session"]
+__all__ = ["describe", "measure"]
 
+_SPARE = 3.0
+"""[s] Total time between sections."""
 _FRESH = 1.5
-"""[s] A probe that ended no longer ago is the one before the next section as well."""
+"""[s] The age up to which a probe after one section also counts as the probe before the next."""
 _PATIENCE = 4.0
-"""A section may take so many times as long as it is expected to, before it is asked to end."""
+"""The limit on a section's time, as a multiple of the expected time."""
 _LEAST = 10.0
-"""[s] that every section may take."""
+"""[s] The least time limit of a section."""
 _PROBE = 1.8
-"""[s] that a probe takes, with what is around it."""
+"""[s] Time of a probe and its overhead."""
 _PACES = (0.3, 4.0)
-"""Bounds of how long sections take, as a multiple of what they are expected to."""
+"""Bounds on the measured time of sections as a multiple of the expected time."""
+
+
+def describe(request: MeasurementRequest, folder: Path) -> str:
+    """Return a text for the user about what will be measured and written."""
+    lines = [f"Measuring {', '.join(request.sections)}; results go to {folder}."]
+    if request.storage is not None and "storage" in request.sections:
+        size = format_bytes(storage_bytes(request), binary=True)
+        lines.append(f"{request.storage}: {size} of files are written, read and removed again.")
+    return "\n".join(lines)
+
+
+def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure the sections and return all results in the layout of ``micro.json``.
+
+    Raises InputError if PyTorch is missing, or a GPU or folder of the request, and if the record to continue
+    has another machine or other options. On any exception, including Ctrl-C, no process and no storage file
+    remains.
+    """
+    begin = time.monotonic()
+    with open_bench(request, progress) as bench:
+        record = Record(_initial_record(request, bench), request.record)
+        bench.prepare()
+        if request.seconds is None:
+            seconds = _usual_seconds(bench, quick=request.quick)
+        else:
+            seconds = request.seconds - (time.monotonic() - begin)
+        _Session(bench, record, seconds, complete=request.seconds is None, progress=progress).carry_out()
+        return record.raw
+
+
+def _usual_seconds(bench: Bench, *, quick: bool) -> float:
+    """Return the time of all rounds on a slow host [s]; a quiet host leaves time for repetitions."""
+    rounds = sum(section.seconds * len(section.rounds) + section.building for section in bench.sections)
+    probes = sum(len(section.rounds) for section in bench.sections)
+    return rounds + probes * (probe_seconds(quick=quick) + 0.2) + _SPARE
+
+
+def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]:
+    """Return a record without measurements, or the record to continue."""
+    options = {
+        "sections": list(request.sections),
+        "gpus": request.gpus,
+        "quick": request.quick,
+        "storage": request.storage is not None,
+        "storage_size": request.storage_size,
+    }
+    names = [section.name for section in bench.sections]
+    if request.resumed is not None:
+        _check_resumable(request.resumed, dict(bench.facts), options)
+        raw = dict(request.resumed)
+        raw["skipped"] = dict(bench.skipped)
+        raw["unfinished"] = [name for name in names if name not in {one["section"] for one in raw["rounds"]}]
+        return raw
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "simoffload": simoffload.__version__,
+        "quick": request.quick,
+        "options": options,
+        "machine": dict(bench.facts),
+        "sections": {},
+        "skipped": dict(bench.skipped),
+        "seconds": {},
+        "unfinished": names,
+        "noise": {},
+        "probes": [],
+        "rounds": [],
+    }
+
+
+def _check_resumable(
+    record: Mapping[str, Any], machine: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Refuse to continue the record of another machine, or with other options."""
+    if record["schema"] != SCHEMA:
+        raise refusal("--resume", "the record is of an older release; measure into a new folder")
+    pairs = [
+        ("the record is of another machine", record["machine"], machine),
+        ("the record has other options", record["options"], options),
+    ]
+    for difference, then, now in pairs:
+        keys = [key for key in {**then, **now} if key != "memory" and then.get(key) != now.get(key)]
+        if keys:
+            values = "; ".join(
+                f"{key} was {shortened(str(then.get(key)))} and is {shortened(str(now.get(key)))}"
+                for key in keys[:3]
+            )
+            raise refusal("--resume", f"{difference} ({values}); measure into a new folder")
 
 
 class _Step(NamedTuple):
@@ -30,136 +132,132 @@ class _Step(NamedTuple):
     again: int
 
 
-class Session:
-    """Carries out sections in rounds and keeps everything in the record as soon as it is there.
+class _Session:
+    """The measurement of sections in rounds, which records every result at once.
 
-    ``probe`` measures the host. ``seconds`` [s] is what all may take: a section that does not fit into what
-    is left is not begun. ``complete`` = but the first round is carried out whatever it takes, so that nothing
-    is missing.
+    ``seconds`` [s] limits the time: a section that does not fit into the remaining time is not started. With
+    ``complete``, the first round is measured without regard to that limit, so that no section is missing.
     """
 
     def __init__(
         self,
-        sections: Sequence[MeasurementSection],
+        bench: Bench,
         record: Record,
-        *,
-        probe: Callable[[], Mapping[str, Any]],
         seconds: float,
+        *,
         complete: bool,
         progress: Callable[[str], None],
     ) -> None:
-        self._sections, self._record, self._probe = sections, record, probe
-        self._begin, self._seconds, self._progress = time.monotonic(), seconds, progress
-        self._complete = complete
+        self._bench, self._record, self._progress = bench, record, progress
+        self._end, self._complete = time.monotonic() + seconds, complete
         self._latest: tuple[int, float] | None = None
-        self._expected = self._taken = 0.0
+        """The number of the latest probe, and the time at which it ended [s]."""
+        self._expected = self._measured = 0.0
+        """[s] Expected and measured time of all sections so far."""
         self._built: set[str] = set()
 
     def carry_out(self) -> None:
-        """All rounds, and then again what a noisy host disturbed."""
+        """Measure all rounds, and then again what a noisy host disturbed."""
         steps = self._planned()
         for index, step in enumerate(steps):
-            self._carry_out(step, about=f"{index + 1} of {len(steps)}", after=steps[index + 1 :])
-        while (again := self._disturbed()) is not None:
-            self._carry_out(again, about="again, for the host was noisy", after=[])
-        self._record.raw["noise"]["stayed_noisy"] = self._noisy()
+            self._carry_out(step, label=f"{index + 1} of {len(steps)}", later=steps[index + 1 :])
+        while (again := self._next_disturbed()) is not None:
+            self._carry_out(again, label="again because the host was noisy", later=[])
+        noisy = [section.name for section in self._too_rarely_quiet()]
+        self._record.raw["noise"]["stayed_noisy"] = noisy
         self._record.write()
 
     def _planned(self) -> list[_Step]:
-        """What is missing in the record, round by round."""
+        """Return the measurements that the record lacks, round by round."""
         done = {(one["section"], one["round"]) for one in self._record.raw["rounds"]}
-        rounds = sorted({number for section in self._sections for number in section.rounds})
+        numbers = sorted({number for section in self._bench.sections for number in section.rounds})
         return [
             _Step(section, number, 0)
-            for number in rounds
-            for section in self._sections
+            for number in numbers
+            for section in self._bench.sections
             if number in section.rounds and (section.name, number) not in done
         ]
 
-    def _left(self) -> float:
-        return self._seconds - (time.monotonic() - self._begin)
+    def _remaining(self) -> float:
+        return self._end - time.monotonic()
 
     def _pace(self) -> float:
-        """How much longer sections take here than expected."""
-        pace = self._taken / self._expected if self._expected else 1.0
+        """Return the measured time of sections as a multiple of the expected time."""
+        pace = self._measured / self._expected if self._expected else 1.0
         return min(max(pace, _PACES[0]), _PACES[1])
 
     def _needed(self, step: _Step) -> float:
-        """[s] that a section takes, probe included."""
+        """Return the expected time of a section on this machine, including a probe [s]."""
         building = 0.0 if step.section.name in self._built else step.section.building
         return (step.section.seconds + building) * self._pace() + _PROBE
 
-    def _carry_out(self, step: _Step, *, about: str, after: Sequence[_Step]) -> None:
+    def _carry_out(self, step: _Step, *, label: str, later: Sequence[_Step]) -> None:
         name = step.section.name
-        needed = self._complete and step.round == 1 and not step.again
-        if name in self._record.raw["skipped"] or (not needed and self._needed(step) > self._left()):
+        required = self._complete and step.round == 1 and not step.again
+        needed = self._needed(step)
+        if name in self._record.raw["skipped"] or (not required and needed > self._remaining()):
             return
-        left = min(self._needed(step) + sum(map(self._needed, after)), self._left())
-        shown = max(self._needed(step), left)
-        text = f"round {step.round}: {name} ({about}), about {shown:.0f} s left"
-        self._progress(text)
-        before = self._before()
+        remaining = max(needed, min(needed + sum(map(self._needed, later)), self._remaining()))
+        self._progress(f"round {step.round}: {name} ({label}), about {remaining:.0f} s left")
+        before = self._probe_before()
         begin = time.monotonic()
-        patience = _PATIENCE * self._needed(step)
-        seconds = max(_LEAST, patience if needed else min(patience, self._left()))
-        expected = (self._needed(step) - _PROBE) / self._pace()
+        limit = _PATIENCE * needed if required else min(_PATIENCE * needed, self._remaining())
+        expected = (needed - _PROBE) / self._pace()
         at = round(time.time(), 1)
         try:
-            found = step.section.run(Context(step.round, step.again, seconds))
+            result = step.section.run(Context(step.round, step.again, max(_LEAST, limit)))
         except SkippedError as reason:
             self._record.skip(name, f"round {step.round}: {reason}" if step.round > 1 else str(reason))
             return
-        taken = time.monotonic() - begin
-        self._taken, self._expected = self._taken + taken, self._expected + expected
+        seconds = time.monotonic() - begin
+        self._measured, self._expected = self._measured + seconds, self._expected + expected
         self._built.add(name)
-        measured = {"section": name, "round": step.round, "again": step.again, "begin": at}
-        measured |= {"seconds": round(taken, 3), "probes": [before, self._after()], "found": found}
-        self._record.add(measured)
+        measurement = {"section": name, "round": step.round, "again": step.again, "begin": at}
+        measurement |= {"seconds": round(seconds, 3), "probes": [before, self._probe()], "found": result}
+        self._record.add(measurement)
 
-    def _before(self) -> int:
-        """The number of the latest probe if it is of this moment, else of a new one."""
+    def _probe_before(self) -> int:
+        """Return the number of the latest probe if it is fresh, else of a new one."""
         if self._latest is None or time.monotonic() - self._latest[1] > _FRESH:
-            return self._after()
+            return self._probe()
         return self._latest[0]
 
-    def _after(self) -> int:
-        """The number of a new probe."""
-        number = self._record.probed({"at": round(time.time(), 1), **self._probe()})
+    def _probe(self) -> int:
+        """Probe the host and return the number of the probe."""
+        number = self._record.add_probe({"at": round(time.time(), 1), **self._bench.probe()})
         self._latest = number, time.monotonic()
         return number
 
-    # -- what is measured again ---------------------------------------------------------------------
+    # -- repeated measurements ------------------------------------------------------------------
 
-    def _quiet(self, section: MeasurementSection) -> int:
-        """How often the host was quiet while a section was measured."""
-        raw = self._record.raw
-        return sum(not is_noisy(one, raw["probes"]) for one in self._record.measured(section.name))
+    def _quiet_measurements(self, section: MeasurementSection) -> int:
+        """Return the number of measurements of a section on a quiet host."""
+        probes = self._record.raw["probes"]
+        return sum(not is_noisy(one, probes) for one in self._record.measurements(section.name))
 
-    def _wanting(self) -> list[MeasurementSection]:
-        """Sections that a noisy host disturbed, and that were measured on a quiet one in too few rounds."""
+    def _too_rarely_quiet(self) -> list[MeasurementSection]:
+        """Return sections that the host disturbed and that have fewer quiet measurements than rounds."""
         return [
             section
-            for section in self._sections
+            for section in self._bench.sections
             if section.host
-            and self._quiet(section) < min(len(section.rounds), len(self._record.measured(section.name)))
+            and self._quiet_measurements(section)
+            < min(len(section.rounds), len(self._record.measurements(section.name)))
         ]
 
-    def _disturbed(self) -> _Step | None:
-        """What is measured again next: of the section that was least often measured on a quiet host."""
+    def _next_disturbed(self) -> _Step | None:
+        """Return the next measurement to repeat: of the section with the fewest quiet measurements."""
         raw = self._record.raw
         possible = []
-        for section in self._wanting():
-            measured = self._record.measured(section.name)
-            noisy = [one for one in measured if is_noisy(one, raw["probes"])]
-            if not noisy or len(measured) >= 2 * len(section.rounds):
+        for section in self._too_rarely_quiet():
+            measurements = self._record.measurements(section.name)
+            noisy = [one for one in measurements if is_noisy(one, raw["probes"])]
+            if not noisy or len(measurements) >= 2 * len(section.rounds):
                 continue
-            again = 1 + max(one["again"] for one in measured)
+            again = 1 + max(one["again"] for one in measurements)
             step = _Step(section, noisy[0]["round"], again)
-            if section.name not in raw["skipped"] and self._needed(step) <= self._left():
+            if section.name not in raw["skipped"] and self._needed(step) <= self._remaining():
                 possible.append(step)
         if not possible:
             return None
-        return min(possible, key=lambda step: (self._quiet(step.section), step.section.seconds))
-
-    def _noisy(self) -> list[str]:
-        return [section.name for section in self._wanting()]
+        return min(possible, key=lambda step: (self._quiet_measurements(step.section), step.section.seconds))

@@ -1,4 +1,4 @@
-"""Reads and writes of DeepSpeed's aio and GPUDirect handles on one folder (child process only)."""
+"""Storage: reads and writes with DeepSpeed's aio and GPUDirect handles in a folder (child process only)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import MeasurementJob
 
-__all__ = ["SETTINGS", "AioSettings", "measure", "measure_gds"]
+__all__ = ["AioSettings", "measure_gds", "measure_storage"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _TENSOR = 128 * _MIB
@@ -25,11 +25,11 @@ _BUFFERS = 4
 _SMALL = 4096
 _REQUESTS = 200
 _EACH = 0.3
-"""[s] for one setting in one direction and round."""
+"""[s] Time of one setting in one direction and round."""
 
 
 class AioSettings(NamedTuple):
-    """Knobs of an aio handle."""
+    """The settings of an aio handle of DeepSpeed."""
 
     block: int
     queue_depth: int
@@ -40,48 +40,47 @@ _DEFAULT = AioSettings(_MIB, 8, 1)
 
 
 def _settings() -> list[AioSettings]:
-    """The default, each knob alone around it, and the corners of all three."""
-    found = [_DEFAULT]
-    found += [_DEFAULT._replace(queue_depth=depth) for depth in (1, 4, 32, 128)]
-    found += [_DEFAULT._replace(threads=threads) for threads in (2, 4, 8)]
-    found += [_DEFAULT._replace(block=block) for block in (256 * _KIB, 8 * _MIB)]
+    """Return the default, each setting varied alone, and the corners of all three."""
+    settings = [_DEFAULT]
+    settings += [_DEFAULT._replace(queue_depth=depth) for depth in (1, 4, 32, 128)]
+    settings += [_DEFAULT._replace(threads=threads) for threads in (2, 4, 8)]
+    settings += [_DEFAULT._replace(block=block) for block in (256 * _KIB, 8 * _MIB)]
     blocks, depths, threads = (256 * _KIB, 8 * _MIB), (1, 128), (1, 8)
-    found += [AioSettings(block, depth, count) for depth in depths for count in threads for block in blocks]
-    return list(dict.fromkeys(found))
+    settings += [
+        AioSettings(block, depth, count) for depth in depths for count in threads for block in blocks
+    ]
+    return list(dict.fromkeys(settings))
 
 
-SETTINGS = _settings()
-
-
-def measure(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of reads and writes by block, queue depth and threads; by tensor; of single 4 KiB requests."""
-    place = job.data["storage"]
-    folder = Path(place["scratch"])
+def measure_storage(job: MeasurementJob) -> dict[str, Any]:
+    """Measure reads and writes by block, queue depth and threads, single tensors, and requests of 4 KiB."""
+    storage = job.data["storage"]
+    folder = Path(storage["scratch"])
     operations = _load("AsyncIOBuilder")
     if operations is None:
         raise SkippedError("DeepSpeed's async_io cannot be loaded; it needs g++, ninja and libaio-dev")
-    files = _write_files(operations, folder, place["size"])
-    found: dict[str, Any] = {
-        "filesystem": place.get("filesystem", ""),
+    files = _write_files(operations, folder, storage["size"])
+    results: dict[str, Any] = {
+        "filesystem": storage.get("filesystem", ""),
         "filesystem_bytes": shutil.disk_usage(folder).total,
         "file_bytes": len(files) * _TENSOR,
         "requests": _requests(files[0]),
         "tensors": _tensors(operations, files),
     }
-    return found | _sweep(job, operations, files)
+    return results | _sweep(job, operations, files)
 
 
 def _load(builder: str) -> Any:
-    """An operation of DeepSpeed, compiled where it was not yet; None where it cannot be."""
+    """Load an operation of DeepSpeed, compiled if necessary; None if this machine does not support it."""
     try:
         from deepspeed.ops import op_builder
     except ImportError:
         raise SkippedError("deepspeed is not installed") from None
-    maker = getattr(op_builder, builder)()
+    operation = getattr(op_builder, builder)()
     try:
-        if not maker.is_compatible(verbose=False):
+        if not operation.is_compatible(verbose=False):
             return None
-        return maker.load(verbose=False)
+        return operation.load(verbose=False)
     except Exception as error:
         if builder == "GDSBuilder":
             return None
@@ -92,7 +91,7 @@ def _load(builder: str) -> Any:
 def _handle(
     operations: Any, settings: AioSettings, count: int, size: int = _TENSOR
 ) -> Iterator[tuple[Any, Any]]:
-    """A handle as DeepSpeed's swapper makes it, and pinned buffers."""
+    """Create a handle in the way of DeepSpeed's swapper, and pinned buffers."""
     handle = operations.aio_handle(settings.block, settings.queue_depth, False, True, settings.threads)
     example = torch.empty(0, dtype=torch.uint8)
     buffers = [handle.new_cpu_locked_tensor(size, example) for _ in range(count)]
@@ -107,13 +106,13 @@ def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
     count = max(1, size // _TENSOR)
     files = [str(folder / f"tensor{index}") for index in range(count)]
     if all(Path(file).is_file() and Path(file).stat().st_size == _TENSOR for file in files):
-        return files  # of an earlier round
+        return files  # written in an earlier round
     with _handle(operations, _DEFAULT, 1) as (handle, (buffer,)):
         buffer.random_()
         for file in files:
             if handle.sync_pwrite(buffer, file) != 1 or Path(file).stat().st_size != _TENSOR:
                 raise SkippedError(
-                    "a file cannot be written; the filesystem may not know direct I/O (O_DIRECT)"
+                    "a file cannot be written; the filesystem may not support direct I/O (O_DIRECT)"
                 )
     return files
 
@@ -121,8 +120,8 @@ def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
 def _sweep(job: MeasurementJob, operations: Any, files: list[str]) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     left_out: list[list[Any]] = []
-    chosen = SETTINGS[:5] if job.quick else SETTINGS
-    # All reads before any write: a drive that is still busy with what was written reads more slowly.
+    chosen = _settings()[: 5 if job.quick else None]
+    # All reads come before any write, because a drive that is still busy with writes reads more slowly.
     for operation, settings in [(name, one) for name in ("read", "write") for one in chosen]:
         if not job.in_time():
             left_out.append([operation, *settings])
@@ -135,7 +134,7 @@ def _sweep(job: MeasurementJob, operations: Any, files: list[str]) -> dict[str, 
 
 
 def _batches(handle: Any, buffers: list[Any], files: list[str], *, write: bool) -> tuple[int, list[float]]:
-    """Bytes of a batch of tensors, and seconds of each batch, until enough time has passed."""
+    """Return the size of a batch of tensors [B] and the time of each batch [s], for about ``_EACH``."""
     submit = handle.async_pwrite if write else handle.async_pread
     size = min(len(buffers), len(files))
     times: list[float] = []
@@ -149,8 +148,8 @@ def _batches(handle: Any, buffers: list[Any], files: list[str], *, write: bool) 
 
 
 def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
-    """Single reads at DeepSpeed's default settings: until the call returns, and until the data is there."""
-    found = []
+    """Time single reads with DeepSpeed's default settings: the call, and the wait for the data."""
+    rows = []
     for size in (2 * _MIB, 16 * _MIB, 128 * _MIB):
         with _handle(operations, _DEFAULT, 1, size) as (handle, (buffer,)):
             times: list[tuple[float, float]] = []
@@ -163,18 +162,18 @@ def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
                 times.append((submitted - begin, time.perf_counter() - submitted))
                 if time.perf_counter() > stop and index >= 2:
                     break
-        found.append(
+        rows.append(
             {
                 "bytes": size,
-                "submit_seconds": [one for one, _ in times],
-                "wait_seconds": [one for _, one in times],
+                "submit_seconds": [submit for submit, _ in times],
+                "wait_seconds": [wait for _, wait in times],
             }
         )
-    return found
+    return rows
 
 
 def _requests(file: str) -> dict[str, Any]:
-    """Latency of single requests of 4 KiB at random places, without any library between."""
+    """Time single requests of 4 KiB at random offsets, without a library."""
     buffer = mmap.mmap(-1, _SMALL)
     buffer.write(bytes(_SMALL))
     descriptor = os.open(file, os.O_RDWR | os.O_DIRECT)
@@ -192,10 +191,10 @@ def _requests(file: str) -> dict[str, Any]:
 
 
 def _latencies(call: Callable[[int], object]) -> list[float]:
-    chosen = random.Random(1)
+    generator = random.Random(1)
     times = []
     for _ in range(_REQUESTS):
-        at = chosen.randrange(_TENSOR // _SMALL) * _SMALL
+        at = generator.randrange(_TENSOR // _SMALL) * _SMALL
         begin = time.perf_counter()
         call(at)
         times.append(time.perf_counter() - begin)
@@ -203,17 +202,17 @@ def _latencies(call: Callable[[int], object]) -> list[float]:
 
 
 def measure_gds(job: MeasurementJob) -> dict[str, Any]:
-    """Seconds of reads straight into GPU memory, where GPUDirect Storage can be loaded.
+    """Measure reads directly into GPU memory with GPUDirect Storage.
 
-    On a filesystem that it cannot read, DeepSpeed's operation ends the process.
+    DeepSpeed's operation ends the process on a filesystem that GPUDirect Storage does not support.
     """
-    place = job.data["storage"]
+    storage = job.data["storage"]
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     gds, operations = _load("GDSBuilder"), _load("AsyncIOBuilder")
     if gds is None or operations is None:
         raise SkippedError("DeepSpeed's gds operation cannot be loaded; it needs cuFile")
-    files = _write_files(operations, Path(place["scratch"]), min(place["size"], _BUFFERS * _TENSOR))
+    files = _write_files(operations, Path(storage["scratch"]), min(storage["size"], _BUFFERS * _TENSOR))
     points: list[dict[str, Any]] = []
     for settings in (_DEFAULT, _DEFAULT._replace(threads=8)):
         handle = gds.gds_handle(settings.block, settings.queue_depth, False, True, settings.threads)

@@ -1,4 +1,4 @@
-"""Clocks for short GPU and CPU work (child process only)."""
+"""Clocks for short work of the GPU and of the CPU (child process only)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from simoffload.calibration.child import synchronize, value_of_rank_0
+
 __all__ = [
     "MeasurementJob",
     "blocking_seconds",
@@ -17,53 +19,41 @@ __all__ = [
     "repeats",
     "seconds_by_rank",
     "stream_seconds",
-    "synchronize",
 ]
 
 _IN_FLIGHT = 40
-"""Kernels that are launched before the host waits. The driver's queue holds about a thousand, and a full
-queue would make the host wait for the GPU; and a repetition of less than a millisecond falls between two
-changes of the speed of a core that another thread shares."""
-_SHORT_REPETITIONS = 15
+"""The number of calls in a repetition.
+
+The driver's queue holds about a thousand kernels, and a full one makes the host wait for the GPU. A core
+that another thread shares changes its speed every few milliseconds, and a repetition is shorter than that."""
 _GRAPH_LENGTH = 20
-"""Calls in a CUDA graph, at most."""
+"""The largest number of calls in a CUDA graph."""
 _SHORT = 2e-3
-"""[s] Work below this is repeated within a CUDA graph, else the launches would be timed."""
+"""[s] Shorter work is repeated in a CUDA graph, because otherwise its launches would be timed."""
 
 
 class MeasurementJob(NamedTuple):
-    """What one process is to do."""
+    """A task of one process."""
 
     rank: int
     ranks: int
     device: str
-    """Device of the job: ``cuda:<i>`` or ``cpu``."""
+    """The device of this rank: ``cuda:<i>`` or ``cpu``."""
     quick: bool
     data: dict[str, Any]
-    """What the parent wrote down."""
+    """The values that the parent passes."""
     kept: dict[str, Any]
-    """What earlier rounds built in this process; a section keeps something under its own name."""
+    """The objects that earlier rounds built in this process, by the name of their section."""
     until: float = 0.0
-    """[s] of ``time.monotonic`` after which nothing more is begun."""
+    """[s] The value of ``time.monotonic`` after which no further measurement starts."""
 
     def in_time(self) -> bool:
-        """Whether time is left; the ranks decide alike."""
-        left = self.until - time.monotonic()
-        if self.ranks > 1:
-            value = torch.tensor([left], dtype=torch.float64, device=self.device)
-            dist.broadcast(value, 0)
-            left = float(value.item())
-        return left > 0
-
-
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        """Return whether time is left, with the same answer on every rank."""
+        return value_of_rank_0(self.until - time.monotonic(), self.device) > 0
 
 
 def repeats(call: Callable[[], object], *, budget: float, most: int = 1000, least: int = 1) -> int:
-    """How often ``call`` can be made within ``budget`` [s]; it is made twice to find out."""
+    """Return how many calls fit into ``budget`` [s], from the time of the second of two calls."""
     call()
     synchronize()
     begin = time.perf_counter()
@@ -73,23 +63,25 @@ def repeats(call: Callable[[], object], *, budget: float, most: int = 1000, leas
 
 
 def stream_seconds(call: Callable[[], object], *, count: int, repetitions: int) -> list[float]:
-    """[s] per call of ``count`` calls that are queued one behind the other, in each repetition."""
-    return [_streamed(call, count) for _ in range(repetitions)]
-
-
-def _streamed(call: Callable[[], object], count: int) -> float:
-    synchronize()
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    synchronize()
-    return (time.perf_counter() - begin) / count
+    """Return the time per call of ``count`` calls in a queue, for each repetition [s]."""
+    times = []
+    for _ in range(repetitions):
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        synchronize()
+        times.append((time.perf_counter() - begin) / count)
+    return times
 
 
 def call_seconds(
     call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 15
 ) -> list[float]:
-    """[s] of the host per call until it returns; the GPU is waited for outside of the clock."""
+    """Return the host time per call until it returns, for each repetition [s].
+
+    Waits for the GPU are not included.
+    """
     times = []
     for _ in range(repetitions + 1):
         synchronize()
@@ -102,7 +94,7 @@ def call_seconds(
 
 
 def blocking_seconds(call: Callable[[], object], *, count: int) -> list[float]:
-    """[s] of a call after which the GPU is idle, each of ``count``."""
+    """Return the time of each of ``count`` calls that start with an idle GPU [s]."""
     times = []
     for _ in range(count):
         synchronize()
@@ -113,11 +105,10 @@ def blocking_seconds(call: Callable[[], object], *, count: int) -> list[float]:
 
 
 def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetitions: int = 3) -> list[float]:
-    """[s] that the GPU is busy with one call, in each repetition.
+    """Return the time for which one call occupies the GPU, for each repetition [s].
 
-    The argument of ``call`` counts the calls, to choose among operands.
-
-    Short work is put into a CUDA graph, so that the host's launches do not count.
+    The argument of ``call`` is the number of the call, which may select operands. Short work runs in a CUDA
+    graph, so that the host's launches do not count.
     """
     call(0)
     single = max(1e-6, min(_event_seconds(lambda: call(0)) for _ in range(2)))
@@ -159,9 +150,9 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
 def seconds_by_rank(
     job: MeasurementJob, call: Callable[[], object], *, duration: float, least: int = 2
 ) -> list[list[float]]:
-    """[s] per call on each rank, in each of two repetitions; all make as many calls after a barrier.
+    """Return the time per call of each rank, for each of two repetitions [s].
 
-    A repetition lasts about ``duration`` [s].
+    All ranks make the same number of calls after a barrier; a repetition lasts about ``duration`` [s].
     """
     count = torch.tensor([repeats(call, budget=duration, least=least, most=400)], device=job.device)
     dist.all_reduce(count, op=dist.ReduceOp.MIN)
@@ -175,7 +166,7 @@ def seconds_by_rank(
             call()
         synchronize()
         times.append((time.perf_counter() - begin) / number)
-    mine = torch.tensor(times, dtype=torch.float64, device=job.device)
-    everyone = [torch.zeros_like(mine) for _ in range(job.ranks)]
-    dist.all_gather(everyone, mine)
-    return [[float(one[index].item()) for one in everyone] for index in range(len(times))]
+    own = torch.tensor(times, dtype=torch.float64, device=job.device)
+    by_rank = [torch.zeros_like(own) for _ in range(job.ranks)]
+    dist.all_gather(by_rank, own)
+    return [[float(rank[index].item()) for rank in by_rank] for index in range(len(times))]

@@ -1,8 +1,8 @@
-"""The process that measures: ``python -m simoffload.calibration.micro.worker JOB``.
+"""The process that measures: ``python -m simoffload.calibration.micro.worker JOB``, one per rank.
 
-One process per rank carries out what it is told to in files ``0000.ask``, ``0001.ask``, … of a folder, and
-keeps what it has built for the next round. Rank 0 writes what each found. When the process that wrote the
-job is gone, this one removes its storage files and ends too.
+It carries out the tasks that its parent writes to the files ``0000.task``, ``0001.task``, … of a folder, and
+keeps models and buffers for later rounds. Rank 0 writes the result of each task. If the parent ends, the
+process removes the storage files and ends, too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from simoffload.calibration.child import select_device, synchronize
+from simoffload.calibration.json_records import write_json
 from simoffload.calibration.micro.plan import SkippedError
-from simoffload.calibration.micro.timing import MeasurementJob, synchronize
+from simoffload.calibration.micro.timing import MeasurementJob
 
-__all__ = ["WORK", "main"]
+__all__ = ["FUNCTIONS", "main"]
 
-WORK = {
-    "facts": ("probe", "facts"),
-    "probe": ("probe", "measure"),
+FUNCTIONS = {
+    "facts": ("gpu", "gpu_facts"),
+    "probe": ("host", "probe_host"),
     "compile": ("host", "compile_operations"),
     "copies": ("links", "measure_copies"),
     "copies_together": ("links", "measure_copies_together"),
@@ -43,24 +44,18 @@ WORK = {
     "dram": ("host", "measure_memory"),
     "hooks_decode": ("hooks", "measure_decode"),
     "hooks_training": ("hooks", "measure_training"),
-    "storage": ("storage", "measure"),
+    "storage": ("storage", "measure_storage"),
     "storage_gds": ("storage", "measure_gds"),
     "cpu_adam": ("host", "measure_adam"),
     "cpu_adam_together": ("host", "measure_adam_together"),
 }
-"""Module and function of everything that can be asked for."""
+"""The module and the function of every kind of task."""
 _PERIOD = 0.02
-"""[s] between two looks for what is asked next."""
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    partial = path.with_suffix(f"{path.suffix}.partial")
-    partial.write_text(json.dumps(data, allow_nan=False, separators=(",", ":")), encoding="utf-8")
-    partial.replace(path)
+"""[s] Time between two looks for the next task."""
 
 
 def _carry_out(job: MeasurementJob) -> dict[str, Any]:
-    module, function = WORK[job.data["work"]]
+    module, function = FUNCTIONS[job.data["work"]]
     measure: Callable[[MeasurementJob], dict[str, Any]] = getattr(
         importlib.import_module(f"simoffload.calibration.micro.{module}"), function
     )
@@ -72,8 +67,8 @@ def _carry_out(job: MeasurementJob) -> dict[str, Any]:
         synchronize()
 
 
-def _guard(parent: int, scratch: str | None) -> None:
-    """End when the process that wrote the job is gone, however it went."""
+def _end_with_parent(parent: int, scratch: str | None) -> None:
+    """End this process when the parent has ended, even if it was killed."""
 
     def watch() -> None:
         while True:
@@ -90,24 +85,24 @@ def _guard(parent: int, scratch: str | None) -> None:
 
 
 def _serve(folder: Path, job: MeasurementJob) -> int:
-    """Do what is asked for until something fails: the parent then begins anew with what is left."""
+    """Carry out tasks until one fails; the parent then starts a new process for the remaining tasks."""
     number = 0
     while True:
-        ask = folder / f"{number:04d}.ask"
-        while not ask.is_file():
+        path = folder / f"{number:04d}.task"
+        while not path.is_file():
             time.sleep(_PERIOD)
-        asked = json.loads(ask.read_text(encoding="utf-8"))
-        one = job._replace(data={**job.data, **asked}, until=time.monotonic() + asked["seconds"])
+        task = json.loads(path.read_text(encoding="utf-8"))
+        limited = job._replace(data={**job.data, **task}, until=time.monotonic() + task["seconds"])
         try:
-            answer = _carry_out(one)
+            answer = _carry_out(limited)
         except Exception as error:
             sys.stderr.write(traceback.format_exc())
             answer = {"failed": f"{type(error).__name__}: {error}"[:1000]}
         if job.rank == 0 or "failed" in answer:
-            _write(folder / f"{number:04d}.answer-{job.rank}", answer)
+            write_json(folder / f"{number:04d}.answer-{job.rank}", answer)
         if "failed" in answer:
             return 3
-        if asked["work"] != "probe":
+        if task["work"] != "probe":
             gc.collect()
         if job.ranks > 1:
             dist.barrier()
@@ -115,16 +110,13 @@ def _serve(folder: Path, job: MeasurementJob) -> int:
 
 
 def main(job_path: str) -> int:
-    """Carry out a job; status 3 when something failed."""
+    """Carry out the tasks of a job; the status is 3 if one failed."""
     data = json.loads(Path(job_path).read_text(encoding="utf-8"))
     storage = data.get("storage")
-    _guard(data["parent"], storage["scratch"] if storage else None)
+    _end_with_parent(data["parent"], storage["scratch"] if storage else None)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = "cpu"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    else:
+    device = select_device()
+    if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if ranks > 1:
         dist.init_process_group("gloo" if device == "cpu" else "nccl", rank=rank, world_size=ranks)
@@ -137,7 +129,7 @@ def main(job_path: str) -> int:
     status = _serve(folder, MeasurementJob(rank, ranks, device, data["quick"], data, {}))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Leave without destructors: communicators of a failed section would wait for one another.
+    # Destructors are skipped, because communicators of a failed section would wait for one another.
     os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""A machine to measure that is imagined: sections without processes, and probes with known levels."""
+"""An imagined machine under measurement: sections without processes, and probes with known levels."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
-from simoffload.calibration.micro.launch import Bench, MeasurementRequest
-from simoffload.calibration.micro.plan import Context, MeasurementSection
+from simoffload.calibration.micro.bench import Bench
+from simoffload.calibration.micro.plan import Context, MeasurementRequest, MeasurementSection
 
 QUIET = 4e-6
-"""[s] of a call on a quiet host."""
+"""[s] Time of a call on a quiet host."""
 
 
 def probe(level: float = 1.0) -> dict[str, Any]:
-    """A probe of a host that is ``level`` times as slow as a quiet one."""
+    """Return a probe of a host that is ``level`` times as slow as a quiet one."""
     quantiles = dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), QUIET * level)
     return {"seconds": 1.6, "steal": 0.0, "calls": {"launch": quantiles, "module": quantiles}}
 
 
 class FakeBench:
-    """A machine with these sections, whose probes have these levels and then the last of them."""
+    """A machine with given sections, whose probes have given levels and from then on the last of these."""
 
     facts: Mapping[str, Any] = {"cpu": "Some Xeon", "cores": 8, "memory": 1 << 37, "gpu": None}
     skipped: Mapping[str, str] = {}
@@ -38,7 +38,7 @@ class FakeBench:
 
 
 def opened(bench: Bench) -> Callable[..., Any]:
-    """What takes the place of ``launch.open_bench``."""
+    """Return a replacement of ``session.open_bench`` that opens the given machine."""
 
     @contextmanager
     def open_bench(_request: MeasurementRequest, _progress: Callable[[str], None]) -> Iterator[Bench]:
@@ -48,7 +48,7 @@ def opened(bench: Bench) -> Callable[..., Any]:
 
 
 class Copies:
-    """A section that finds one time, of the next of these lists in every round, and counts its calls."""
+    """A section that returns the next list of times in every round and records its calls."""
 
     def __init__(self, *rounds: Sequence[float]) -> None:
         self.calls: list[Context] = []

@@ -20,6 +20,7 @@ from simoffload.calibration.micro.fit_parts import (
     fit_pcie,
 )
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
+from simoffload.errors import InputError
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
@@ -155,7 +156,10 @@ def test_other_modules_than_the_models_are_refused(sections: dict[str, Any]) -> 
     short = copy.deepcopy(sections["hooks"]["runs"][0])
     for column in short["traces"]["decode 1"]["modules"].values():
         del column[-1]
-    with pytest.raises(ValueError, match="modules were called, but the model has"):
+    place = r'sections\.hooks\.runs\["tiny .*"\]\.traces\["decode 1"\]\.modules'
+    with pytest.raises(
+        InputError, match=rf"{place}: \d+ modules were called, but the model has \d+; measure"
+    ):
         fit_hooks({"hooks": {"runs": [short]}}, machine.base())
 
 

@@ -42,8 +42,18 @@ def test_other_files_are_refused(tmp_path: Path, change: dict[str, Any], message
     assert str(caught.value).startswith(str(file))
 
 
+def test_a_record_of_many_rounds_is_read_back(tmp_path: Path) -> None:
+    """One GPU gives more than the 1 MB that a scenario may have."""
+    raw = record()
+    raw["rounds"] = [{"section": "dram", "found": {"seconds": [0.125] * 1000}} for _ in range(300)]
+    (tmp_path / "micro.json").write_text(record_text(raw))
+    assert (tmp_path / "micro.json").stat().st_size > 1_000_000
+    assert read_record(tmp_path / "micro.json") == raw
+
+
 def test_what_is_no_json(tmp_path: Path) -> None:
     file = tmp_path / "micro.json"
-    file.write_text("[1, 2")
-    with pytest.raises(InputError):
-        read_record(file)
+    for text in ("[1, 2", '{"schema": NaN}', "[]"):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"not valid JSON|not a record"):
+            read_record(file)

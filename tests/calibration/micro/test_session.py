@@ -1,4 +1,4 @@
-"""Rounds, probes between sections, what is measured again, and what a time or a failure leaves out."""
+"""Rounds, probes between sections, repeated measurements, time limits and failures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import launch
-from simoffload.calibration.micro.launch import MeasurementRequest, measure
-from simoffload.calibration.micro.plan import Context, MeasurementSection, SkippedError
+from simoffload.calibration.micro import session
+from simoffload.calibration.micro.plan import (
+    Context,
+    MeasurementRequest,
+    MeasurementSection,
+    SkippedError,
+)
 from simoffload.calibration.micro.record import read_record
+from simoffload.calibration.micro.session import measure
 from simoffload.errors import InputError
 from tests.calibration.micro.bench import Copies, FakeBench, opened
 
@@ -26,7 +31,7 @@ def measured(
     record: Path | None = None,
     resumed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    monkeypatch.setattr(launch, "open_bench", opened(bench))
+    monkeypatch.setattr(session, "open_bench", opened(bench))
     request = MeasurementRequest(
         ("dram",), None, None, None, False, record=record, seconds=seconds, resumed=resumed
     )
@@ -55,7 +60,7 @@ def test_sections_take_turns_in_every_round(monkeypatch: pytest.MonkeyPatch) -> 
     assert raw["noise"]["sections"]["dram"] == {"measured": 3, "quiet": 3}
 
 
-def test_a_probe_lies_between_any_two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_probe_between_any_two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = [
         MeasurementSection("dram", Copies([0.3]), 0.1),
         MeasurementSection("cpu_adam", Copies([1.0]), 0.1),
@@ -67,7 +72,7 @@ def test_a_probe_lies_between_any_two_sections(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_a_noisy_host_disturbed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host is slow from the second probe to the third one: both sections around it drifted."""
+    """The host is slow from the second to the third probe, so its speed changed during both sections."""
     dram, adam, gpu = Copies([0.3]), Copies([1.0]), Copies([2.0])
     sections = [
         MeasurementSection("dram", dram, 0.1, rounds=(1,)),
@@ -82,7 +87,7 @@ def test_what_a_noisy_host_disturbed_is_measured_again(monkeypatch: pytest.Monke
     assert raw["noise"]["worst"] == 1.5
 
 
-def test_a_host_that_stays_noisy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_stays_noisy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     dram = Copies([0.3])
     sections = [MeasurementSection("dram", dram, 0.1, rounds=(1,))]
     raw = measured(monkeypatch, FakeBench(sections, [1.0, 2.0, 1.0, 2.0]))
@@ -92,7 +97,7 @@ def test_a_host_that_stays_noisy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_slow_machine_is_not_a_noisy_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is as slow in every probe: there is nothing to be found by measuring again."""
+    """All probes are equally slow, so that nothing would be gained by another measurement."""
     raw = measured(monkeypatch, FakeBench([MeasurementSection("dram", Copies([0.3]), 0.1)], [3.0]))
     assert raw["noise"]["stayed_noisy"] == []
     assert len(raw["rounds"]) == 3
@@ -107,10 +112,10 @@ def test_what_does_not_fit_into_the_time_is_not_begun(monkeypatch: pytest.Monkey
     assert all(context.seconds <= 60 for context in short.calls)
 
 
-def test_without_a_limit_the_first_round_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sections are expected to take longer than a run usually does: one round is made of them."""
+def test_without_a_limit_the_first_round_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sections take longer than the usual time of a run, so only the first round is measured."""
     sections = [MeasurementSection(name, Copies([0.3]), 500.0) for name in ("dram", "cpu_adam")]
-    monkeypatch.setattr(launch, "_usual_seconds", lambda *_, **__: 5.0)
+    monkeypatch.setattr(session, "_usual_seconds", lambda *_, **__: 5.0)
     raw = measured(monkeypatch, FakeBench(sections), seconds=None)
     assert order(raw) == [("dram", 1), ("cpu_adam", 1)]
     assert raw["unfinished"] == []
@@ -129,7 +134,7 @@ def test_a_section_that_fails_is_named_and_not_tried_again(monkeypatch: pytest.M
     assert len(raw["rounds"]) == 4
 
 
-def test_a_run_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "micro.json"
 
     def interrupted(context: Context) -> Mapping[str, Any]:
@@ -156,11 +161,16 @@ def test_a_run_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_another_machine_or_other_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = FakeBench([MeasurementSection("dram", Copies([0.3]), 0.1)])
     raw = measured(monkeypatch, bench)
-    moved = {**raw, "machine": {**raw["machine"], "cpu": "Another", "memory": 5}}
-    with pytest.raises(InputError, match=r"--resume: this machine is not .* .cpu was Another, is Some Xeon"):
-        measured(monkeypatch, bench, resumed=moved)
+    other = {**raw, "machine": {**raw["machine"], "cpu": "Another", "memory": 5}}
+    with pytest.raises(
+        InputError,
+        match=r"--resume: the record is of another machine \(cpu was Another and is Some Xeon\); measure",
+    ):
+        measured(monkeypatch, bench, resumed=other)
     quick = {**raw, "options": {**raw["options"], "quick": True}}
-    with pytest.raises(InputError, match=r"--resume: what is asked for is not .* .quick was True, is False"):
+    with pytest.raises(
+        InputError, match=r"--resume: the record has other options \(quick was True and is False\); measure"
+    ):
         measured(monkeypatch, bench, resumed=quick)
     old = {**raw, "schema": "simoffload/micro/1"}
     with pytest.raises(InputError, match="--resume: the record is of an older release"):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from simoffload.calibration.micro import launch
+from simoffload.calibration.micro import bench
 from simoffload.calibration.micro.fit_deepspeed import fit_costs
 from simoffload.calibration.micro.fit_parts import fit_memory
-from simoffload.calibration.micro.launch import MeasurementRequest, measure
+from simoffload.calibration.micro.plan import MeasurementRequest
+from simoffload.calibration.micro.session import measure
 from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
 
@@ -23,19 +25,21 @@ def request(*sections: str, storage: Path | None = None) -> MeasurementRequest:
 
 
 def ignore(_: str) -> None:
-    """Nobody watches."""
+    """Ignore a line of progress."""
 
 
-def test_every_section_has_its_work() -> None:
-    from simoffload.calibration.micro.plan import WORKS
-    from simoffload.calibration.micro.worker import WORK
+def test_every_section_has_a_function() -> None:
+    from simoffload.calibration.micro.plan import SECTION_PLANS
+    from simoffload.calibration.micro.worker import FUNCTIONS
 
-    assert set(WORK) - set(WORKS) == {"facts", "probe", "compile"}
-    assert set(WORKS) < set(WORK)
+    assert set(FUNCTIONS) - set(SECTION_PLANS) == {"facts", "probe", "compile"}
+    assert set(SECTION_PLANS) < set(FUNCTIONS)
+    for module, function in FUNCTIONS.values():
+        assert callable(getattr(import_module(f"simoffload.calibration.micro.{module}"), function))
 
 
 def test_the_probe_runs_on_a_host_without_a_gpu() -> None:
-    from simoffload.calibration.micro.probe import HostProbe
+    from simoffload.calibration.micro.host import HostProbe
 
     found = HostProbe("cpu").measure(0.1)
     assert set(found["calls"]) == {"launch", "module", "hooks", "autograd"}
@@ -59,7 +63,7 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
     # One training of each family, with one and with several micro-steps: each takes a quarter of a minute.
     chosen = small_training_cases(1, deep=False)[::4]
-    monkeypatch.setattr(launch, "small_training_cases", lambda *_, **__: chosen)
+    monkeypatch.setattr(bench, "small_training_cases", lambda *_, **__: chosen)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     raw = measure(request("hooks")._replace(seconds=500.0), progress=ignore)
     assert raw["skipped"] == {}

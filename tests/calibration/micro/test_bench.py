@@ -1,4 +1,4 @@
-"""The parent's side: processes that work, fail, hang or are interrupted, played by a small script."""
+"""The parent of processes that succeed, fail, hang or are interrupted; a small script replaces the worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.calibration.micro import launch, workers
-from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
-from simoffload.calibration.micro.plan import SECTIONS
+from simoffload.calibration.micro import bench, session
+from simoffload.calibration.micro.plan import SECTIONS, MeasurementRequest
 from simoffload.calibration.micro.record import read_record
+from simoffload.calibration.micro.session import describe, measure
 from simoffload.errors import InputError
 
 WORKER = """\
@@ -25,11 +25,11 @@ folder = pathlib.Path(job["folder"])
 (folder / "ready").touch()
 seen = folder.parent.parent / "seen.txt"
 for number in range(1000):
-    while not (folder / f"{number:04d}.ask").is_file():
+    while not (folder / f"{number:04d}.task").is_file():
         os.kill(job["parent"], 0)
         time.sleep(0.01)
-    asked = json.loads((folder / f"{number:04d}.ask").read_text())
-    work = asked["work"]
+    task = json.loads((folder / f"{number:04d}.task").read_text())
+    work = task["work"]
     probe = {"seconds": 1, "calls": {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), 1e-6)}}
     found = {"facts": {"torch": "2.0", "gpu": DEVICE}, "probe": probe}
     answer = {"found": found.get(work, {"rank": os.environ["RANK"]})}
@@ -57,13 +57,13 @@ for number in range(1000):
 
 @pytest.fixture
 def players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the place of the worker; temporary files go to ``tmp_path``."""
+    """Replace the worker by a script, and put temporary files into ``tmp_path``."""
     play(tmp_path, gpu="None")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(workers, "WORKER", "fake_worker")
-    monkeypatch.setattr(launch, "missing_packages", lambda _: ())
+    monkeypatch.setattr(bench, "WORKER", "fake_worker")
+    monkeypatch.setattr(bench, "missing_packages", lambda _: ())
     return tmp_path
 
 
@@ -76,7 +76,7 @@ def request(*sections: str, storage: Path | None = None, gpus: int | None = None
 
 
 def ignore(_: str) -> None:
-    """Nobody watches."""
+    """Ignore a line of progress."""
 
 
 def seen(folder: Path) -> list[str]:
@@ -92,7 +92,7 @@ def test_everything_goes_well(players: Path) -> None:
     assert raw["machine"]["gpu"] is None
     assert raw["machine"]["cores"] == os.cpu_count()
     assert {"virtual", "governor"} <= set(raw["machine"])
-    assert rendered[0] == "looking at the machine"
+    assert rendered[0] == "reading the facts of the machine"
     assert re.fullmatch(r"round 1: copies \(1 of 4\), about \d+ s left", rendered[1])
     assert seen(players) == ["1 copies", "1 attention", "1 copies", "1 copies"]
     assert [entry.name for entry in players.iterdir() if entry.is_dir() and entry.name != "__pycache__"] == []
@@ -110,7 +110,7 @@ def test_a_section_that_fails_does_not_lose_the_others() -> None:
 def test_a_section_that_hangs_is_stopped(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simoffload.calibration.micro.session._LEAST", 0.3)
     monkeypatch.setattr("simoffload.calibration.micro.session._PATIENCE", 0.0)
-    monkeypatch.setattr(workers, "_SLACK", 0.2)
+    monkeypatch.setattr(bench, "_SLACK", 0.2)
     raw = measure(request("dram", "attention"), progress=ignore)
     assert raw["skipped"]["dram"].startswith("stopped after")
     assert list(raw["sections"]) == ["attention"]
@@ -133,9 +133,11 @@ def test_what_is_asked_for_must_be_there(players: Path) -> None:
     small = request("storage", storage=players)._replace(storage_size=1000)
     with pytest.raises(InputError, match="--storage-size: must be at least 128 MiB"):
         measure(small, progress=ignore)
-    with pytest.raises(InputError, match=r"--storage-size: .* ask for less"):
+    with pytest.raises(InputError, match=r"--storage-size: .* do not fit: .* free"):
         measure(small._replace(storage_size=1 << 60), progress=ignore)
-    with pytest.raises(InputError, match=r"--gpus: 4096 asked for; PyTorch sees \d+ core"):
+    with pytest.raises(
+        InputError, match=r"--gpus: must be at most \d+, not 4096: PyTorch sees \d+ cores? and no GPU"
+    ):
         measure(request("attention", gpus=4096), progress=ignore)
 
 
@@ -146,7 +148,7 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
     assert measure(request("storage"), progress=ignore)["skipped"] == {
         "storage": "no folder was named with --storage"
     }
-    with pytest.raises(InputError, match=r"--gpus: 2 asked for; PyTorch sees 1 GPU\(s\)"):
+    with pytest.raises(InputError, match=r"--gpus: must be at most 1, not 2: PyTorch sees 1 GPU$"):
         measure(request("collectives", gpus=2), progress=ignore)
 
 
@@ -154,21 +156,21 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
 def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
     players: Path, quick: bool, most: float
 ) -> None:
-    """Ten seconds are for the imports of the processes."""
+    """Ten of the seconds are for the imports of the processes."""
     play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
     asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
-    with launch.open_bench(asked, ignore) as bench:
-        assert most - 30 < launch._usual_seconds(bench, quick=quick) <= most
-        rounds = sum(len(section.rounds) for section in bench.sections)
-        assert (len(bench.sections), rounds) == (9, 9 if quick else 22)
+    with session.open_bench(asked, ignore) as machine:
+        assert most - 30 < session._usual_seconds(machine, quick=quick) <= most
+        rounds = sum(len(section.rounds) for section in machine.sections)
+        assert (len(machine.sections), rounds) == (9, 9 if quick else 22)
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (players / "fake_worker.py").write_text("raise ImportError('libtorch.so: cannot open')")
     with pytest.raises(InputError, match=r"torch: cannot be imported: .* ImportError: libtorch\.so"):
         measure(request("attention"), progress=ignore)
-    monkeypatch.setattr(launch, "missing_packages", tuple)
-    with pytest.raises(InputError, match="torch: not installed; install it beside simoffload"):
+    monkeypatch.setattr(bench, "missing_packages", tuple)
+    with pytest.raises(InputError, match="torch: not installed; install it next to simoffload"):
         measure(request("attention"), progress=ignore)
 
 
@@ -196,8 +198,8 @@ def wait_for(condition: Path, seconds: float = 20.0) -> None:
 
 COMMAND = """\
 import sys
-from simoffload.calibration.micro import launch, workers
-workers.WORKER, launch.missing_packages = "fake_worker", lambda _: ()
+from simoffload.calibration.micro import bench
+bench.WORKER, bench.missing_packages = "fake_worker", lambda _: ()
 from simoffload.cli import main
 sys.exit(main())
 """
@@ -210,7 +212,7 @@ sys.exit(main())
 def test_what_was_measured_outlives_the_end_of_the_run(
     players: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
-    """The first section is done, the second one takes a minute when the run is ended; another goes on."""
+    """The run ends in its second section, which would take a minute; a second run continues it."""
     place = players / "place"
     place.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}

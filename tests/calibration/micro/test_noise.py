@@ -1,4 +1,4 @@
-"""One number of many repetitions."""
+"""Probes show noise, and many repetitions become one number."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.noise import is_noisy, level, machine_noise
-from simoffload.calibration.micro.pooling import pooled, pooled_steps, quiet, quiet_trace, spread
+from simoffload.calibration.micro.noise import (
+    is_noisy,
+    lower_quartile,
+    machine_noise,
+    pooled,
+    pooled_steps,
+    pooled_trace,
+    probe_level,
+    spread,
+)
 from tests.calibration.micro.bench import QUIET, probe
 
 
-def test_the_quiet_quantile_survives_a_host_that_is_disturbed_half_of_the_time() -> None:
-    assert quiet([2.0, 1.0, 2.0, 1.0, 2.0, 1.0]) == 1.0
-    assert quiet([5.0, 1.0, 3.0]) == 2.0
-    assert quiet([3.0]) == 3.0
+def test_the_lower_quartile_survives_a_host_that_is_disturbed_half_of_the_time() -> None:
+    assert lower_quartile([2.0, 1.0, 2.0, 1.0, 2.0, 1.0]) == 1.0
+    assert lower_quartile([5.0, 1.0, 3.0]) == 2.0
+    assert lower_quartile([3.0]) == 3.0
     assert spread([float(number) for number in range(11)]) == [1.0, 9.0]
     assert spread([2.0, 1.0]) == [1.0, 2.0]
 
@@ -74,8 +82,8 @@ def test_small_models_keep_their_names_and_their_quiet_passes() -> None:
     assert found["failed"] == [{"name": "c", "error": "none"}]
 
 
-def test_a_quiet_trace_is_made_of_quiet_intervals() -> None:
-    """Two modules, one in the other; an interrupt of 100 us strikes another interval in each trace."""
+def test_a_pooled_trace_consists_of_the_lower_quartiles_of_its_intervals() -> None:
+    """One of two modules contains the other; an interrupt of 100 us lengthens one interval of each trace."""
     quiet_times = {"fetch": [0, 10], "fetched": [5, 12], "launched": [30, 20], "released": [34, 26]}
     traces = []
     for late in (4, 11, 25):
@@ -83,14 +91,14 @@ def test_a_quiet_trace_is_made_of_quiet_intervals() -> None:
             key: [time + (100 if time > late else 0) for time in times] for key, times in quiet_times.items()
         }
         traces.append({"seconds": 1e-4, "modules": {"module": ["m", "m.child"], **columns}})
-    found = quiet_trace(traces)["modules"]
+    found = pooled_trace(traces)["modules"]
     assert {key: found[key] for key in quiet_times} == quiet_times
     parts = {"seconds": 1.0, "parts": {"step": {"count": 1, "seconds": 0.5}}}
-    assert quiet_trace([parts]) == parts
+    assert pooled_trace([parts]) == parts
 
 
 def test_probes_tell_a_change_from_a_slow_machine() -> None:
-    assert level(probe(2.0)) == pytest.approx(2 * QUIET)
+    assert probe_level(probe(2.0)) == pytest.approx(2 * QUIET)
     probes = [probe(level) for level in (1.0, 1.05, 1.3, 1.3, 1.5)]
     noisy = [is_noisy({"probes": pair}, probes) for pair in ([0, 1], [1, 2], [2, 3], [3, 4])]
     assert noisy == [False, True, True, True]

@@ -1,0 +1,43 @@
+"""Records as JSON files: read after a check of size and syntax, and written completely or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from simoffload.documents import read_text
+from simoffload.errors import InputError, Problem
+
+__all__ = ["read_json", "write_json"]
+
+_LARGEST = 256_000_000
+"""[B] Size of the largest file: a run with traces takes about 0.1 MB, a measurement of one GPU 1.1 MB."""
+
+
+def read_json(path: Path, *, remedy: str) -> Any:
+    """Return the content of a JSON file without positions, which large files would make slow.
+
+    Raises InputError for a file that cannot be read or is not valid JSON; errors about other files end with
+    ``remedy``.
+    """
+    text = read_text(path, most=_LARGEST, remedy=remedy)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        reason = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}; was the file cut off?"
+        raise InputError([Problem(str(path), error.lineno, error.colno, "", reason)]) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError([Problem(str(path), None, None, "", f"not valid JSON: {error}; {remedy}")]) from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a record so that another process sees it completely or not at all."""
+    # Patterns such as "000.*" and "*.failed-*" must not match the partial file.
+    partial = path.with_name(f"{path.name.replace('.', '-')}.partial")
+    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    partial.replace(path)
