@@ -1,4 +1,4 @@
-"""Baseline without offloading and without ZeRO: a full copy of the weights in the HBM of every GPU."""
+"""The strategy without offloading and without ZeRO: a full copy of the weights in the HBM of every GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
 
 class Resident(Strategy):
-    """Baseline without offloading and ZeRO: a full copy of all states on every GPU."""
+    """A Resident strategy keeps a full copy of all states on every GPU, without offloading and without
+    ZeRO."""
 
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
@@ -43,11 +44,12 @@ class Resident(Strategy):
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Return HBM, with and without a placement of the optimizer, which inference does not have."""
+        """Return HBM for the weights, with and without HBM for the optimizer, which inference does not
+        have."""
         return Placement("hbm"), Placement("hbm", "hbm")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return no edit for HBM. Raises PlacementError for all other places."""
+        """Return no edits if the placement is HBM. Raises PlacementError for all other placements."""
         if placement not in self.placements(machine):
             why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
             raise refused(placement, self.kind, why)
@@ -58,7 +60,7 @@ class Resident(Strategy):
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield ZeRO instead of a full copy on each GPU, on every tier."""
+        """Yield ZeRO instead of a full copy on each GPU, with the weights on each tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
@@ -75,7 +77,7 @@ class Resident(Strategy):
         return stages_of_zero(plan)
 
     def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA under ZeRO, which offloads."""
+        """Yield LoRA adapters under ZeRO, which can also offload."""
         return lora_moves(model, before=_ZERO_TRAINING)
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
@@ -111,7 +113,7 @@ class ResidentPlan(InferencePlan):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """Modules of the model, with those of one layer for all layers."""
+        """Modules of the model; those of a layer are listed once."""
         return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
