@@ -80,8 +80,8 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
 
 _LOSS = 12
 """[B] per logit at the start of the backward pass: log-softmax, its gradient and that of the loss, all in
-single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass does not need more: logits in
-16 bit and in single precision, and log-softmax."""
+single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass does not need more: logits
+in 16 bit and in single precision, and log-softmax."""
 _TOKEN_IDS = 16
 """[B] per token: input and label, 64 bit."""
 
