@@ -64,8 +64,8 @@ class SuperOffloadStep(StepPlan):
 
 
 def update_threads(plan: ZeroTrainingPlan) -> int:
-    """Return the threads of the update process: the cores minus the share that ``cpuadam_cores_perc`` leaves to
-    training, rounded down (``_set_cpu_affinity``)."""
+    """Return the threads of the update process: the cores minus the share that ``cpuadam_cores_perc`` leaves
+    to training, rounded down (``_set_cpu_affinity``)."""
     threads = plan.places.threads
     return threads - int((1 - plan.settings.cpuadam_cores) * threads)
 
