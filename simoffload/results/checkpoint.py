@@ -1,6 +1,7 @@
-"""Cost of checkpoints for a run, and the answer to a scenario of checkpoints alone.
+"""Effect of checkpoints on a run, and the result of a scenario with only checkpoints.
 
-That is the stall of each, the interval to choose, and the work that failures throw away.
+The effect consists of the time for which training stops, the best interval, and the work that failures
+destroy.
 
 References
 ----------
@@ -8,7 +9,7 @@ J. W. Young, "A first order approximation to the optimum checkpoint interval", C
 doi:10.1145/361147.361115.
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
 Computer Systems 22 (2006) 303-312, doi:10.1016/j.future.2004.11.016.
-Both take failures to be a Poisson process, checkpoints to be flawless, and the run to be long.
+Both assume that failures are a Poisson process, that checkpoints are intact, and that the run is long.
 """
 
 from __future__ import annotations

@@ -104,16 +104,15 @@ def drive_lifetime(
     hosts: int = 1,
     uneven: float = 1.0,
 ) -> DriveLifetime:
-    """Return how long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and
-    night.
+    """Return how long new drives last if each step of ``step_time`` [s] writes ``per_step`` [B], all day.
 
-    ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
-    writes ``uneven`` times the mean of all, and its drives are told of.
+    ``array`` is the array of such drives on each of ``hosts`` hosts, or None for a single drive. The result is
+    for the drives of the host that writes the most, which is ``uneven`` times the mean of all hosts.
 
         per drive and day = per_step x 86400 / step_time / hosts x uneven x drive_share
         years = rated bytes / (per drive and day x 365)
 
-    Raises ValueError for times and counts that make no sense.
+    Raises ValueError for times that are not positive and for negative counts.
     """
     if step_time <= 0 or hosts < 1 or per_step < 0:
         raise ValueError(f"no wear of {per_step} B per step of {step_time} s on {hosts} host(s)")

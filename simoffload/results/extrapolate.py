@@ -149,8 +149,8 @@ class _Slopes:
         return slope if latest <= start + slope * by else None
 
     def _of_peers(self, first: int, step: CompiledOp) -> Iterator[Need]:
-        """Yield the operations of other ranks for which an operation waits, each with its stream and
-        track."""
+        """Yield the operations of other ranks for which an operation waits, with streams relative to track
+        ``first``."""
         own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
         for peers, (stream, per_iteration, offset) in step.peer_needs:
             for other in {self._classes[rank] for rank in self._peers[peers][own]}:

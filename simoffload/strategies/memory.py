@@ -112,14 +112,14 @@ class Activations(NamedTuple):
 
 
 def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: bool = False) -> Activations:
-    """Count a micro-step's activations; raises nothing.
+    """Return the activations of a micro-step.
 
     Notes
     -----
     Korthikanti et al. (arXiv 2205.05198, eq. 1) count sbh·(34 + 5·a·s/h) for a layer of a GPT with dropout
-    in 16 bit. Transformers' eager attention keeps its softmax in single precision beside the 16-bit copy,
-    and no mask as released families train without attention dropout; RMSNorm keeps a single-precision copy
-    of its input; a gated feed-forward network keeps four wide tensors.
+    in 16 bit. The code of transformers differs: eager attention saves its softmax in single precision in
+    addition to the 16-bit copy, and no mask, because the released families train without attention dropout;
+    RMSNorm saves a single-precision copy of its input; a gated feed-forward network saves four wide tensors.
     """
     batch, length, size = workload.batch_size, workload.sequence_length, model.dtype_bytes
     tokens = workload.tokens

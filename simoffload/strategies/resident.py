@@ -144,21 +144,21 @@ class ResidentPlan(InferencePlan):
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
-    """Bound on decode where each GPU reads its own part of the weights and nothing is sent [tokens/s].
+    """Return an upper bound of the decode throughput [tokens/s] if each GPU only reads its part of the weights.
 
-    None where there is no decode step.
+    None if there is no decode step.
 
     Notes
     -----
-    A step gives each of ``ranks`` x ``batch_size`` sequences a token, and each GPU reads from its HBM, at the
-    rate of its profile, its part of the weights and of the key-value cache once:
+    In a step each of ``ranks`` x ``batch_size`` sequences gets a token, and each GPU reads its part of the
+    weights and of the key-value cache once from its HBM, at the rate of its profile:
 
         batch_size x ranks x rate / (weights / ranks + cache of batch_size sequences)
 
-    with the fewest weights that a step must read (``ModelShape.least_read_bytes``: the experts of one token,
-    as all tokens may go to the same ones, and no embedding) and the cache at the mean context of the decode
-    steps. Tensor parallelism divides weights and cache so (Shoeybi et al., Megatron-LM, arXiv 1909.08053);
-    what it sends, and all computing, is left out: no prediction.
+    The weights are the least that a step must read (``ModelShape.least_read_bytes``: no embeddings, and the
+    experts of a single token, as if all tokens used the same ones). The cache is that at the mean context of
+    the decode steps. Tensor parallelism divides weights and cache in this way (Shoeybi et al., Megatron-LM,
+    arXiv 1909.08053). The bound ignores its communication and all computation, so it is not a prediction.
     """
     if not workload.decode_steps:
         return None
