@@ -332,7 +332,7 @@ class Library:
 
 
 def _opened(path: Path, name: str) -> Entry:
-    """What a file says, which is called ``name`` in results."""
+    """Return the content of a file, which results call ``name``."""
     document = read_document(path)
     kind = document.data.get("kind") if isinstance(document.data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
@@ -345,7 +345,8 @@ def _opened(path: Path, name: str) -> Entry:
 
 @lru_cache(maxsize=512)
 def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
-    """The same of a shipped file, which every library has: it is read again only after a change on disk."""
+    """Return the content of a shipped file, which all libraries share; it is read again only after a change
+    on disk."""
     return _opened(path, name)
 
 

@@ -72,7 +72,7 @@ class Topology(NamedTuple):
 
     @property
     def gpu_pcie_link(self) -> PcieLink:
-        """The PCIe link of the GPU in the slowest slot, for which the others wait."""
+        """The PCIe link of the GPU in the slowest slot, for which all other GPUs wait."""
         return slowest(self.gpu_pcie_links)
 
 

@@ -1,4 +1,4 @@
-"""Storage targets of all kinds, reduced to the properties that the topology needs."""
+"""Storage targets of all kinds, with the properties that the topology needs."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Target(NamedTuple):
     (from memory)."""
 
     def partly_cached(self, share: Fraction) -> Target:
-        """Return the target as it is when ``share`` of all bytes written fit into the write caches of its
-        drives."""
+        """Return the target with the write rate that results if ``share`` of all bytes fit into its drives'
+        write caches."""
         if self.sustained is None or share == 1:
             return self
         write = self.write.mixed(self.sustained, share)

@@ -219,10 +219,10 @@ _ATTENTION_BACKWARD = 2.5
 
 
 def loss_module(shape: ModelShape) -> Module:
-    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and back
-    again.
+    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and the cast
+    back.
 
-    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type is two bytes there.
+    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type counts as two bytes.
     """
     vocabulary = shape.vocab_size
     return activation("loss", vocabulary, reads=3, writes=4)._replace(hooked=False)

@@ -1,6 +1,6 @@
-"""A report document as Markdown, to paste where people discuss it (https://github.github.com/gfm/).
+"""A report document as Markdown, for issues and wikis (https://github.github.com/gfm/).
 
-Whatever comes from files is text: nothing in it makes links, pictures, tags or tables.
+All values from files are escaped, so that they cannot make links, pictures, tags or tables.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def drive_lifetime(
 ) -> DriveLifetime:
     """Return how long new drives last if each step of ``step_time`` [s] writes ``per_step`` [B], all day.
 
-    ``array`` is the array of such drives on each of ``hosts`` hosts, or None for a single drive. The result is
-    for the drives of the host that writes the most, which is ``uneven`` times the mean of all hosts.
+    ``array`` is the array of such drives on each of ``hosts`` hosts, or None for a single drive. The result
+    is for the drives of the host that writes the most, which is ``uneven`` times the mean of all hosts.
 
         per drive and day = per_step x 86400 / step_time / hosts x uneven x drive_share
         years = rated bytes / (per drive and day x 365)

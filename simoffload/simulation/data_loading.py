@@ -43,15 +43,15 @@ def sequential_hit_ratio(cache: float, part: float) -> float:
 
 
 def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> float:
-    """Return the fraction of an epoch that is found in the cache of a host, if it reads a new random part of the
-    dataset in every epoch.
+    """Return the fraction of an epoch that is found in the cache of a host with a new random part per epoch.
 
-    ``cached`` is the size of the cache over that of the dataset, ``share`` (w) is the part of the dataset that
-    the host reads in an epoch (its ranks over all ranks), and ``epoch`` counts from 1, with an empty cache.
+    ``cached`` is the size of the cache over that of the dataset, ``share`` (w) is the part of the dataset
+    that the host reads in an epoch (its ranks over all ranks), and ``epoch`` counts from 1, with an empty
+    cache.
 
-    Suppose that the host now reads an item, after the fraction y of the present epoch. It last read the item k
-    epochs ago, after the fraction x of that epoch, with probability w (1 - w)^(k-1). The fraction of a large
-    dataset that the host has not read since then is
+    Suppose that the host now reads an item, after the fraction y of the present epoch. It last read the item
+    k epochs ago, after the fraction x of that epoch, with probability w (1 - w)^(k-1). The fraction of a
+    large dataset that the host has not read since then is
 
         (1 - w (1 - x)) (1 - w)^(k-1) (1 - w y)
 
@@ -150,14 +150,14 @@ def predict_data_loading(
     system). ``cores`` are the cores of each host that decode samples (by default unlimited);
     ``requests_per_second`` and ``background`` [B/s] are those of ``storage_routes``.
 
-    Not modelled: copies of batches to the GPUs, the start of workers (20 ms in PyTorch), and the time of Linux
-    to fill the page cache. On a virtual machine with 16 cores, PyTorch 2.11 reached 45 to 105 % of the rate
+    Not modelled: copies of batches to the GPUs, the start of workers (20 ms in PyTorch), and the time of
+    Linux to fill the page cache. On a virtual machine with 16 cores, PyTorch 2.11 reached 45 to 105 % of the rate
     that is predicted here from direct and cached reads of its drive, the least with several workers on one
-    file (tests/simulation/test_reading.py).
+    file (tests/simulation/data_loading/test_reading.py).
 
-    With the fraction h of the samples in the page cache, b = batch_size, W workers, R [B/s] the rank's share of
-    storage, s [B] read per sample, and t [s] of a worker per sample (opening, waiting for requests of (1 - h) s
-    bytes, copying, decoding), a loader makes a batch in
+    With the fraction h of the samples in the page cache, b = batch_size, W workers, R [B/s] the rank's share
+    of storage, s [B] read per sample, and t [s] of a worker per sample (opening, waiting for requests of
+    (1 - h) s bytes, copying, decoding), a loader makes a batch in
 
         T = max(b t / W, (1 - h) b s / R, ranks per host x b x CPU time / cores),
 

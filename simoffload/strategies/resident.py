@@ -144,7 +144,7 @@ class ResidentPlan(InferencePlan):
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
-    """Return an upper bound of the decode throughput [tokens/s] if each GPU only reads its part of the weights.
+    """Return an upper bound of decode throughput [tokens/s] if each GPU reads only its part of the weights.
 
     None if there is no decode step.
 

@@ -1,4 +1,4 @@
-"""The sizes that every family has in its configuration, and how a configuration becomes a shape."""
+"""The sizes that every family has in its configuration, and their conversion to a shape."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModuleLists(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """Sizes under names that all families share."""
+    """Derived sizes have the same names in all families."""
 
     num_key_value_heads: int
     head_dim: int
@@ -55,10 +55,10 @@ class Derived(NamedTuple):
 
 
 class FamilyConfig(Frozen, ABC):
-    """A configuration in Hugging Face's key names; keys without influence on the shape are ignored.
+    """A configuration with Hugging Face's keys; keys without influence on the shape are ignored.
 
-    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. A class that derives
-    from one must state the first two itself: Python refuses a class (TypeError) that would inherit them.
+    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. Every class must state
+    the first two itself: Python refuses one that would inherit them (TypeError).
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -154,7 +154,7 @@ class FamilyConfig(Frozen, ABC):
 
     @abstractmethod
     def derived(self) -> Derived:
-        """Return the sizes that families name or derive differently."""
+        """Return the sizes for which families have different names or rules."""
 
     @abstractmethod
     def modules(self) -> ModuleLists:

@@ -92,8 +92,7 @@ class Falcon(FamilyConfig):
 
     @property
     def default_attention(self) -> Attention:
-        """The default of the family, but eager for one head of keys, for which PyTorch has no fused kernel
-        and falls back."""
+        """The default of the family; eager for one head of keys, for which PyTorch has no fused kernel."""
         return self.traits.attention if self._projected > 1 else "eager"
 
     def derived(self) -> Derived:
