@@ -63,7 +63,7 @@ class Share(NamedTuple):
 
     cause: str
     group: Group
-    """Category of the cause."""
+    """Category of the cause, such as host or storage."""
     exposed_ps: Time
     """[ps] on the critical path; over all causes these sum exactly to the time of the pass."""
     busy_ps: Time

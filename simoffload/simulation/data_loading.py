@@ -151,9 +151,9 @@ def predict_data_loading(
     ``requests_per_second`` and ``background`` [B/s] are those of ``storage_routes``.
 
     Not modelled: copies of batches to the GPUs, the start of workers (20 ms in PyTorch), and the time of
-    Linux to fill the page cache. On a virtual machine with 16 cores, PyTorch 2.11 reached 45 to 105 % of the rate
-    that is predicted here from direct and cached reads of its drive, the least with several workers on one
-    file (tests/simulation/data_loading/test_reading.py).
+    Linux to fill the page cache. On a virtual machine with 16 cores, PyTorch 2.11 reached 45 to 105 % of the
+    rate that is predicted here from direct and cached reads of its drive, the least with several workers on
+    one file (tests/simulation/data_loading/test_reading.py).
 
     With the fraction h of the samples in the page cache, b = batch_size, W workers, R [B/s] the rank's share
     of storage, s [B] read per sample, and t [s] of a worker per sample (opening, waiting for requests of

@@ -3,8 +3,8 @@
 A drive empties its cache into the rest of its flash while it neither reads nor writes. The rate is assumed to
 be its write rate with a full cache, because manufacturers publish no other. In a long run every byte takes
 this time once, either when it is written or later, when the drive is idle. With W [B] written and R [B] read
-in a step of T [s], K of W written into the cache, and the rates w into the cache, a with a full cache and r of
-reads,
+in a step of T [s], K of W written into the cache, and the rates w into the cache, a with a full cache and
+r of reads,
 
     R / r + W / a + K / w <= T,   K <= W,   K <= capacity.
 

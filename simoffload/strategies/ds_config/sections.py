@@ -99,7 +99,7 @@ class OffloadOptimizerSection(ConfigSection):
     pipeline_write: bool = False
     """Whether a sub-group is written while the next is updated."""
     fast_init: bool = False
-    """Whether master weights are made directly from the parameters' swap buffers. It only affects start-up:
+    """Whether master weights are made through the parameters' swap buffers. It only affects start-up:
     the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
     ratio: Fraction = 1.0
     """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
@@ -165,13 +165,13 @@ class ZeroSection(ConfigSection):
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
     """[elements] that are gathered in advance."""
     stage3_param_persistence_threshold: AutoElements = 100_000
-    """[elements] below which a parameter stays gathered."""
+    """Largest size [elements] of a parameter that always stays gathered."""
     stage3_model_persistence_threshold: AutoElements = sys.maxsize
     """[elements] in total of parameters that stay gathered because of their size."""
     stage3_max_live_parameters: AutoElements = 1_000_000_000
     """[elements] of gathered parameters on a GPU, at most."""
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
-    """[elements] within which a parameter that is used again stays gathered."""
+    """Largest distance [elements] to the next use of a parameter at which it stays gathered."""
 
 
 class AioSection(ConfigSection):

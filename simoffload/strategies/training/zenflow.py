@@ -252,7 +252,7 @@ class SelectedColumns:
 
     @property
     def matrices(self) -> list[Tensor]:
-        """All trained matrices."""
+        """All matrices that have gradients."""
         return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:
