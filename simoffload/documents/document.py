@@ -149,8 +149,7 @@ class DocumentLocation(NamedTuple):
 
     @contextmanager
     def referring(self) -> Iterator[None]:
-        """Report at this entry whatever is wrong, as a whole, with a file that is read within this
-        context."""
+        """Report any problem with a file that is read within this context as one problem at this entry."""
         try:
             yield
         except InputError as error:

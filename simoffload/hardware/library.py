@@ -138,7 +138,7 @@ class Library:
         self._files = _Files()
         self._changes: Changes | None = None
         self._cables: Mapping[str, tuple[str, DocumentLocation]] = {}
-        self._asked: dict[str, None] = {}  # ids of cables, those not taken included
+        self._asked: dict[str, None] = {}  # ids of PCIe profiles, including those that were not used
         self._read: dict[Path, Entry] = {}
 
     def view(

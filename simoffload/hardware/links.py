@@ -153,8 +153,8 @@ def _client(
     their mounts use."""
     ports = target.ports
     if ports is None:
-        return  # a filesystem is for more hosts than these
-    # Transfers are striped in equal parts: the slowest adapter decides.
+        return  # a filesystem serves more hosts than these
+    # Transfers are striped in equal parts, so the slowest adapter determines the rate.
     slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
     adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
     link = f"the adapters to it ({', '.join(through)}{hosts})"
@@ -163,7 +163,7 @@ def _client(
     device = f"{name}: {target.id}"
     yield from _above(device, rates, link, adapters, todo)
     used = nodes * ports.mounts * ports.rate
-    # Where the adapters carry no more, mounts over other ports would not help.
+    # If the adapters are the limit, mounts over other ports would not help.
     if 0 < ports.mounts < ports.number and used < adapters and max(rates.values()) > _TOLERANCE * used:
         link = f"the mounts to it ({ports.mounts}{hosts}, each over one of {ports.number} ports)"
         todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use all ports; or use faster ports"

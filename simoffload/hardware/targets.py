@@ -217,7 +217,7 @@ def _local(library: Library, entry: Entry) -> Target:
         drive, count, array = drive_entry.profile, profile.count, profile
         read = profile.read_service(drive)
         write, sustained = profile.write_service(drive), profile.write_service(drive, sustained=True)
-        # A curve of one drive says nothing about several: their requests spread.
+        # The curve of one drive does not apply to several, among which requests are distributed.
         capacity, outstanding = profile.usable(drive), None
     cache, data_drives = drive.write_cache, array.data_drives if array else 1
     return Target(

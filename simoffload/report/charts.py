@@ -57,7 +57,9 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
     sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
-    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))  # the colours easiest to tell go first
+    by_size = sorted(
+        sizes, key=lambda name: (-sizes[name], name)
+    )  # colours that are easy to distinguish are used first
     data = []
     for name, pinned in terms:
         parts = [

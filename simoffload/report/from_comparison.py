@@ -186,7 +186,7 @@ def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
     ratio = row.published.ratio if row.published else None
     yield "" if ratio is None else Datum(f"{format_number(ratio)}×", ratio)
     yield largest(step) if step is not None else _answer(result)
-    # Where more than the weights can be elsewhere, a table has no room for it.
+    # If more than the weights is offloaded, a table has no room for it.
     yield "" if group.narrow or step is None else fraction(result.bound_fraction or 0.0)
 
 

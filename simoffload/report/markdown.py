@@ -17,9 +17,9 @@ from simoffload.report.formatting import sentence
 __all__ = ["markdown", "write_markdown"]
 
 _TAGS = {"&": "&amp;", "<": "&lt;"}
-# An underscore within a word is no emphasis, and the names of metrics have many.
+# An underscore within a word, as in the names of metrics, does not mean emphasis.
 _SPECIAL = re.compile(r"[\\`*\[\]|~$&<]|(?<!\w)_|_(?!\w)")
-# At the beginning of a line these make it something else than a paragraph.
+# At the beginning of a line these characters would begin a list, a heading or a quotation.
 _BLOCK = re.compile(r"^(\d*)([>#+=:.)-])")
 
 

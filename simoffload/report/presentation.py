@@ -22,7 +22,7 @@ Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 
 
 class Metric(NamedTuple):
-    """A Metric is a value of a result as it is shown to a reader."""
+    """A Metric is a value of a result, prepared for a reader."""
 
     key: str
     description: str

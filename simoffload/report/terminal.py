@@ -167,7 +167,9 @@ def _parts(columns: Sequence[_Column], *, keys: int, room: int) -> Iterator[list
         parts[-1].append(column)
     for part in parts:
         widths = [column.widest for column in part]
-        while _total(widths) > room:  # heads of numbers give way first, then the widest, whole words last
+        while (
+            _total(widths) > room
+        ):  # narrow the headings of numbers first, then the widest column; break words last
             wide = [at for at, column in enumerate(part) if widths[at] > column.least]
             if not wide:
                 break

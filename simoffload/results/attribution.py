@@ -40,7 +40,7 @@ class PathSegment(NamedTuple):
 def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
     """Return the operation that ends last, of all streams or of one ``stream``; of several, the one that
     began first."""
-    best: tuple[int, int, OperationRef] | None = None  # -end, start, place: the least one
+    best: tuple[int, int, OperationRef] | None = None  # (-end, start, place) of the operation that ends last
     for number, track in enumerate(timeline.tracks):
         if not track.end or stream not in (None, track.stream):
             continue
@@ -57,7 +57,7 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     """Return the chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)
     path: list[PathSegment] = []
-    met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
+    met: dict[tuple[int, int], tuple[int, int]] = {}  # (copy, length of the chain) when an entry was reached
     track, entry, copy = last
     while entry >= 0:
         path.append(PathSegment(track, entry, 1))
@@ -70,7 +70,7 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
             else:
                 copy = walker.skip(path, track, entry, copy, *known)
                 met.clear()
-        elif copy > before:  # another period's copies are counted anew
+        elif copy > before:  # copies of another period begin at zero
             met.clear()
     return path
 
@@ -228,7 +228,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True):
         program = next(part for part in schedule.parts if ranks[0] in part.ranks)
         work = sum(time for cause, time in mine.items() if groups[cause] == "GPU")
-        # No GPU works for longer than the pass lasts, however many of its streams do.
+        # The work of a GPU is at most the time of the pass, although several of its streams work.
         on_gpus += len(ranks) * min(work, end * schedule.gpus_of(program))
     return Attribution(
         end,

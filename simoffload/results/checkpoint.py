@@ -252,7 +252,7 @@ class CheckpointResult(SimulationResult):
         return by_name(self, "checkpoint drive_lifetime")
 
 
-_FEW = 700.0  # exp() of more than this is beyond a float: such a run gets nowhere
+_FEW = 700.0  # exp() of a larger number exceeds a float: such a run makes no progress
 
 
 def stall_per_checkpoint(*, blocking_s: float, background_s: float = 0.0, window_s: float = 0.0) -> float:
@@ -316,7 +316,7 @@ def lost_work(*, segment_s: float, mtbf_s: float) -> float:
     a little less than half of the segment.
     """
     ratio = segment_s / mtbf_s
-    if ratio < 1e-6:  # the difference of two nearly equal numbers: its series instead
+    if ratio < 1e-6:  # the series, because the formula is a difference of nearly equal numbers
         return segment_s / 2
     if ratio > _FEW:
         return mtbf_s

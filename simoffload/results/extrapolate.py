@@ -71,7 +71,7 @@ class _Slopes:
         self._ranks_by_class = timeline.ranks_by_class
         pairs = enumerate(self._ranks_by_class)
         self._classes = {rank: number for number, ranks in pairs for rank in ranks}
-        # Of each class the track of stream 0, if it had that: those of its own streams follow.
+        # For each class, the index that the track of stream 0 would have; other streams follow.
         self._offsets = {track.rank: number - track.stream for number, track in enumerate(self._tracks)}
         self._offsets_by_stream: list[list[int]] = [[] for _ in timeline.schedule.streams]
         for track in self._tracks:
@@ -96,7 +96,7 @@ class _Slopes:
                 rows += _rows(number, track, piece)
             for repeat in track.repeats:
                 self._note_first(number, track, repeat)
-        rows.sort()  # in the order of the program everything comes after what it waits for
+        rows.sort()  # in program order each operation comes after those for which it waits
         begins, places = self._begins, self._places
         starts, known = [track.start for track in self._tracks], self._known
         for block, iteration, position, number, entry, ordinal, step in rows:
@@ -280,7 +280,7 @@ def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
         if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
             return False
         going += more
-        # Transfers that overlap, directly or through others, must be shifted by one and the same time.
+        # Transfers that overlap, directly or through others, must be shifted by the same time.
         if not constant and going and k != next_k:
             return False
     return True

@@ -53,9 +53,9 @@ def largest_remainder(parts: Sequence[Time]) -> tuple[int, ...]:
     return tuple(low)
 
 
-_SATURATED = 0.5  # of the time that a link is in use; our choice: from there on the link is called the limit
+_SATURATED = 0.5  # fraction of its time in use from which a saturated link is called the limit (our choice)
 
-_LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is called the limit
+_LATENCY = 0.3  # fraction of a transfer's time from which latency is called the limit (our choice)
 
 
 class Share(NamedTuple):
@@ -251,7 +251,7 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
     the rate of a single transfer."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
-        # Of links that are alike the first rank's, whose transfers the table of links is about.
+        # Of equal links, that of the first rank, which the table of links shows.
         for link in dict.fromkeys(link for hops in route.hops for link, _ in hops):
             if timeline.link_busy[link]:
                 ratio = timeline.link_saturated[link] / timeline.link_busy[link]

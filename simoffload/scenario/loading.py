@@ -56,7 +56,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 SWEEP = "sweep"
-"""The section of a scenario file that says what a sweep varies; a single simulation ignores it."""
+"""The section of a scenario file that lists what a sweep varies; a single simulation ignores it."""
 _OF_TRAINING = ("checkpoint", "dataset")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
 """The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""

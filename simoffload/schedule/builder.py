@@ -24,10 +24,10 @@ from simoffload.schedule.ir import (
 
 __all__ = ["ScheduleBuilder", "cpu_work", "fold"]
 
-_LONGEST_PERIOD = 8  # segments; prefetch patterns that take several layers to come round are short
+_LONGEST_PERIOD = 8  # segments of a group: prefetch patterns repeat after a few layers
 _MANY = 200  # blocks
-_LONGEST_OF_MANY = 500  # segments; buffers that fill up over many layers take longer to come round
-_BETWEEN_COUNTS = 1024  # operations; a pass that is too long is refused before it is all written
+_LONGEST_OF_MANY = 500  # segments of a group: buffers that are filled by many layers repeat later
+_BETWEEN_COUNTS = 1024  # operations: a pass that is too long is refused before all of it is written
 
 _PICO, _NANO = 10**12, 10**9
 
@@ -162,7 +162,7 @@ class ScheduleBuilder:
             return _folded(numbers, distinct)
         first, last, times = self._repeated
         before, period, after = numbers[:first], numbers[first:last], numbers[last:]
-        # As many periods as it takes to find the shortest group, the rest is counted.
+        # Enough periods to find the shortest group; the rest is only counted.
         explicit = min(times, 2 * _LONGEST_PERIOD)
         blocks = list(_folded(before + period * (1 + explicit) + after, distinct))
         longest = max(range(len(blocks)), key=lambda index: blocks[index].repeat)

@@ -82,7 +82,7 @@ def decode(
         low, high = open_ends.pop(0)
         if low == high:
             continue
-        may_run = len(known) + 1 < most  # one more for the end of what is interpolated
+        may_run = len(known) + 1 < most  # one more for the end of an interpolated range
         last, time = _farthest(known[low], high, later, search=may_run)
         stretch = _certain(known[low], last, time, durations) if last > low else None
         if stretch is not None:

@@ -147,8 +147,8 @@ class Coordinator:
         self._warm = warm
         self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
         self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
-        self._live: set[int] = set()  # fetched since, and not yet released
-        self._buffered: set[int] = set()  # read since into a swap buffer
+        self._live: set[int] = set()  # fetched and not yet released
+        self._buffered: set[int] = set()  # in a swap buffer
         self._pending_reads: list[int] = []
         self._free_buffers = settings.buffer_count
         if warm and settings.prefetch_bucket_size > 0:
@@ -164,7 +164,7 @@ class Coordinator:
         self._before = [0, *accumulate(numels)]
         self._entries = [0, *accumulate(map(len, uses))]
         self._last_use = dict(self._queue)
-        self._looked = 0  # entries of the queue that have mattered, its end included
+        self._looked = 0  # entries of the queue, including its end, on which decisions have depended
         self.on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
         if layers is not None and warm:
             self.on_gpu += layers.left_out_numel(persistent=True)
@@ -207,8 +207,8 @@ class Coordinator:
             (place(index), handles[handle], handle in self._awaited)
             for index, handle in self._registry.items()
         ]
-        # Without a trace nothing is fetched ahead: neither the queue, nor what persists, nor how much it
-        # is, decides anything.
+        # Without a trace nothing is prefetched: neither the queue nor the persistent tensors affect
+        # the decisions.
         live = self._live if self._warm else {i for i in self._live if not self._tensors[i].persistent}
         return (
             self._free_buffers,
@@ -244,7 +244,7 @@ class Coordinator:
             if index not in self._registry:
                 continue
             if self._events > _MAX_FETCH_EVENTS and not self._direct:
-                # Without gathers every wait drains the stream, so no older event can be outstanding.
+                # Without gathers every wait empties the stream, so no older event can be outstanding.
                 self._sink.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
             handle = self._registry.pop(index)
             if handle not in self._awaited:
@@ -312,7 +312,7 @@ class Coordinator:
         while self._head < len(self._queue) and numel < limit:
             index, use = self._queue[self._head]
             if self._swapped_out[index]:
-                break  # reads are the business of _prefetch_reads; going on would break the order
+                break  # reads are handled by _prefetch_reads; continuing would change the order
             self._head += 1
             self._fetched_for[index] = max(self._fetched_for.get(index, -1), use)
             if self._status[index] == _ABSENT and index not in batch:

@@ -171,7 +171,7 @@ class LayeredModel(ABC):
                 if not backward and stack.trace.backward:
                     deque(states, maxlen=0)  # to the end of forward
         except InputError:
-            return None  # where DeepSpeed would stop, the walk through the whole model says so
+            return None  # the replay of the whole model reports where DeepSpeed would stop
         return _Coordinated(periods[0], periods[-1], ahead)
 
     # -- what is left out -----------------------------------------------------------------------
@@ -199,7 +199,7 @@ class LayeredModel(ABC):
         start, kept, period_lcm = forward.first, 0, forward.layers
         needed = start + 2 * period_lcm + max(period_lcm, ahead)
         if self.stack(1).trace.backward:
-            start = max(2, start)  # the first two layers' checkpoints are apart
+            start = max(2, start)  # the checkpoints of the first two layers are handled differently
             kept = self._reused
             needed = start + period_lcm + _SETTLING + ahead + kept
         if gradients is not None:

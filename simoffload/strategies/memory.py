@@ -136,7 +136,7 @@ def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: 
     shared = narrow if _normalizes_first(model) else 0
     inputs = model.num_hidden_layers * narrow
     if cpu_checkpointing:
-        # Two stay on the GPU: that of the layer at work and the one being copied.
+        # Two stay on the GPU: that of the present layer and the one being copied.
         on_gpu = min(inputs, 2 * narrow)
         return Activations(on_gpu, working - shared, loss, inputs)
     return Activations(inputs, working - shared, loss, 0)
@@ -152,7 +152,7 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
     for module in model.layer:
         if module.kind == "norm":
             total += tokens * _norm(model, module, keeps_output=False)
-            if not module.saves_input:  # of two halves side by side: what it hands to the second
+            if not module.saves_input:  # of two parallel halves: the input of the second
                 total += tokens * module.width * size
             elif _of_stream(module):
                 inputs[module.width] = tokens * module.width * size
@@ -164,7 +164,7 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
             wide = tokens * module.width * module.share
             total += int(code.kept * wide * size)
             inputs[model.intermediate_size] = wide * size if code.product else 0
-            if module.share < 1.0:  # an expert gathers its tokens and weighs its results
+            if module.share < 1.0:  # an expert gathers its tokens and weights its results
                 total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
         elif module.share == 1.0 and _trains(module):
             total += int(inputs.pop(module.in_features, 0))

@@ -115,7 +115,7 @@ class Timing:
 def operations(model: ModelShape, module: Module) -> int:
     """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
     own = model.traits.operations
-    if module.kind == "container":  # what attention does is counted where it is done
+    if module.kind == "container":  # the operations of attention are counted in the module that runs them
         if module is model.layer[0]:
             return own.block
         return own.mlp if module.name == "mlp" else 0

@@ -181,7 +181,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
             yield Event("fetch", one, segment=first)
         yield Event("launch", one, segment="" if one.module.hooked else first)
         if one.module.kind == "container" and one.module.parameters:
-            leaf = one  # left after what is in it
+            leaf = one  # released after the modules in it
         elif one.module.hooked:
             yield Event("release", one)
     if leaf is not None:
@@ -266,7 +266,7 @@ def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Eve
     events = list(_forward(inner, ""))
     if stops_inside:
         last = max(index for index, event in enumerate(events) if event.instance.module.parameters)
-        # The module in which it stops is not left; its kernels do run.
+        # The hook after the module in which it stops does not fire; its kernels do run.
         events = [event for index, event in enumerate(events) if index < last or event.kind == "launch"]
     events[0] = events[0]._replace(segment="")
     return [Event("checkpoint", inner[0]), *events]

@@ -59,7 +59,7 @@ class ZeroStrategy(Strategy):
     gathers: ClassVar = "ZeRO-3"
 
     weights: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
+    """Tier of the platform that holds the weights; by default the one that ``ds_config`` names."""
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST

@@ -43,7 +43,7 @@ __all__ = ["ZeroInference", "ZeroInferencePlan"]
 _PREFETCH = (
     "lower stage3_prefetch_bucket_size, stage3_max_live_parameters or stage3_param_persistence_threshold"
 )
-_MOSTLY = 0.9  # of the weights; our choice: with less on the target an answer is not about it alone
+_MOSTLY = 0.9  # fraction of the weights on the target below which a warning is given (our choice)
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 

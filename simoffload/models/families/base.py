@@ -27,7 +27,7 @@ __all__ = [
     "invalid",
 ]
 
-# Limits far above any model, so that a slip of the keyboard is a message and not a day of work.
+# Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, positions, feed-forward
@@ -185,7 +185,7 @@ def _shown(value: object) -> str:
 
 
 def invalid(key: str, message: str, value: object) -> ValidationError:
-    """Return an error that pydantic reports at ``key`` of whatever is being validated."""
+    """Return an error that pydantic reports at ``key`` of the object that it validates."""
     return all_invalid([(key, message, value)])
 
 

@@ -154,7 +154,7 @@ class RotaryConfig(FamilyConfig):
 
 
 class SlidingConfig(RotaryConfig):
-    """A model of which some layers have a sliding window; ``layer_types`` or a pattern says which."""
+    """A model in which some layers have a sliding window, as ``layer_types`` or a pattern specifies."""
 
     sliding_window: Extent | None
     layer_types: tuple[LayerType, ...] | None = None

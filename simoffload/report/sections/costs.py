@@ -210,7 +210,7 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
         ),
     ]
     idle = {one.economics.idle for one in found}
-    common = set.intersection(*(set(one.economics.slips) for one in found))  # slips of all machines
+    common = set.intersection(*(set(one.economics.slips) for one in found))  # those of all results
     about: dict[str, list[str]] = {}
     for one in found:
         for text in one.economics.warnings:

@@ -98,7 +98,7 @@ def fresh_share(sizes: Iterable[int]) -> float:
 
 
 _STATES: dict[Optimizer, int] = {"adam": 2 * SINGLE, "momentum": SINGLE, "sgd": 0, "adam_8bit": 2}
-_SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, whatever the machine has
+_SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, for any machine
 _WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 
 Device = Literal["hbm", "dram", "nvme"]
@@ -187,7 +187,7 @@ def _replicated(
     alone = workload.writer.type == "torch_save"
     if workload.writer.type == "fast":
         name += "-0.1"
-    if workload.stage == 2:  # frozen ones once more, as copies (frozen_param_fragments)
+    if workload.stage == 2:  # copies of the frozen parameters (frozen_param_fragments)
         tensors += tuple(weight for weight in tensors if not weight.trainable)
     weights = _weights(model, tensors, 1, (0,) if alone else everyone, "hbm", name)
     shards = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))

@@ -184,7 +184,7 @@ def _buffered_phases(
     steps = range(max(len(sizes), begin + flushed))
     write = partial(_buffered, part, workload, sizes, (begin, limit, flushed))
     phases = [_phase(name, group, steps, write)]
-    if left := sizes[flushed:]:  # the kernel writes what is dirty
+    if left := sizes[flushed:]:  # the kernel writes the dirty pages
         phases.append(
             _phase(f"write back {part.name}", group, left, lambda out, size: out.write(size), background=True)
         )

@@ -65,7 +65,7 @@ class ConfigSection(Frozen):
 
 
 class OffloadParamSection(ConfigSection):
-    """``zero_optimization.offload_param`` says where weights are."""
+    """``zero_optimization.offload_param`` specifies where weights are."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
     """Device of the weights, unless the scenario names a tier."""
@@ -83,7 +83,7 @@ class OffloadParamSection(ConfigSection):
 
 
 class OffloadOptimizerSection(ConfigSection):
-    """``zero_optimization.offload_optimizer`` says where and how the optimizer runs."""
+    """``zero_optimization.offload_optimizer`` specifies where and how the optimizer runs."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """Device of the optimizer states, unless the scenario names a tier."""
@@ -134,7 +134,7 @@ class ZenFlowSection(ConfigSection):
 
 
 class ZeroSection(ConfigSection):
-    """``zero_optimization`` says what is partitioned and what is offloaded."""
+    """``zero_optimization`` specifies what is partitioned and what is offloaded."""
 
     stage: Literal[0, 1, 2, 3] = 3
     """Partitioned states: 0 none, 1 optimizer states, 2 also gradients, 3 also weights."""
@@ -175,7 +175,7 @@ class ZeroSection(ConfigSection):
 
 
 class AioSection(ConfigSection):
-    """``aio`` says how storage is read and written."""
+    """``aio`` specifies how storage is read and written."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
     """Size of one request [B]; files are opened with O_DIRECT."""
@@ -243,7 +243,7 @@ class CheckpointWriterSection(ConfigSection):
 
 
 class CheckpointSection(ConfigSection):
-    """``checkpoint`` says how checkpoints are written."""
+    """``checkpoint`` specifies how checkpoints are written."""
 
     checkpoint_serialization: bool = True
     """Whether checkpoints use PyTorch's zip format; otherwise the older one."""

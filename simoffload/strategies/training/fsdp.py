@@ -261,7 +261,7 @@ class FsdpPlan(StepWork):
         limited = options.limit_all_gathers and options.reshard_after_forward and units.ranks > 1
         unsharded = root + layer * (min(layers, _LIMITED) if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
-        # One layer's gradients are put together while those before are reduced; the root's stay to the end.
+        # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
         gradients = 2 * root + 3 * layer
         if self._micro_steps > 1:
             gradients += root + layer * layers

@@ -110,7 +110,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         runtime.pre_backward(ROOT)
 
         def leave(unit: int) -> None:
-            # Its tensors' gradients are put together, and added to those of earlier micro-steps.
+            # The gradients of its tensors are concatenated, and added to those of earlier micro-steps.
             passes = 5 if accumulates else 2
             self.label = _name(unit)
             self._kernel("reduce", self._time.hbm_traffic(passes * self._units.numel(unit) * self._element))

@@ -247,7 +247,7 @@ class TrainingState:
             return False
         if not any(tensor.on_nvme for tensor in self.of_layers(1)):
             return True
-        # A first sub-group that has no room leaves none for others.
+        # If the first sub-group does not fit, none does.
         return not self.partitions.groups or self.partitions.group_numels[0] > params.max_in_cpu
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
@@ -311,7 +311,7 @@ class TrainingState:
         for index, (group, numel) in enumerate(zip(cut.groups, cut.group_numels, strict=True)):
             tensors = self.trained[group]
             swapped = (
-                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
+                settings.optimizer_device == "nvme"  # regardless of ``ratio`` (_swappable_optimizer_subgroup)
                 and numel * SINGLE >= settings.params.min_swap_bytes
             )
             params = self.weights_on

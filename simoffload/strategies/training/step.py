@@ -242,7 +242,7 @@ class OptimizerStep:
                 part, tier=self._plan.places.optimizer, label="optimizer states", after=after
             )
         if not self._settings.pipelined:
-            # The gradient is asked for only when the states are there.
+            # The gradient is read only after the states.
             out.host_waits(IO)
             out.flush()
             after = out.so_far(HOST)

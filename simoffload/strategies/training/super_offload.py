@@ -84,7 +84,7 @@ class _Arrivals(GradientHooks):
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         self._plan = plan
-        # Tensors of equal layers are equal: only identity tells them apart.
+        # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._group = {
             id(tensor): index
             for index, update in enumerate(plan.state.updates)

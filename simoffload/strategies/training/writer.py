@@ -110,7 +110,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._hooks = hooks
         self._activations = activations
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
-        # Tensors of equal layers are equal: only identity tells them apart.
+        # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
         self.gradients = REDUCE if settings.overlap_comm else COMPUTE
         """Name of the stream that handles gradients."""
@@ -156,7 +156,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         duration = self._time.backward(module)
         if duration and self._settings.stage == 3:
             self.spend(self._more.backward_call.value)
-        elif duration:  # no Python in it: a node of autograd for each operation (an estimate)
+        elif duration:  # no Python code, but a node of autograd for each operation (an estimate)
             self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
         self._kernels(module, duration)
 

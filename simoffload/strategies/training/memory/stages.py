@@ -60,7 +60,7 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
     exist."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
-        # Partitions that max_in_cpu keeps in memory leave their files behind.
+        # Files of partitions that max_in_cpu keeps in memory are not removed.
         sizes = Counter(memory.parameter_sizes)
         size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
         yield MemoryTerm(places.weights, "parameters", places.ranks * size)
@@ -168,7 +168,7 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
             if not weight.trainable
         ]
         ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
-        # One flat buffer, pinned whatever pin_memory says, takes the place of the partitions.
+        # One flat buffer, which is always pinned, replaces the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
             ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
