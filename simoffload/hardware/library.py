@@ -155,7 +155,7 @@ class Library:
         return other
 
     def uses(self) -> Iterator[ProfileUse]:
-        """Yield every profile that was read, here or in another view."""
+        """Yield every profile that was read through this library or one of its views."""
         return (entry.use for entry in self._files.entries.values())
 
     def snapshot(self) -> dict[str, Any]:

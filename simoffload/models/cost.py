@@ -172,8 +172,10 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
 
 
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
-    """Return the mean over all layers of a cost that depends on a layer's window; ``cost`` is called without
-    and with it."""
+    """Return the mean cost over all layers, of which some have a sliding window.
+
+    ``cost`` returns the cost of a layer with a window, or for None without one.
+    """
     full = cost(None)
     if not shape.num_sliding_layers:
         return full

@@ -80,8 +80,7 @@ class Module(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """The number of elements of the tensors that the module needs, a tied one included: what a fetch
-        brings."""
+        """The number of elements of all tensors that the module uses, tied ones included."""
         return sum(parameter.numel for parameter in self.parameters)
 
 

@@ -39,7 +39,7 @@ class MemoryStage(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """An Estimate is the memory of a training run by a published rule, with its formula."""
+    """An Estimate is the memory of a training run according to a published rule of thumb."""
 
     name: str
     per_host: int | None

@@ -241,10 +241,10 @@ def locate(source: str | Path) -> Path:
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
-    """Return the document with omitted kinds filled in, the content of a ds_config instead of its path, and
-    renamed keys under their new names.
+    """Return the document with default kinds of workload and strategy, renamed keys under their new names,
+    and the content of a ds_config instead of its path.
 
-    Faults are added to ``problems``.
+    Errors are added to ``problems``.
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)

@@ -166,7 +166,7 @@ class Plan(ABC):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return ()
 
     def tunables(self) -> Iterator[Tunable]:

@@ -113,7 +113,8 @@ class CoordinatorSink:
         """Let the host wait for fetch event number ``event`` of this pass."""
 
     def fetch_event(self) -> None:
-        """Record a fetch event on the all-gather stream."""
+        """Record a CUDA event on the all-gather stream, because the parameters of a module have been
+        fetched."""
 
     def release(self, count: int, /) -> None:
         """Note that the hook after a module has released ``count`` parameters."""

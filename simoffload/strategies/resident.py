@@ -108,7 +108,7 @@ class ResidentPlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
     @property
@@ -117,7 +117,8 @@ class ResidentPlan(InferencePlan):
         return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule: the host launches one module after the other, and the GPU follows."""
+        """Return the schedule of a pass: the host launches module after module, and the GPU runs their
+        kernels."""
         model, costs = self.model, self.machine.host.deepspeed
         timing = self.timings.timing(forward.batch)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))

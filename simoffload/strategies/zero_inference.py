@@ -168,7 +168,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         place = self.placement
         return (
             *ranks_beyond(place.ranks, self.machine, costs=self.machine.host.deepspeed),

@@ -290,7 +290,8 @@ def _settings(advice: Advice) -> tuple[ReportSection, ...]:
 def searched(
     search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
 ) -> tuple[ReportSection, ...]:
-    """Describe the search, its best purchase, and the front of purchase against throughput."""
+    """Return the section about a search for purchases: what was tried, the best purchase, the Pareto
+    front."""
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
     how = "all simulated" if search.method == "grid" else "searched by Optuna's NSGA-II"

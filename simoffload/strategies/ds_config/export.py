@@ -286,7 +286,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
-    """Yield ZeRO stages above that of the settings."""
+    """Yield changes to each ZeRO stage above the present one."""
     for stage in range(settings.stage + 1, 4):
         yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 

@@ -166,8 +166,8 @@ class OffloadSettings(NamedTuple):
         return _ALIGNED * self.threads
 
     def aligned(self, size: int) -> int:
-        """Return the size [B] of a file or swap buffer with ``size``, padded to whole units of every aio
-        thread."""
+        """Return the size [B] of a file or swap buffer for ``size`` [B] of data: every aio thread writes
+        whole units."""
         return -(-size // self.alignment) * self.alignment
 
 

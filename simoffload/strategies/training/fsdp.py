@@ -133,7 +133,7 @@ class FsdpPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         host = self.machine.host
         unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
         return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))
@@ -159,7 +159,7 @@ class FsdpPlan(StepWork):
 
     @property
     def options(self) -> FsdpOptions:
-        """Options that the writer needs."""
+        """FSDP's settings, with the sizes of elements that follow from the model's type."""
         strategy, element = self.strategy, self.model.dtype_bytes
         return FsdpOptions(
             cpu_offload=strategy.cpu_offload,

@@ -56,7 +56,7 @@ class Units(NamedTuple):
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """Return the number of elements of one rank's shards [elements]."""
+        """Number of elements of one rank's shard of each unit, the layers and the root."""
         return tuple(self.slice(unit) for unit in self.numels)
 
 

@@ -80,7 +80,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
 
     @cached_property

@@ -338,7 +338,7 @@ class TrainingState:
 
     @property
     def cpu_numel(self) -> int:
-        """Size of one rank's part that is updated on the CPU [elements]."""
+        """Number of elements of one rank that are updated on the CPU."""
         return sum(update.group.numel for update in self.updates if not update.on_gpu)
 
     @property

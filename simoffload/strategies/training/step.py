@@ -80,7 +80,7 @@ class StepPlan:
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._optimizer}
 
     def hooks(self) -> GradientHooks:

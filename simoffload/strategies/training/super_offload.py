@@ -40,7 +40,7 @@ class SuperOffloadStep(StepPlan):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Parts of one step of a long run, in the order in which they run."""
         overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
@@ -52,7 +52,7 @@ class SuperOffloadStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._write}
 
     def hooks(self) -> GradientHooks:

@@ -110,7 +110,7 @@ class ZenFlowStep(StepPlan):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Parts of one step of a long run, in the order in which they run."""
         steps = self.plan.workload.gradient_accumulation_steps
         cycles = Fraction(steps, self.cycle)
         update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
@@ -122,7 +122,7 @@ class ZenFlowStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._update, _SELECTED: self._selected, _SELECTION: self._selection}
 
     def hooks(self) -> GradientHooks:

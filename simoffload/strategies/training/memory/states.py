@@ -178,7 +178,7 @@ class TrainingMemory:
 
     @cached_property
     def states(self) -> StateBytes:
-        """States of one rank, on any tier."""
+        """Sizes of the parameters, gradients, master weights and moments of one rank, on any tier."""
         return state_bytes(
             self.partitions,
             kind=self.settings.optimizer,
