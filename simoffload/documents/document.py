@@ -39,7 +39,7 @@ MOST_PROBLEMS = 50
 
 
 class Position(NamedTuple):
-    """The place where something begins; both numbers count from 1, columns in characters."""
+    """Line and column at which an entry of a file begins, counted from 1; columns are characters."""
 
     line: int
     column: int

@@ -164,8 +164,10 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
 
 
 def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """Return the need of each tier at its peak and from the second step on; of equal stages the first is
-    named."""
+    """Return, for each tier, the largest need over all stages and the need from the second step on.
+
+    If several stages need the same, the first one is named.
+    """
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
     for moment in memory_stages:

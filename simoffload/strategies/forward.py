@@ -114,7 +114,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self.spend(self.costs.hook.value / 2 + self.costs.hook_input.value * module.touched)
 
     def launch_forward(self, module: Module) -> None:
-        """Launch the kernels of a module and, if it has hooks, begin the hook behind it."""
+        """Launch the kernels of a module and, if it has hooks, begin the hook after it."""
         self.spend(self.timing.launch_s(module))
         self._kernels(module, self.timing.compute(module))
         if module.hooked:

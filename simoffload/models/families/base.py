@@ -113,8 +113,10 @@ class FamilyConfig(Frozen, ABC):
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of ``base`` (in their first spelling), replaced by those of ``overrides`` in any
-        spelling."""
+        """Return the configuration ``base`` with the values of ``overrides``.
+
+        Keys of ``overrides`` may have any accepted spelling; the result has the first spelling of each.
+        """
         gone = {cls.spellings.get(key, key) for key in overrides}
         return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
 

@@ -31,7 +31,8 @@ _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
 def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
-    """Return the sections about a run beyond its steps; none for inference."""
+    """Return the sections about storage traffic, checkpoints, data loading and drive endurance of
+    training."""
     found: list[ReportSection] = []
     if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
         found.append(_checkpoint(result.checkpoint))

@@ -322,7 +322,7 @@ def _because(instead: str) -> str:
 
 
 def refused_key(key: str, message: str) -> InputError:
-    """Return the error for a key of ds_config."""
+    """Return the error for a key of ds_config that is refused, for a given reason."""
     return InputError((Problem("", None, None, key, message),))
 
 

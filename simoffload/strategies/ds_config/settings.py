@@ -82,7 +82,8 @@ accumulated enough of the norm. The published runs use 4 (blogs/deepspeed-zenflo
 
 
 class OffloadSettings(NamedTuple):
-    """OffloadSettings are the resolved settings of one run."""
+    """OffloadSettings are the settings of parameter offloading, with the defaults of the DeepSpeed
+    version."""
 
     version: tuple[int, ...]
     device: Literal["none", "cpu", "nvme"] | None
@@ -190,7 +191,7 @@ class ZenFlow(NamedTuple):
 
 
 class TrainingSettings(NamedTuple):
-    """TrainingSettings are the resolved settings of one training run."""
+    """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version."""
 
     stage: int
     params: OffloadSettings

@@ -100,7 +100,7 @@ class RankFiles:
         )
 
     def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
-        """Return the stages of one step after the first."""
+        """Return the storage transfers of any step after the first, stage by stage."""
         both = "master weights and moments"
         return (
             _stage("forward and backward", self._pass_through(passed)),
