@@ -56,7 +56,7 @@ def _reason(error: Exception) -> str:
 
 
 def exists(name: str | Path) -> bool:
-    """Return whether a file or folder exists. Raises InputError if the system does not allow to find out."""
+    """Return whether a file or folder exists. Raises InputError if the system denies access."""
     with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()

@@ -98,7 +98,7 @@ class SteadyState:
             self._clock.call_when_over(self._compare_states)
 
     def misses(self) -> tuple[str, ...]:
-        """Return why blocks that repeat were run iteration by iteration."""
+        """Return, for blocks that repeat, the reasons why no periods were skipped."""
         jumped = {jump.block for jump in self.jumps}
         return tuple(
             f"block {block.name!r}: {self._why(index)}"

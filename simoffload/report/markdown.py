@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"^(\d*)([>#+=:.)-])")
 
 
 def write_markdown(document: ReportDocument, path: str | Path) -> None:
-    """Write a document as Markdown. Raises InputError if the file cannot be written."""
+    """Write a report document to a Markdown file. Raises InputError if the file cannot be written."""
     with replacing(path) as file:
         file.write(markdown(document))
 

@@ -123,7 +123,7 @@ class Change(NamedTuple):
     """Reason why the change is impossible; empty if it is possible."""
 
     def with_(self, other: Change) -> Change:
-        """Return both changes as one."""
+        """Return one change with the edits of this one and of another one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
         return Change(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
 

@@ -244,7 +244,7 @@ class CheckpointResult(SimulationResult):
 
     @property
     def compared_by(self) -> str:
-        """Time until a checkpoint is on storage."""
+        """Name of the compared time: the time until a checkpoint is on storage."""
         return "save_s"
 
     def particulars(self) -> dict[str, Any]:

@@ -175,11 +175,10 @@ class ScheduleBuilder:
 
 
 def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
-    """Return the cap of the route and the share of the cores for work of ``cores`` cores on ``size`` [B] of
-    memory.
+    """Return the numbers that describe CPU work as a transfer of ``size`` [B] of memory traffic.
 
-    The first is the rate [B/s] at which the work takes ``time`` [ps] without contention; the second the share
-    of each byte on the cores: their time [ns], rounded down to 10^-18 s.
+    The first is its highest rate [B/s], at which the work takes ``time`` [ps] if nothing else runs. The
+    second is the time [ns] that each byte takes on the ``cores`` cores together, rounded down to 10^-18 s.
     """
     return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 

@@ -189,7 +189,8 @@ class Coordinator:
         return sorted(set(self._registry.values()))
 
     def looked_past(self, step: int) -> bool:
-        """Return whether a decision so far depended on the queue from ``step`` on, or on its end there."""
+        """Return whether any decision so far depended on queue entries of ``step`` or later, or on the
+        queue's end."""
         return self._looked > self._entries[step]
 
     @property

@@ -146,7 +146,8 @@ class ZeroStrategy(Strategy):
         return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
 
     def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Return edits of the keys of ds_config that repeat the workload."""
+        """Return edits that remove the keys of ds_config which repeat the batch, so that the batch can
+        change."""
         return released(self.ds_config, *changed)
 
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:

@@ -150,7 +150,7 @@ class CheckpointPlan(Plan):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory stages of the plan: one, while a checkpoint is saved."""
+        """Memory that each tier must hold while a checkpoint is saved, which is the only stage."""
         return (MemoryStage("", self.memory),)
 
     @property

@@ -174,7 +174,7 @@ class GradientSwapper:
 
     @classmethod
     def of(cls, state: TrainingState) -> GradientSwapper | None:
-        """Return the swapper of a run; None if its gradients stay in memory."""
+        """Return the gradient swapper for the settings of a run; None if its gradients stay in memory."""
         if not state.on_storage:
             return None
         params = state.settings.params
