@@ -261,7 +261,7 @@ _TRAINING = (
 )
 """Keys to try for gradients, sub-groups, the optimizer and activation checkpoints."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
-"""Names of keys in the output of ``fit``; other keys have their own name, with the section for offloading and
+"""Names of keys in the output of ``fit``; others have their own name, with the section for offload and
 ZenFlow."""
 
 
@@ -296,8 +296,7 @@ def allowing(
 ) -> Iterator[tuple[Edit, ...]]:
     """Yield edits with which DeepSpeed accepts all states on a tier, divided among ``ranks`` processes.
 
-    How many swap buffers it requires is known only when it refuses a number, so the edits differ in this
-    number.
+    The edits differ in the number of swap buffers, because what DeepSpeed requires is known only by trying.
     """
     found = []
     largest = -(-model.largest_parameter // ranks)
@@ -316,8 +315,7 @@ def allowing(
 
 
 def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
-    """Return edits that remove the total batch and the keys that repeat the ``changed`` keys of the
-    workload."""
+    """Return edits that remove the total batch and the keys that repeat ``changed`` keys of the workload."""
     repeated = (_ALL_GPUS, *(_REPEATED[key] for key in changed))
     return tuple(_edit("", key, "auto") for key in repeated if getattr(config, key) not in (None, "auto"))
 
@@ -328,11 +326,9 @@ def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
 def faster_settings(
     config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
 ) -> Iterator[Change]:
-    """Yield settings, switches and versions to try; those that DeepSpeed refuses are dropped when they are
-    tried.
+    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse.
 
-    ``storage`` and ``direct`` are those of ``Strategy.settings``; ``trains``: there are an optimizer and
-    stages.
+    ``storage`` and ``direct`` are those of ``Strategy.settings``; ``trains``: there is an optimizer.
     """
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)

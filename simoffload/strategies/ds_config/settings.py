@@ -1,7 +1,5 @@
-"""Settings of a run: ds_config with the defaults of the version, and with values for Hugging Face's "auto".
-
-Versions in which a default or a name changed are stated at the setting.
-"""
+"""Settings of a run: ds_config with the defaults of the DeepSpeed version and Hugging Face's values for
+"auto"."""
 
 from __future__ import annotations
 
@@ -74,16 +72,13 @@ _KINDS: dict[str, OptimizerKind] = {
 }
 _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _ZENFLOW_STEPS_AUTO = 4
-"""Steps between CPU updates if ``update_interval`` is "auto".
-
-The actual interval depends on the values of gradients: an update comes when 99 % of the tensors have
-accumulated enough of the norm. The published runs use 4 (blogs/deepspeed-zenflow; an estimate).
-"""
+"""Steps between CPU updates if ``update_interval`` is "auto", which depends on gradients: an update comes
+when 99 % of the tensors have accumulated enough of the norm. The published runs use 4
+(blogs/deepspeed-zenflow; an estimate)."""
 
 
 class OffloadSettings(NamedTuple):
-    """OffloadSettings are the settings of parameter offloading, with the defaults of the DeepSpeed
-    version."""
+    """OffloadSettings are the settings of parameter offloading, with the defaults of the version."""
 
     version: tuple[int, ...]
     device: Literal["none", "cpu", "nvme"] | None
@@ -114,11 +109,8 @@ class OffloadSettings(NamedTuple):
     use_gds: bool
 
     def copies_directly(self, ranks: int) -> bool:
-        """Return whether copies are asynchronous and nothing is gathered, which is the case on one rank.
-
-        Before DeepSpeed 0.9.0 copies blocked the host on one rank, too, and it ran an all-gather with itself
-        (pull request 2953).
-        """
+        """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
+        request 2953)."""
         return ranks == 1 and self.version >= (0, 9, 0)
 
     @property
@@ -131,8 +123,7 @@ class OffloadSettings(NamedTuple):
         return self.version < (0, 19, 4)
 
     def source(self, on_nvme: bool) -> bool | None:
-        """Return whether a partition is copied from pinned memory; None if GPUDirect Storage reads it into
-        the GPU."""
+        """Return whether a partition is copied from pinned memory; None if GDS reads it into the GPU."""
         if not on_nvme:
             return self.pin_memory
         return None if self.use_gds else self.swap_buffers_pinned
@@ -167,8 +158,8 @@ class OffloadSettings(NamedTuple):
         return _ALIGNED * self.threads
 
     def aligned(self, size: int) -> int:
-        """Return the size [B] of a file or swap buffer for ``size`` [B] of data: every aio thread writes
-        whole units."""
+        """Return the size [B] of a file or swap buffer for ``size`` [B] of data, padded for every aio
+        thread."""
         return -(-size // self.alignment) * self.alignment
 
 
@@ -186,8 +177,7 @@ class ZenFlow(NamedTuple):
     reserved_cores: float
     """Share of the cores that the update process leaves to PyTorch (``pt_reserved_cores_perc``)."""
     select_interval: int = 0
-    """Micro-steps between two selections of columns; 0 = once per epoch, which is not in the simulated
-    steps."""
+    """Micro-steps between two selections of columns; 0 = once per epoch, outside the simulated steps."""
 
 
 class TrainingSettings(NamedTuple):
@@ -333,8 +323,7 @@ def fetch_settings(
 
 
 def _pick(section: BaseModel, key: str, auto: Mapping[str, int] | None = None) -> int:
-    """Return the value of a key; for "auto" that of Hugging Face, and DeepSpeed's default if the key is not
-    set."""
+    """Return the value of a key; for "auto" that of Hugging Face, for a missing key DeepSpeed's default."""
     value = getattr(section, key)
     return int((auto or {}).get(key, type(section).model_fields[key].default) if value == "auto" else value)
 
