@@ -284,7 +284,7 @@ class Library:
             self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
 
     def _changed(self, entry: Entry) -> Entry:
-        """Return the entry with the changes that name it."""
+        """Return the profile with the scenario's changes to its numbers."""
         if self._changes is None:
             return entry
         kind = entry.use.kind

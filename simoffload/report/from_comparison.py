@@ -195,7 +195,6 @@ def _answer(result: SimulationResult) -> str:
 
 
 def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Return the charts of the values in the tables."""
     kinds = by_kind(found)
     published = any(row.published for group in found for row in group.rows)
     diamonds = " Diamonds: the published ratio times the simulated baseline." if published else ""

@@ -263,7 +263,6 @@ def schedule(window: TimelineWindow) -> Figure:
 
 
 def _hover(bar: DrawnOperation) -> str:
-    """Return the text that hovering shows."""
     lines = [
         draw.plain(bar.label),
         draw.plain(f"{bar.kind} on {bar.stream}"),

@@ -180,7 +180,6 @@ def _block_problems(
 
 
 def _all_sound(schedule: Schedule) -> bool:
-    """Return whether all blocks are valid."""
     owners, pairs, routes = schedule.owners, _pairs(schedule), len(schedule.routes)
     return all(
         type(block.repeat) is int

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class _Own(NamedTuple):
-    """An _Own is a strategy of the package."""
+    """Module and class of a strategy of the package, and the kinds of workload that it supports."""
 
     module: str
     """Module of the strategy below ``simoffload.strategies``."""

@@ -276,7 +276,6 @@ class ZeroTrainingPlan(StepWork):
 
 
 def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
-    """Return the step of the configured mode."""
     if plan.settings.zenflow is not None:
         return ZenFlowStep(plan)
     return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)
