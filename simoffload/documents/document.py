@@ -39,7 +39,7 @@ MOST_PROBLEMS = 50
 
 
 class Position(NamedTuple):
-    """The place where something begins; both numbers count from 1, columns in characters."""
+    """Line and column at which an entry of a file begins, counted from 1; columns are characters."""
 
     line: int
     column: int
@@ -149,8 +149,7 @@ class DocumentLocation(NamedTuple):
 
     @contextmanager
     def referring(self) -> Iterator[None]:
-        """Report at this entry whatever is wrong, as a whole, with a file that is read within this
-        context."""
+        """Report any problem with a file that is read within this context as one problem at this entry."""
         try:
             yield
         except InputError as error:

@@ -56,7 +56,7 @@ def _reason(error: Exception) -> str:
 
 
 def exists(name: str | Path) -> bool:
-    """Return whether a file or folder exists. Raises InputError where the system cannot tell."""
+    """Return whether a file or folder exists. Raises InputError if the system denies access."""
     with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()

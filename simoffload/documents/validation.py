@@ -55,7 +55,7 @@ _EXPECTED = {
     }.items()
     for kind in kinds.split()
 }
-"""The end of the sentence "must be …", for each error of pydantic that tells what it expected."""
+"""The end of the sentence "must be …", for each pydantic error that has an expected value."""
 _BUILT_IN = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -179,7 +179,7 @@ def _problems(document: Document, at: Location, found: list[_Finding]) -> Iterat
     meant = {location for finding in found for location in finding.meant}
     for finding in found:
         if finding.is_missing and finding.location in meant:
-            continue  # one slip of the pen, one message
+            continue  # one message for one mistake
         if not (finding.location in finding.unions and finding.location in entered):
             by_location.setdefault(finding.location, []).append(finding)
     for location, findings in by_location.items():

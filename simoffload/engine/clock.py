@@ -154,7 +154,7 @@ class Clock:
 
     def _close(self, _event: Event) -> None:
         if not self._at_end:
-            return  # another call due now has done it
+            return  # another call at this time has done it
         self.events += 1
         if self.events >= self._next_check:
             self._check_progress()

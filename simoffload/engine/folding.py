@@ -30,7 +30,7 @@ _Hops = tuple[tuple[int, int], ...]
 
 
 class Folding(NamedTuple):
-    """A schedule whose ranks and links represent classes of them."""
+    """A schedule in which one rank or link represents each class of equal ranks or links."""
 
     schedule: Schedule
     classes: tuple[tuple[int, ...], ...]

@@ -93,7 +93,7 @@ def _use(
     """Return for every link the time [ps] with a transfer, and the time at full capacity."""
     busy, saturated = network.busy()
     owners = [program.ranks for program in schedule.owners]
-    # How often which is moved, by route and stream.
+    # Number of transfers of each size, by route and stream.
     sizes: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for block in schedule.blocks:
         for op in block.ops:

@@ -98,7 +98,7 @@ class SteadyState:
             self._clock.call_when_over(self._compare_states)
 
     def misses(self) -> tuple[str, ...]:
-        """Return why blocks that repeat were run iteration by iteration."""
+        """Return, for blocks that repeat, the reasons why no periods were skipped."""
         jumped = {jump.block for jump in self.jumps}
         return tuple(
             f"block {block.name!r}: {self._why(index)}"
@@ -138,7 +138,7 @@ class SteadyState:
     def _state(self, block: int, iteration: int, ended: Sequence[int]) -> _State | None:
         """Return everything that decides what happens next, relative to now; None if it cannot recur."""
         now, streams = self._clock.now, self._streams[block]
-        # For how long a stream has been ready decides nothing: others come later.
+        # How long a stream has been ready does not matter, because others become ready later.
         waiting = {
             stream_state.number
             for stream_states in self._gathered
@@ -156,7 +156,9 @@ class SteadyState:
                 return None
             else:
                 state.append((segment.block, stream_state.iteration, stream_state.index) if segment else None)
-            if known and stream_state.ends[known - 1] == now:  # what begins now may begin after it
+            if (
+                known and stream_state.ends[known - 1] == now
+            ):  # an operation that begins now may have it as predecessor
                 state.append(known - bisect_left(stream_state.ends, now))
             if ahead:
                 state.append(
@@ -213,7 +215,7 @@ class SteadyState:
                 (needed + ahead[stream_state.number] if _is_in(waiter, self._block) else needed, waiter)
                 for needed, waiter in stream_state.waiters
             ]
-            # Operations whose times are known, or that run, now stand for their last copies.
+            # Operations with known times, and running ones, now represent their last copies.
             stream_state.after = self._later(stream_state.after, ahead)
             for i in range(ended[stream_state.number], len(stream_state.predecessors)):
                 stream_state.predecessors[i] = self._later(stream_state.predecessors[i], ahead)

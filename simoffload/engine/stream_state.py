@@ -24,7 +24,7 @@ in total; whether such a transfer or a wait for other ranks follows; its needs, 
 
 
 class StreamSegment(NamedTuple):
-    """A segment with its operations prepared for one rank."""
+    """The operations of one block on one stream, prepared for one rank."""
 
     block: int
     repeat: int

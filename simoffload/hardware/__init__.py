@@ -1,4 +1,4 @@
-"""Hardware as data: profiles of devices, platforms that wire them, and the topology that results."""
+"""Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
 from simoffload.hardware.library import ProfileInput, ProfileSummary, ProfileUse
 from simoffload.hardware.machine import Machine

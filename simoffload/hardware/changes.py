@@ -74,7 +74,7 @@ class Changes(NamedTuple):
         )
 
     def check_all_meant(self, used: list[tuple[str, str]]) -> None:
-        """Raise InputError for names that none of the ``used`` (kind, id) has, or that several have."""
+        """Raise InputError for names of profiles that match none of the ``used`` (kind, id), or several."""
         problems = []
         names = {name for kind, identifier in used for name in (identifier, f"{kind}/{identifier}")}
         for name in self.by_profile:

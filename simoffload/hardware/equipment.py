@@ -37,7 +37,7 @@ class Parts(Frozen):
 
 
 class Equipment(NamedTuple):
-    """The section ``equipment`` together with the scenario in which it is written."""
+    """The section ``equipment`` of a scenario, with the scenario as the place of its errors."""
 
     document: Document
     parts: Parts

@@ -138,7 +138,7 @@ class Library:
         self._files = _Files()
         self._changes: Changes | None = None
         self._cables: Mapping[str, tuple[str, DocumentLocation]] = {}
-        self._asked: dict[str, None] = {}  # ids of cables, those not taken included
+        self._asked: dict[str, None] = {}  # ids of PCIe profiles, including those that were not used
         self._read: dict[Path, Entry] = {}
 
     def view(
@@ -155,7 +155,7 @@ class Library:
         return other
 
     def uses(self) -> Iterator[ProfileUse]:
-        """Yield every profile that was read, here or in another view."""
+        """Yield every profile that was read through this library or one of its views."""
         return (entry.use for entry in self._files.entries.values())
 
     def snapshot(self) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class Library:
             self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
 
     def _changed(self, entry: Entry) -> Entry:
-        """Return the entry with the changes that name it."""
+        """Return the profile with the scenario's changes to its numbers."""
         if self._changes is None:
             return entry
         kind = entry.use.kind
@@ -332,7 +332,7 @@ class Library:
 
 
 def _opened(path: Path, name: str) -> Entry:
-    """What a file says, which is called ``name`` in results."""
+    """Return the content of a file, which results call ``name``."""
     document = read_document(path)
     kind = document.data.get("kind") if isinstance(document.data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
@@ -345,7 +345,8 @@ def _opened(path: Path, name: str) -> Entry:
 
 @lru_cache(maxsize=512)
 def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
-    """The same of a shipped file, which every library has: it is read again only after a change on disk."""
+    """Return the content of a shipped file, which all libraries share; it is read again only after a change
+    on disk."""
     return _opened(path, name)
 
 

@@ -1,7 +1,7 @@
-"""Warnings where a device is faster than the link behind which it is installed.
+"""Warnings about devices that are faster than the link through which they are connected.
 
-These are warnings and not errors: drives are sold for future slots, and servers grow. But in most cases a
-number is wrong: a port that was not counted, a slot of another generation, bits taken for bytes.
+These are warnings and not errors, because drives are sold for future slots, and servers can be extended. But
+usually a number is wrong: a port that was not counted, a slot of another generation, bits taken for bytes.
 """
 
 from __future__ import annotations
@@ -90,9 +90,11 @@ def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]
 
 
 def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
-    """Yield warnings about drives behind the cables of their slots, or a server behind its ports.
+    """Yield warnings about drives that are faster than their slots, or a server that is faster than its
+    ports.
 
-    ``slots`` are those of local drives, each with its location; without them the drives' own side counts.
+    ``slots`` are those of local drives, each with its location; without them the drives' own generation is
+    used.
     """
     if target.drive is not None and target.pcie_link is not None:
         drive = target.drive
@@ -147,12 +149,12 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
 def _client(
     platform: Platform, name: str, target: Target, through: tuple[str, ...], nodes: int
 ) -> Iterator[str]:
-    """Yield warnings about a server behind the adapters of all hosts, or behind the ports that their mounts
-    use."""
+    """Yield warnings about a server that is faster than the adapters of all hosts, or than the ports that
+    their mounts use."""
     ports = target.ports
     if ports is None:
-        return  # a filesystem is for more hosts than these
-    # Transfers are striped in equal parts: the slowest adapter decides.
+        return  # a filesystem serves more hosts than these
+    # Transfers are striped in equal parts, so the slowest adapter determines the rate.
     slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
     adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
     link = f"the adapters to it ({', '.join(through)}{hosts})"
@@ -161,7 +163,7 @@ def _client(
     device = f"{name}: {target.id}"
     yield from _above(device, rates, link, adapters, todo)
     used = nodes * ports.mounts * ports.rate
-    # Where the adapters carry no more, mounts over other ports would not help.
+    # If the adapters are the limit, mounts over other ports would not help.
     if 0 < ports.mounts < ports.number and used < adapters and max(rates.values()) > _TOLERANCE * used:
         link = f"the mounts to it ({ports.mounts}{hosts}, each over one of {ports.number} ports)"
         todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use all ports; or use faster ports"

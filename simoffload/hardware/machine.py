@@ -72,7 +72,7 @@ class Topology(NamedTuple):
 
     @property
     def gpu_pcie_link(self) -> PcieLink:
-        """The PCIe link of the GPU in the slowest slot, for which the others wait."""
+        """The PCIe link of the GPU in the slowest slot, for which all other GPUs wait."""
         return slowest(self.gpu_pcie_links)
 
 
@@ -88,7 +88,7 @@ class DeviceGroup(NamedTuple):
     number: int
     """Number of devices in the group."""
     links: tuple[tuple[str, ...], ...] = ()
-    """Names of the links whose use says how busy a device is; one entry per device, or one for all
+    """Names of the links whose use determines how busy a device is; one entry per device, or one for all
     together."""
     tier: str = ""
     """The storage tier to which the devices belong; "" for all other devices."""

@@ -222,7 +222,7 @@ class _Loader:
             message = f"a {kind} has no network adapters in its profile; leave `link` out"
             self._problems.append(link[1].problem(message))
         target = self._try(lambda: resolve_target(self._library, entry, link=link))
-        # An array of fewer drives by the scenario's `profiles` leaves slots empty.
+        # If the scenario's `profiles` reduce the number of drives, some slots are empty.
         taken = 1 if self._library.changes(entry) else len(tier.at or ())
         if target and taken > max(1, target.drives):
             message = (

@@ -323,7 +323,7 @@ class NvmeOf(Profile):
     """Share of the drive's own rate that is reached."""
 
     def through(self, service: Service, link_rate: int) -> Service:
-        """Return the target's service as seen by a client."""
+        """Return rate and latency of the exported drives for a client on the network."""
         rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
         return Service(rate, latency, service.request_rate, service.chunk, service.width)

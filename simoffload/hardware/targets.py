@@ -1,4 +1,4 @@
-"""Storage targets of all kinds, reduced to the properties that the topology needs."""
+"""Storage targets of all kinds, with the properties that the topology needs."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Target(NamedTuple):
     (from memory)."""
 
     def partly_cached(self, share: Fraction) -> Target:
-        """Return the target as it is when ``share`` of all bytes written fit into the write caches of its
-        drives."""
+        """Return the target with the write rate that results if ``share`` of all bytes fit into its drives'
+        write caches."""
         if self.sustained is None or share == 1:
             return self
         write = self.write.mixed(self.sustained, share)
@@ -217,7 +217,7 @@ def _local(library: Library, entry: Entry) -> Target:
         drive, count, array = drive_entry.profile, profile.count, profile
         read = profile.read_service(drive)
         write, sustained = profile.write_service(drive), profile.write_service(drive, sustained=True)
-        # A curve of one drive says nothing about several: their requests spread.
+        # The curve of one drive does not apply to several, among which requests are distributed.
         capacity, outstanding = profile.usable(drive), None
     cache, data_drives = drive.write_cache, array.data_drives if array else 1
     return Target(

@@ -1,8 +1,8 @@
 """Language models as modules in call order, with their parameters, FLOPs and bytes.
 
-A family (BLOOM, OPT, Llama, …: ``families.FAMILIES``) turns a configuration in Hugging Face's names into a
-:class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shapes come from a scenario or from a
-``config.json``. :class:`ModelSpec` says how a scenario names a model.
+A family (BLOOM, OPT, Llama, …: ``families.FAMILIES``) converts a configuration with Hugging Face's names into
+a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shapes come from a scenario or a
+``config.json``. :class:`ModelSpec` defines how a scenario describes a model.
 """
 
 from __future__ import annotations

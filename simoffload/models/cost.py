@@ -172,8 +172,10 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
 
 
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
-    """Return the mean over all layers of a cost that depends on a layer's window; ``cost`` is called without
-    and with it."""
+    """Return the mean cost over all layers, of which some have a sliding window.
+
+    ``cost`` returns the cost of a layer with a window, or for None without one.
+    """
     full = cost(None)
     if not shape.num_sliding_layers:
         return full
@@ -219,10 +221,10 @@ _ATTENTION_BACKWARD = 2.5
 
 
 def loss_module(shape: ModelShape) -> Module:
-    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and back
-    again.
+    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and the cast
+    back.
 
-    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type is two bytes there.
+    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type counts as two bytes.
     """
     vocabulary = shape.vocab_size
     return activation("loss", vocabulary, reads=3, writes=4)._replace(hooked=False)

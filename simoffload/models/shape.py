@@ -80,8 +80,7 @@ class Module(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """The number of elements of the tensors that the module needs, a tied one included: what a fetch
-        brings."""
+        """The number of elements of all tensors that the module uses, tied ones included."""
         return sum(parameter.numel for parameter in self.parameters)
 
 
@@ -201,11 +200,11 @@ softmax, two casts, the second product, dropout, and the copy of the result."""
 
 
 class Operations(NamedTuple):
-    """PyTorch operations of a module's call beyond the call itself, by the module's kind.
+    """PyTorch operations of a module's call beyond the call itself, by the kind of module.
 
-    They are multiples of ``operation`` in the host's profile: the time of a module's own code over the time
-    of one operation. Those with a default are PyTorch's own modules, identical in all families: from
-    per-module traces of small BLOOM, OPT, Llama and Mixtral models (validation/measured, fit set;
+    A number is the time of a module's own code over the time of one operation, which is ``operation`` in the
+    host's profile. Numbers with a default are those of PyTorch's own modules, identical in all families: they
+    come from per-module traces of small BLOOM, OPT, Llama and Mixtral models (validation/measured, fit set;
     transformers 5.17).
     """
 
@@ -231,16 +230,17 @@ class Operations(NamedTuple):
 
 
 class SavedActivations(NamedTuple):
-    """What autograd keeps and allocates in a layer, as far as families differ.
+    """Tensors that autograd saves and allocates in a layer, as far as families differ.
 
-    Counted in the code of transformers 5.23 and PyTorch 2.13; tests compare it with real allocations.
+    Counted in the code of transformers 5.23 and PyTorch 2.13; tests compare the counts with real allocations.
     """
 
     kept: int
     """Number of tensors as wide as the feed-forward network that autograd keeps, in addition to the next
     layer's input."""
     product: bool
-    """Whether that input is a tensor of its own (False: the activation's result, which is kept anyway)."""
+    """Whether the input of the last linear layer is a separate tensor (False: it is the activation's result,
+    which is saved in any case)."""
     masks: int
     """Number of dropout masks as wide as the model in every layer, in the family's released configurations.
     With one, a layer's last operation saves a tensor, and checkpointing recomputes the layer to its end."""
@@ -341,10 +341,10 @@ class ModelShape:
 
     @property
     def least_read_bytes(self) -> int:
-        """The bytes [B] of weights that every pass reads, however few its tokens.
+        """The bytes [B] of weights that every pass reads at least.
 
-        Of experts these are those of one token, as all tokens may go to the same ones; embeddings count
-        nothing, as only rows are looked up.
+        Of experts only those of one token are included, as all tokens may be routed to the same ones;
+        embeddings are not, as only some rows are read.
         """
         layers = self.num_hidden_layers * _least_read(self.layer)
         outside = _least_read((*self.modules_before, *self.modules_after))

@@ -32,7 +32,7 @@ __all__ = ["ModelSpec", "Size", "find_size", "is_model", "list_models", "load_mo
 
 
 class Size(Frozen):
-    """One row of ``sizes.yaml``: a released model."""
+    """A Size is one row of ``sizes.yaml``: a released model."""
 
     family: str
     source: str
@@ -97,7 +97,8 @@ class ModelSpec(Frozen):
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
     dtype: Dtype = "float16"
-    """Data type of weights, activations and cache, whatever type a checkpoint was saved in."""
+    """Data type of weights, activations and cache; the type in which a checkpoint was saved does not
+    matter."""
 
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and

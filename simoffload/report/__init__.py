@@ -1,7 +1,6 @@
-"""Reports for people: one :class:`~simoffload.report.document.ReportDocument`, built once and rendered in
-several forms.
+"""Reports for people: one :class:`~simoffload.report.document.ReportDocument`, rendered in several formats.
 
-``from_result``, ``from_comparison`` and ``from_fit`` build it from ``sections``; ``terminal``, ``markdown``
-and ``html`` render it. ``presentation`` holds what differs between inference, training and checkpoints;
-``charts``, ``comparison_charts`` and ``timeline`` draw with ``plotting``.
+``from_result``, ``from_comparison`` and ``from_fit`` build the document from ``sections``; ``terminal``,
+``markdown`` and ``html`` render it. ``presentation`` contains the differences between inference, training and
+checkpoints; ``charts``, ``comparison_charts`` and ``timeline`` draw with ``plotting``.
 """

@@ -1,4 +1,4 @@
-"""Charts of one result, of what explains it, and of advice."""
+"""Charts of one result, of its sensitivity and storage curve, and of advice."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ _CHANGES = {
 
 
 def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
-    """Draw what each tier must hold, stacked by term, as a fraction of its capacity; pinned memory hatched.
+    """Draw the memory of each tier as a fraction of its capacity, stacked by term, with pinned memory
+    hatched.
 
-    ``names`` label the rows where a tier has several.
+    ``names`` label the rows if a tier has several.
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
     sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
-    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))  # the colours easiest to tell go first
+    by_size = sorted(
+        sizes, key=lambda name: (-sizes[name], name)
+    )  # colours that are easy to distinguish are used first
     data = []
     for name, pinned in terms:
         parts = [
@@ -89,7 +92,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
 
 
 def _filled(y: int, use: TierUse) -> draw.Properties:
-    """Write how full a tier is, above its bar."""
+    """Write the used fraction of a tier above its bar."""
     filled = f"{counted(use.needed, use)} of {counted(use.capacity, use)}"
     text = f" {filled} ({percent(use.needed / use.capacity)})"
     above = {"yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.85)", "borderpad": 0}
@@ -151,7 +154,7 @@ def bounds(step: PassResult, *, most: int) -> Figure:
 
 
 def memory(result: TrainingResult) -> Figure:
-    """Draw what every tier holds at each stage, the stages of a tier below each other."""
+    """Draw the memory of every tier at each stage, with the stages of a tier below each other."""
     found = stage_needs(result)
     by_tier = zip(*(uses for _, uses in found), strict=True)
     names = [name for name, _ in found]
@@ -197,7 +200,7 @@ def phases(result: TrainingResult) -> Figure:
 
 
 def tornado(found: Sensitivity, *, most: int) -> Figure:
-    """Draw the change of the time with each input lower (hatched) and higher, the largest on top."""
+    """Draw the change of the time with each input lower (hatched) and higher, the largest change on top."""
     rows, time = found.rows[:most], found.result.compared_s or 1.0
     compared = uncapitalized(presentation(found.result).compared)
     data = []
@@ -286,7 +289,7 @@ def gains(tried: Sequence[Tried]) -> Figure:
 
 
 def front(search: Search) -> Figure:
-    """Draw all simulated purchases, and the line of those that no other beats."""
+    """Draw all simulated purchases, and the Pareto front as a line."""
     rest = [point for point in search.points if isfinite(point.purchase)]
     best = [search.best] if search.best in rest else []
     data = [

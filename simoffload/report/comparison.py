@@ -1,4 +1,4 @@
-"""Results side by side: one group for each model and kind of work, with ratios within the group."""
+"""Comparison of results: one group for each model and kind of work, with ratios within the group."""
 
 from __future__ import annotations
 
@@ -29,80 +29,81 @@ __all__ = [
 
 
 _SHORT, _LONG = 8, 16
-"""[characters] of a baseline's name for which the head of a narrow table and of any other has room."""
+"""Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
 
 
 _APART = 0.05
-"""Relative difference between the ratios of time and throughput above which both are shown: our choice."""
+"""Relative difference between the ratios of time and of throughput above which both are shown (our
+choice)."""
 
 
 class Published(NamedTuple):
-    """A published value to print next to a simulated one."""
+    """A Published is a published value that is printed next to a simulated one."""
 
     ratio: float
     """Published time over that of the baseline."""
     source: str = ""
-    """Where the value was published, and how exact it is."""
+    """Place of publication, and accuracy of the value."""
 
 
 class ComparisonRow(NamedTuple):
-    """One result in a comparison."""
+    """A ComparisonRow is one result in a comparison."""
 
     label: str
-    """Name that is unique within its group: the target if that is enough, else the scenario."""
+    """Name that is unique within the group: the target if that is sufficient, else the scenario."""
     result: SimulationResult
     ratio: float | None
-    """Time (``SimulationResult.compared_by``) over that of the baseline; None where either has none."""
+    """Time (``SimulationResult.compared_by``) over that of the baseline; None if either has none."""
     throughput: float | None
     """Tokens (checkpoints) per second over those of the baseline."""
     published: Published | None
     margin: float | None = None
-    """Relative margin within which the row is a tie with the baseline; None where it is not a tie."""
+    """Relative margin within which the row is a tie with the baseline; None if it is not a tie."""
 
     @property
     def ratio_text(self) -> str:
-        """ "3.72×", "1.04× tie"; empty without a ratio."""
+        """Ratio as text, such as "3.72×" or "1.04× tie"; "" without a ratio."""
         if self.ratio is None:
             return ""
         return f"{format_number(self.ratio)}×" + (" tie" if self.margin is not None else "")
 
     @property
     def throughput_text(self) -> str:
-        """ "11.5×"; empty without a ratio."""
+        """Ratio of throughput as text, such as "11.5×"; "" without a ratio."""
         return f"{format_number(self.throughput)}×" if self.throughput is not None else ""
 
 
 class Group(NamedTuple):
-    """Results of one model and one kind of work."""
+    """A Group is the results of one model and one kind of work."""
 
     kind: str
     model: str
     title: str
-    """The model, with the kind of work where there are several kinds."""
+    """Name of the model, with the kind of work if there are several kinds."""
     rows: tuple[ComparisonRow, ...]
     baseline: str
-    """Label of the row that ratios refer to; empty where no row has a time."""
+    """Label of the row to which ratios refer; "" if no row has a time."""
 
     @property
     def throughput_apart(self) -> bool:
-        """Whether the ratio of throughputs differs from that of times, as it does where batches differ."""
+        """Whether the ratios of throughput and of time differ, as they do if batches differ."""
         return any(
             abs(row.ratio * row.throughput - 1) > _APART for row in self.rows if row.ratio and row.throughput
         )
 
     @property
     def compared(self) -> str:
-        """Name of the time by which the rows are compared, as it begins a sentence."""
+        """Name of the time by which the rows are compared, for the beginning of a sentence."""
         return presentation(self.rows[0].result).compared
 
     @property
     def narrow(self) -> bool:
-        """Whether a table needs its room for several places, because more than the weights is offloaded."""
+        """Whether a table has little room, because several tiers are listed per row."""
         return len(presentation(self.rows[0].result).places) > 1
 
     @property
     def against(self) -> str:
-        """The baseline for the head of a column; empty if there is none or its name is too long."""
+        """The baseline for the heading of a column; "" if there is none or its name is too long."""
         return "" if len(self.baseline) > (_SHORT if self.narrow else _LONG) else self.baseline
 
 
@@ -112,12 +113,11 @@ def groups(
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
 ) -> tuple[Group, ...]:
-    """Arrange results by kind of work and model, in the order given.
+    """Group results by kind of work and model, in the order given.
 
-    ``published`` and ``baseline`` name rows by target, scenario name or ``exact_name``. The baseline is
-    the first row of each group that has times, or the row named.
-
-    Raises ValueError if ``baseline`` names none.
+    ``published`` and ``baseline`` identify rows by target, scenario name or ``exact_name``. The baseline of a
+    group is the row that is named, or else its first row with a time. Raises ValueError if ``baseline`` names
+    no row.
     """
     comparable: dict[tuple[str, str], list[SimulationResult]] = {}
     for result in results:
@@ -135,7 +135,7 @@ def groups(
 
 
 def exact_name(result: SimulationResult) -> str:
-    """ "scenario@target": the most specific of the names by which ``groups`` knows a result."""
+    """Return "scenario@target", the most specific name of a result in ``groups``."""
     return presentation(result).exact
 
 
@@ -147,7 +147,7 @@ def _names(result: SimulationResult) -> tuple[str, str, str]:
 def _rows(
     results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
 ) -> tuple[tuple[ComparisonRow, ...], str]:
-    """The rows of a group and the label of its baseline."""
+    """Return the rows of a group, and the label of its baseline."""
     timed = [result for result in results if result.compared_s is not None]
     named = [result for result in timed if baseline is not None and baseline in _names(result)]
     reference = next(iter(named or (timed if baseline is None else [])), None)
@@ -188,9 +188,9 @@ def _labels(results: Sequence[SimulationResult]) -> list[str]:
 
 
 def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the heads and cells that identify the rows.
+    """Return the headings and cells that identify the rows.
 
-    Where only the weights are offloaded this is the label; where more is, each part has a column, and the
+    If only the weights are offloaded this is the label. Otherwise each offloaded part has a column, and the
     scenario has one if it is needed.
     """
     shown_as = [presentation(row.result) for row in group.rows]
@@ -213,7 +213,8 @@ def by_kind(found: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
 
 
 def group_verdict(group: Group) -> str:
-    """ "bloom-176b, time per output token (TPOT): dram 2 s, raid 4 s (2×); does not fit: hbm."."""
+    """Return the verdict of a group, such as "bloom-176b, time per output token (TPOT): dram 2 s, raid 4 s
+    (2×); does not fit: hbm."."""
     timed = [row for row in group.rows if row.result.compared_s is not None]
     timed.sort(key=lambda row: row.result.compared_s or 0.0)
     shown_as = []
@@ -230,7 +231,7 @@ def group_verdict(group: Group) -> str:
 
 
 def tie_rule(found: Sequence[Group]) -> str:
-    """Explain "tie" for the tables of several results; empty where there is no tie."""
+    """Return the explanation of "tie" for tables of several results; "" if there is no tie."""
     margins = sorted(row.margin for group in found for row in group.rows if row.margin is not None)
     if not margins:
         return ""
@@ -250,7 +251,7 @@ def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
 
 
 def warnings(found: Sequence[Group]) -> list[str]:
-    """Return each warning once, with the rows that it is about."""
+    """Return each warning once, with the rows to which it applies."""
     about: dict[str, list[str]] = {}
     for group in found:
         for row in group.rows:

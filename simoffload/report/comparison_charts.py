@@ -26,8 +26,8 @@ _ONE_LINE = 8
 
 
 def times_compared(groups: Sequence[Group]) -> Figure:
-    """Draw the time by which results are compared, a cluster of bars for each model and a colour for each
-    target, with published ratios as marks."""
+    """Draw the time by which results are compared: a cluster of bars per model, a colour per target, and
+    published ratios as marks."""
     labels = list(dict.fromkeys(row.label for group in groups for row in group.rows))
     width = 0.8 / len(labels)
     at = {
@@ -97,7 +97,7 @@ def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], flo
 
 
 def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Scatter]:
-    """Draw published ratios times the simulated baseline; nothing where there are none."""
+    """Draw published ratios times the simulated baseline, if there are any."""
     found = []
     for cluster, group in enumerate(groups):
         base = next((row.result.compared_s for row in group.rows if row.label == group.baseline), None)
@@ -114,7 +114,7 @@ def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list
 
 
 def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[draw.Properties]:
-    """Write why a bar is missing."""
+    """Write the reason for a missing bar."""
     below = {"y": 0, "yref": "paper", "yanchor": "bottom", "textangle": 0 if len(at) <= _FLAT else -90}
     return [
         draw.note(
@@ -197,13 +197,14 @@ def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRo
 
 
 def _both(group: Group, label: str) -> str:
-    """Join model and target; the model is cut where they are too long."""
+    """Join the names of model and target; a name that is too long is cut."""
     room = max(8, 25 - len(label))
     return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
 
 
 def _general(cause: str, result: SimulationResult) -> str:
-    """Return "storage read" for "raid read", where raid holds weights or optimizer."""
+    """Return the general name of a cause, such as "storage read" for "raid read", if raid holds weights or
+    optimizer."""
     for place in presentation(result).places:
         if cause.startswith(f"{place.tier} "):
             return f"storage{cause.removeprefix(place.tier)}"

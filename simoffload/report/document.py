@@ -1,8 +1,8 @@
-"""The report document: everything that a report says about a result, built once and then rendered by
-``terminal``, ``markdown`` and ``html``, as JSON, or as a CSV table of all numbers.
+"""The report document: the content of a report about a result, built once and rendered in several formats.
 
-A terminal shows a selection: neither sections and tables that are ``page_only`` nor tables that a page folds,
-no listings of those sections, and no charts.
+``terminal``, ``markdown`` and ``html`` render it; it can also be written as JSON, or as a CSV table of all
+numbers. The terminal shows a selection: no sections and tables that are ``page_only`` with their listings, no
+tables that a page folds, and no charts.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ COLUMNS = ("section", "table", "row", "column", "value", "unit")
 
 
 class Datum(NamedTuple):
-    """A cell of a table that has a number or a longer name in addition to its text."""
+    """A Datum is a cell of a table that has a number or a longer name in addition to its text."""
 
     text: str
     value: float | None = None
     """The number in ``unit``, for sorting and computing."""
     unit: str = ""
     name: str = ""
-    """The full name, or the name that programs use, where it is not the text."""
+    """The full name, or the name for programs, if it differs from the text."""
 
 
 Entry = str | Datum
 
 
 class ReportTable(NamedTuple):
-    """A table with one head and any number of rows."""
+    """A ReportTable has one heading and any number of rows."""
 
     caption: str
     head: tuple[str, ...]
@@ -50,13 +50,13 @@ class ReportTable(NamedTuple):
     keys: int = 1
     """Number of columns at the left that identify a row."""
     refused: tuple[int, ...] = ()
-    """Rows about something that does not fit."""
+    """Rows about alternatives that do not fit."""
     folded: str = ""
-    """What a page shows instead of the table until it is unfolded; empty = the table is shown at once."""
+    """Text that a page shows instead of the table until it is unfolded; "" = the table is shown at once."""
     page_columns: tuple[int, ...] = ()
-    """Columns that a terminal has no room for."""
+    """Columns that are shown on a page only, because a terminal has no room for them."""
     page_only: bool = False
-    """Whether a terminal leaves the table out."""
+    """Whether a terminal does not show the table."""
     grouped: bool = False
     """Whether rows with an equal first cell belong together; a terminal shows that cell once."""
     most: int | None = None
@@ -68,7 +68,7 @@ class ReportTable(NamedTuple):
         return tuple(tuple(map(shown, row)) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The table as plain values: text, and a number in its unit where a cell has one."""
+        """Return the table as plain values: text, and for cells with a number also the number in its unit."""
         return {
             "caption": self.caption,
             "columns": list(self.head),
@@ -76,7 +76,7 @@ class ReportTable(NamedTuple):
         }
 
     def without_empty_columns(self) -> ReportTable:
-        """The table without columns that are empty in every row; the first column always stays."""
+        """Return the table without columns that are empty in every row; the first column always stays."""
         kept = [at for at in range(len(self.head)) if at == 0 or any(row[at] != "" for row in self.rows)]
         return self._replace(
             head=tuple(self.head[at] for at in kept),
@@ -94,16 +94,16 @@ class Listing(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A figure that is drawn only where it is shown."""
+    """A Chart is a figure that is drawn only by formats that show it."""
 
     label: str
-    """What the figure shows, for readers who cannot see it."""
+    """Description of the figure for readers who cannot see it."""
     draw: Callable[[], Figure]
     caption: str = ""
 
 
 class ReportSection(NamedTuple):
-    """Everything that a report says about one subject, in this order."""
+    """A ReportSection is the part of a report about one subject; its fields are in the order of reading."""
 
     title: str
     sentences: tuple[str, ...] = ()
@@ -113,11 +113,11 @@ class ReportSection(NamedTuple):
     """Explanations that are needed to read the tables."""
     listings: tuple[Listing, ...] = ()
     charts: tuple[Chart, ...] = ()
-    """Figures, which a page shows before the tables."""
+    """Figures, which a page shows above the tables."""
     page_only: bool = False
-    """Whether a terminal leaves the section out."""
+    """Whether a terminal does not show the section."""
     notes_on_terminal: bool = False
-    """Whether a terminal shows the notes, because the tables mean nothing without them."""
+    """Whether a terminal also shows the notes, because the tables cannot be understood without them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain values, without its charts."""
@@ -136,9 +136,9 @@ class ReportDocument(NamedTuple):
     title: tuple[str, ...]
     """Model, workload and platform, in a few words each."""
     fits: bool | None
-    """Whether the result fits; None where the document is about several results."""
+    """Whether the result fits; None if the document is about several results."""
     verdicts: tuple[str, ...]
-    """The answer, in a sentence for each model and kind of work."""
+    """The main result, in a sentence for each model and kind of work."""
     warnings: tuple[str, ...]
     sections: tuple[ReportSection, ...]
     """The findings, in the order of reading."""
@@ -161,7 +161,7 @@ class ReportDocument(NamedTuple):
 
 
 def write_long_table(document: ReportDocument, path: str | Path) -> None:
-    """Write every number of the findings as a row of CSV [SI units]. Raises InputError if that fails."""
+    """Write every number of the findings as a row of CSV, in SI units. Raises InputError if that fails."""
     from simoffload.exchange.files import write_csv
 
     write_csv(path, COLUMNS, _numbers(document))
@@ -198,40 +198,40 @@ def shown(cell: Entry) -> str:
 
 
 def seconds(value: float | None) -> Entry:
-    """A cell for a time [s]; empty for None."""
+    """Return a cell for a time [s]; empty for None."""
     return "" if value is None else Datum(format_seconds(value), value, "s")
 
 
 def byte_count(size: float) -> Datum:
-    """A cell for a size [B]."""
+    """Return a cell for a size [B]."""
     return Datum(format_bytes(size), size, "B")
 
 
 def held(size: int, use: TierUse) -> Datum:
-    """A cell for a size [B] on a tier, in the unit that is usual there."""
+    """Return a cell for a size [B] on a tier, in the unit that is usual for this tier."""
     return Datum(counted(size, use), size, "B")
 
 
 def byte_rate(rate: float) -> Datum:
-    """A cell for a rate [B/s]."""
+    """Return a cell for a rate [B/s]."""
     return Datum(format_rate(rate), rate, "B/s")
 
 
 def rate(value: float | None) -> Entry:
-    """A cell for a rate [1/s]; empty for None."""
+    """Return a cell for a rate [1/s]; empty for None."""
     return "" if value is None else Datum(per_second(value, ""), value, "1/s")
 
 
 def fraction(value: float) -> Datum:
-    """A cell for a fraction, written in per cent."""
+    """Return a cell for a fraction, shown in per cent."""
     return Datum(percent(value), value)
 
 
 def count(number: int) -> Datum:
-    """A cell for a whole number."""
+    """Return a cell for a whole number."""
     return Datum(str(number), number)
 
 
 def group_cell(names: tuple[str, ...]) -> Datum:
-    """A cell for several names with equal values: the first, and how many more there are."""
+    """Return a cell for several names with equal values: the first name, and the number of others."""
     return Datum(group_name(names), name=", ".join(names))

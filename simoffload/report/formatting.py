@@ -1,6 +1,6 @@
-"""How reports write numbers, names and sentences, and how they group what a result holds.
+"""Formatting of numbers, names and sentences for reports, and grouping of the values of a result.
 
-Nothing here belongs to one kind of report: terminal, page, tables and charts share it.
+All renderers, tables and charts use these functions; none is for a single kind of report.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ _GAP = "  "
 
 
 class NameFirst(str):
-    """A sentence that begins with a name, such as that of a tier, which keeps its lower-case letter."""
+    """A NameFirst is a sentence that begins with a name, such as that of a tier, which keeps its lower-case
+    letter."""
 
     __slots__ = ()
 
 
 def sentence(text: str) -> str:
-    """Text with a capital letter and a full stop; a name or an identifier at its start is not changed."""
+    """Return text with a capital letter and a full stop; a name or an identifier at its beginning is not
+    changed."""
     if not (isinstance(text, NameFirst) or _IDENTIFIER.match(text)):
         text = f"{text[:1].upper()}{text[1:]}"
     return f"{text}{'' if text.endswith('.') else '.'}"
 
 
 def uncapitalized(text: str) -> str:
-    """Text as it continues a sentence: "time per token" for "Time per token"."""
+    """Return text as a continuation of a sentence: "time per token" for "Time per token"."""
     return text[:1].lower() + text[1:]
 
 
 def place(target: str) -> str:
-    """Where the weights are: "in HBM", "in DRAM", "on raid"."""
+    """Return the place of the weights as text: "in HBM", "in DRAM", "on raid"."""
     return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Align cells below each other, two spaces apart; the columns in ``right`` to the right.
+    """Align cells in columns that are two spaces apart, those of the columns in ``right`` to the right.
 
-    Every line is as wide as the table. Control characters are escaped, since cells may come from files.
+    Every line is as wide as the table. Control characters are escaped, because cells may come from files.
     """
     table = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -70,7 +72,7 @@ def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
 
 
 def percent(fraction: float) -> str:
-    """ "81 %"; one digit more below ten per cent, where it matters."""
+    """Return a fraction as "81 %", below 10 % with one decimal."""
     if 0 < fraction < 0.0005:
         return "<0.1 %"
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
@@ -82,7 +84,7 @@ def minus(text: str) -> str:
 
 
 def counted(size: int, use: TierUse) -> str:
-    """A size on a tier, negative for what is missing, in the unit that is usual there."""
+    """Return a size on a tier in the unit that is usual for this tier; negative if it is missing."""
     return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.kind in _BINARY)
 
 
@@ -92,7 +94,7 @@ def per_second(rate: float, unit: str = " tokens/s") -> str:
 
 
 def origins(counts: Mapping[str, int]) -> str:
-    """ "12 measured, 120 spec, 3 estimate"."""
+    """Return the number of inputs by origin, such as "12 measured, 120 spec, 3 estimate"."""
     known = [name for name in _ORIGINS if name in counts]
     return ", ".join(f"{counts[name]} {name}" for name in (*known, *sorted(counts.keys() - set(known))))
 
@@ -101,7 +103,8 @@ def origins(counts: Mapping[str, int]) -> str:
 
 
 def bottleneck(one: PassResult, called: str = "") -> str:
-    """ "raid read, 81 % of decode 1, limited by nvme"; ``called`` replaces the name of the pass."""
+    """Return the bottleneck of a pass, such as "raid read, 81 % of decode 1, limited by nvme"; ``called``
+    replaces the name of the pass."""
     share = one.bottleneck
     part = f"{printable(share.cause)}, {percent(share.exposed_s / one.time_s)}"
     limit = f", limited by {printable(share.limit)}" if share.limit else ""
@@ -109,24 +112,25 @@ def bottleneck(one: PassResult, called: str = "") -> str:
 
 
 def largest(one: PassResult) -> str:
-    """ "raid read 81 %": the bottleneck of a pass with its share."""
+    """Return the bottleneck of a pass with its share, such as "raid read 81 %"."""
     return f"{printable(one.bottleneck.cause)} {percent(one.bottleneck.exposed_s / one.time_s)}"
 
 
 def limited_by(one: PassResult) -> str:
-    """ ", limited by ib0 in"; empty where the bottleneck is only limited by itself."""
+    """Return the limit of the bottleneck, such as ", limited by ib0 in"; "" if nothing else limits it."""
     share = one.bottleneck
     return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
 
 
 def bound(one: PassResult) -> str:
-    """ "74 % of the bound (14.2 s, set by raid)"."""
+    """Return the share of the bound, such as "74 % of the bound (14.2 s, set by raid)"."""
     least = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
     return f"{percent(one.bound_s / one.time_s)} of the bound ({least})"
 
 
 def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:
-    """Bounds [s], largest first; those that differ by no more than about a thousandth share an entry."""
+    """Return the bounds [s], the largest first; those that differ by up to about a thousandth are one
+    entry."""
     groups: dict[str, list[str]] = {}
     for name in sorted(step.bounds, key=lambda name: (-step.bounds[name], name)):
         groups.setdefault(f"{step.bounds[name]:.3e}", []).append(name)
@@ -134,7 +138,7 @@ def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:
 
 
 def group_links(links: Iterable[LinkUse]) -> tuple[tuple[tuple[str, ...], LinkUse], ...]:
-    """Names of links with their use; those that differ by no more than about a thousandth share an entry."""
+    """Return names of links with their use; those that differ by up to about a thousandth are one entry."""
     groups: dict[tuple[str, ...], list[LinkUse]] = {}
     for use in links:
         numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
@@ -143,18 +147,18 @@ def group_links(links: Iterable[LinkUse]) -> tuple[tuple[tuple[str, ...], LinkUs
 
 
 def group_name(names: Sequence[str]) -> str:
-    """One name, or the first and the number of those that have equal values."""
+    """Return a name for several equal values: the only one, or the first one with the number of others."""
     first = printable(names[0])
     return first if len(names) == 1 else f"{first} and {len(names) - 1} more like it"
 
 
 def carried(use: LinkUse) -> str:
-    """What crossed a link: bytes, or the time of cores."""
+    """Return the load of a link as text: bytes, or the time of cores."""
     return format_bytes(use.size) if use.unit == "B" else f"{format_seconds(use.size / 1e9)} of a core"
 
 
 def capacity(use: LinkUse) -> str:
-    """What a link carries at most: a rate, or cores."""
+    """Return the capacity of a link as text: a rate, or a number of cores."""
     return format_rate(use.capacity) if use.unit == "B" else plural(round(use.capacity / 1e9), "core")
 
 
@@ -162,7 +166,7 @@ def capacity(use: LinkUse) -> str:
 
 
 def stage_needs(result: TrainingResult) -> tuple[tuple[str, tuple[TierUse, ...]], ...]:
-    """Every stage of the run with every tier that holds something at any stage, in the machine's order."""
+    """Return the needs of each tier at each stage, for tiers that hold something at any stage."""
     known = {use.tier: use for use in result.capacity}
     for _, uses in result.memory_stages:
         known |= {use.tier: use for use in uses if use.tier not in known}
@@ -179,12 +183,12 @@ def phase_names(result: TrainingResult) -> tuple[str, ...]:
 
 
 def times(phase: TimedPhase) -> str:
-    """How often a phase happens in a step: "3 ×", "1/4 ×"."""
+    """Return how often a phase occurs in a step: "3 ×", "1/4 ×"."""
     return f"{phase.times} ×"
 
 
 def causes_by_phase(result: TrainingResult) -> dict[str, tuple[float, ...]]:
-    """For every cause of the step, in its order, the exposed time [s] in each of ``phase_names``."""
+    """Return, for every cause of the step in order, its exposed time [s] in each of ``phase_names``."""
     names = phase_names(result)
     exposed: dict[str, dict[str, float]] = {}
     for phase in result.phases:
@@ -199,7 +203,7 @@ def causes_by_phase(result: TrainingResult) -> dict[str, tuple[float, ...]]:
 
 
 def simulated_work(result: SimulationResult) -> str:
-    """How many operations were simulated, and why no more of them could be skipped; empty without any."""
+    """Return sentences about the number of simulated operations, and why others could not be skipped."""
     if not result.work:
         return ""
     operations, run = (sum(getattr(one, name) for one in result.work) for name in ("operations", "run"))
@@ -213,7 +217,7 @@ def simulated_work(result: SimulationResult) -> str:
 
 
 def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which decode steps were not simulated."""
+    """Return a sentence about the decode steps that were not simulated."""
     steps, simulated, estimated = (
         values.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
     )
@@ -233,7 +237,7 @@ def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
-    """Why repetition was simulated, and in which passes."""
+    """Return sentences about repetition that was simulated: why, and in which passes."""
     reasons: dict[str, list[str]] = {}
     for one in work:
         ranks = [f"ranks simulated separately ({one.how.not_folded})"] if one.how.not_folded else []

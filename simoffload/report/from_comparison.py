@@ -1,4 +1,4 @@
-"""The document of several results side by side."""
+"""The report document of several results."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def comparison_document(
     baseline: str | None = None,
     command: str = "",
 ) -> ReportDocument:
-    """Build the document of several results; ``comparison.groups`` explains ``published`` and ``baseline``,
-    ``command`` reproduces it.
+    """Return the document of several results.
 
-    Raises ValueError if there are no results or ``baseline`` names none of them.
+    ``comparison.groups`` explains ``published`` and ``baseline``; ``command`` is the command line that
+    reproduces the comparison. Raises ValueError if there are no results or ``baseline`` names none of them.
     """
     if not results:
         raise ValueError("there is nothing to compare")
@@ -80,13 +80,14 @@ def comparison_document(
 
 
 def _each(result: SimulationResult, bars: int) -> ReportDocument:
-    """Build the document of one of the results, without costs and inputs, which all results share."""
+    """Return the document of one of the results, without costs and inputs, which are in the common
+    document."""
     document = result_document(replace(result, planner=None), bars=bars)
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
 def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Compare the answers in a section for each kind of work and a table for each model."""
+    """Return a section for each kind of work, with a table for each model."""
     kinds = by_kind(found)
     for kind, mine in kinds.items():
         sentences = (text for group in mine for text in (*_missing(group), *_limits(group), *_errors(group)))
@@ -100,14 +101,15 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _missing(group: Group) -> Iterator[str]:
-    """State why results have no times."""
+    """Return sentences that state why results have no times."""
     for row in group.rows:
         if not row.result.fits:
             yield NameFirst(f"{row.label} {'is ' if row.result.refused else ''}{row.result.shortfall}")
 
 
 def _limits(group: Group) -> Iterator[str]:
-    """State what limits bottlenecks: "ai400x2 read is limited by ib0 in"; by row where that differs."""
+    """Return the limits of bottlenecks, such as "ai400x2 read is limited by ib0 in", by row if they
+    differ."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in group.rows:
         cause, limit = row.result.bottleneck, row.result.limit
@@ -120,7 +122,8 @@ def _limits(group: Group) -> Iterator[str]:
 
 
 def _errors(group: Group) -> Iterator[str]:
-    """State the prediction errors: "prediction error on real runs: hbm, dram ±4.0 %; raid ±13.3 %"."""
+    """Return the prediction errors, such as "prediction error on real runs: hbm, dram ±4.0 %; raid ±13.3
+    %"."""
     timed = [(row.label, confidence(row.result)) for row in group.rows if row.result.compared_s is not None]
     if not timed:
         return
@@ -175,7 +178,7 @@ def _table(group: Group, *, alone: bool) -> ReportTable:
 
 
 def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
-    """Return the cells of a row: times, ratios, and the bottleneck or why there is none."""
+    """Return the cells of a row: times, ratios, and the bottleneck, or the reason why there is none."""
     result, step = row.result, row.result.step
     yield from presentation(result).cells.values()
     yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
@@ -183,7 +186,7 @@ def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
     ratio = row.published.ratio if row.published else None
     yield "" if ratio is None else Datum(f"{format_number(ratio)}×", ratio)
     yield largest(step) if step is not None else _answer(result)
-    # Where more than the weights can be elsewhere, a table has no room for it.
+    # If more than the weights is offloaded, a table has no room for it.
     yield "" if group.narrow or step is None else fraction(result.bound_fraction or 0.0)
 
 
@@ -192,7 +195,6 @@ def _answer(result: SimulationResult) -> str:
 
 
 def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Draw what is in the tables of the results."""
     kinds = by_kind(found)
     published = any(row.published for group in found for row in group.rows)
     diamonds = " Diamonds: the published ratio times the simulated baseline." if published else ""
@@ -214,7 +216,7 @@ def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _capacity(found: Sequence[Group]) -> ReportSection:
-    """List what every tier holds; a terminal shows it only where a result has no times."""
+    """Return the memory of every tier; a terminal shows it only if a result has no times."""
     result = "result" if any(group.narrow for group in found) else "weights"
     head = (result, "tier", "needed", "capacity", "filled", "scope", "")
     tables = []
@@ -240,7 +242,7 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
 
 
 def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:
-    """Compare the costs of those results that have some."""
+    """Return the comparison of costs, for the results that have costs."""
     several = len(found) > 1
     priced = [
         Costed(f"{group.title}, {row.label}" if several else row.label, row.result, row.result.costs)

@@ -1,4 +1,4 @@
-"""The documents of how many machines a scenario needs, and of the largest work that fits."""
+"""The report documents of the number of machines needed, and of the largest work that fits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LIMITS = (
 
 
 def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str] = ()) -> ReportDocument:
-    """Build a table for each platform, with a row for each scenario and a column for each tier; ``stopped``
-    gives the reasons why other scenarios have none."""
+    """Return a table for each platform, with a row for each scenario and a column for each tier; ``stopped``
+    has the reasons why other scenarios have no row."""
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     return ReportDocument(("Number of machines needed",), None, (), tuple(stopped), tuple(sections))
@@ -65,7 +65,8 @@ def _count(machines: int | None) -> Entry:
 
 
 def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -> ReportDocument:
-    """Build a table with a row for each scenario; ``stopped`` gives the reasons why others have none."""
+    """Return a table with a row for each scenario; ``stopped`` has the reasons why other scenarios have
+    none."""
     head = ("model", "weights", "batch per GPU", "context", "layers", "parameters")
     rows = tuple(
         (
@@ -89,7 +90,7 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
 
 
 def _limit(one: Limit) -> str:
-    """ "16 → 57"; "16 → ≥1,000,000" where a scenario may not have more."""
+    """Return a limit as text: "16 → 57", or "16 → ≥1,000,000" if a scenario cannot have more."""
     if one.most is None:
         return f"{one.now:,} → {_NONE}"
     return f"{one.now:,} → {'≥' if one.most == one.reaches else ''}{one.most:,}"

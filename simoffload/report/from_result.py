@@ -1,4 +1,4 @@
-"""The documents of one result: of a run, of a fit, and of advice about it."""
+"""The report documents of one result: of a run, of a fit, and of advice."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def headline(result: SimulationResult) -> tuple[str, ...]:
 
 
 def verdict(result: SimulationResult) -> str:
-    """The answer in one sentence."""
+    """Return the verdict in one sentence."""
     wording = presentation(result)
     how = f" ({wording.how})" if wording.how else ""
     where = f"on {result.platform} with {wording.placed}{how}"

@@ -1,5 +1,4 @@
-"""A report document as one HTML file that loads nothing: no server, no network, tables that read without
-scripts."""
+"""A report document as one HTML file, which loads nothing from a network and is readable without scripts."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ __all__ = ["write_comparison", "write_html", "write_report"]
 
 
 def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
-    """Write a page about one result; ``command`` reproduces it.
+    """Write a page about one result. Raises InputError if the file cannot be written.
 
-    Raises InputError if the file cannot be written.
+    ``command`` is the command line that reproduces the result.
     """
     write_html(result_document(result, command=command), path)
 
@@ -62,20 +61,20 @@ def write_html(document: ReportDocument, path: str | Path) -> None:
 
 
 class _Drawn(NamedTuple):
-    """The number and the height [px] of a figure, with which a template reserves its place."""
+    """A _Drawn is the number and the height [px] of a figure, for which a template reserves space."""
 
     number: int
     height: float
 
 
 class _Figures:
-    """Figures of a page, numbered in the order in which they are drawn."""
+    """_Figures are the figures of a page, numbered in the order in which they are drawn."""
 
     def __init__(self) -> None:
         self.drawn: list[dict[str, Any]] = []
 
     def add(self, chart: Chart) -> _Drawn:
-        """Draw a chart and return its place on the page."""
+        """Draw a chart; return its number and height."""
         figure = chart.draw().to_plotly_json()
         self.drawn.append(figure)
         return _Drawn(len(self.drawn) - 1, figure["layout"]["height"])

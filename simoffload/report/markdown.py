@@ -1,6 +1,6 @@
-"""A report document as Markdown, to paste where people discuss it (https://github.github.com/gfm/).
+"""A report document as Markdown, for issues and wikis (https://github.github.com/gfm/).
 
-Whatever comes from files is text: nothing in it makes links, pictures, tags or tables.
+All values from files are escaped, so that they cannot make links, pictures, tags or tables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from simoffload.report.formatting import sentence
 __all__ = ["markdown", "write_markdown"]
 
 _TAGS = {"&": "&amp;", "<": "&lt;"}
-# An underscore within a word is no emphasis, and the names of metrics have many.
+# An underscore within a word, as in the names of metrics, does not mean emphasis.
 _SPECIAL = re.compile(r"[\\`*\[\]|~$&<]|(?<!\w)_|_(?!\w)")
-# At the beginning of a line these make it something else than a paragraph.
+# At the beginning of a line these characters would begin a list, a heading or a quotation.
 _BLOCK = re.compile(r"^(\d*)([>#+=:.)-])")
 
 
 def write_markdown(document: ReportDocument, path: str | Path) -> None:
-    """Write a document as Markdown. Raises InputError if the file cannot be written."""
+    """Write a report document to a Markdown file. Raises InputError if the file cannot be written."""
     with replacing(path) as file:
         file.write(markdown(document))
 

@@ -1,10 +1,9 @@
 """Colours, axes and traces that all charts share.
 
-Plotly is imported where something is drawn, because most reports are read in a terminal.
-
-Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people with red-green blindness can
-distinguish, and darker shades of them for the backward pass and the optimizer. Labels or tables repeat what a
-colour says.
+Plotly is imported only when a chart is drawn, because most reports are read in a terminal. The colours are
+those of Okabe and Ito, "Color Universal Design" (2008), which people with red-green blindness can
+distinguish, and darker shades of them for backward and optimizer. Labels or tables repeat the information of
+colours.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _CAUSES = {
 _CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 
 _BAR = 0.7
-"""Width of a bar, in rows; left to plotly it depends on the gaps between the bars of one colour."""
+"""Width of a bar, in rows; by default plotly makes it depend on the gaps between the bars of one colour."""
 _ROW, _FRAME, _LEGEND = 34, 68, 30
 """[px] of a bar with its gap; around the bars (axis, its title, margins); of a line of legend."""
 ROOM_FOR_NAMES: Properties = {"minsize": 11, "mode": "hide"}
-"""The ``uniformtext`` of a layout whose bars contain names: all of one size, or hidden."""
+"""``uniformtext`` of a layout whose bars contain names: all have the same size or are hidden."""
 _LONGEST_NAME = 34
 
 
@@ -70,7 +69,7 @@ def cause_colour(cause: str) -> str:
 
 
 def height(rows: int, *, legends: int = 0, row: float = _ROW) -> float:
-    """Height [px] of a chart of horizontal bars with so many lines of legend above them."""
+    """Return the height [px] of a chart with so many horizontal bars and lines of legend."""
     return _FRAME + _LEGEND * legends + row * max(2, rows)
 
 
@@ -182,8 +181,10 @@ class CauseBar(NamedTuple):
 
 
 def labelled(name: str, count: int) -> Properties:
-    """Return what writes a trace's name into each of ``count`` bars that have room for it, because a colour
-    alone is not enough; the layout needs ``ROOM_FOR_NAMES``."""
+    """Return the properties that write a trace's name into each of ``count`` bars with enough room.
+
+    The layout needs ``ROOM_FOR_NAMES``. Colours alone would not identify the traces.
+    """
     return {
         "text": [plain(name)] * count,
         "textposition": "inside",

@@ -1,4 +1,4 @@
-"""What reports say differently about inference, training and checkpoints: one function for each."""
+"""Differences between reports about inference, training and checkpoints: one function for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 
 
 class Metric(NamedTuple):
-    """A metric as a reader sees it."""
+    """A Metric is a value of a result, prepared for a reader."""
 
     key: str
     description: str
@@ -32,19 +32,19 @@ class Metric(NamedTuple):
 
 
 class TierAssignment(NamedTuple):
-    """Something that can be offloaded, and the tier that holds it."""
+    """A TierAssignment is a kind of data that can be offloaded, and the tier that holds it."""
 
     what: str
     tier: str
 
 
 class Presentation(NamedTuple):
-    """How a report presents one result."""
+    """A Presentation has the names and texts with which a report describes one result."""
 
     kind: str
     """ "inference", "prefill" (inference of one token), "training", "checkpoint"."""
     verb: str
-    """What the model does on the platform: "runs", "trains", "is saved"."""
+    """Verb for the work of the model on the platform: "runs", "trains", "is saved"."""
     work: tuple[str, ...]
     """The workload, in a few words each."""
     took: str
@@ -52,13 +52,13 @@ class Presentation(NamedTuple):
     step: str
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
-    """Name of ``SimulationResult.compared_s``, as it begins a sentence."""
+    """Name of ``SimulationResult.compared_s``, for the beginning of a sentence."""
     ratio: str
-    """Its short name, for the head of a column of ratios: "TPOT", "time/token"."""
+    """Short name of that time, for the heading of a column of ratios: "TPOT", "time/token"."""
     places: tuple[TierAssignment, ...]
     """What is offloaded with its tiers, the weights first."""
     placed: str
-    """The same as part of a sentence: "its weights in HBM and its optimizer on raid"."""
+    """Phrase for the tiers: "its weights in HBM and its optimizer on raid"."""
     labels: tuple[str, ...]
     """Names that may distinguish the result from others, the shortest first."""
     exact: str
@@ -66,7 +66,7 @@ class Presentation(NamedTuple):
     metrics: tuple[Metric, ...]
     """All metrics that have a value, in the order of reading."""
     cells: Mapping[str, Entry]
-    """Heads and cells of a row of a comparison, the same heads for all results of a kind."""
+    """Headings and cells of a row of a comparison, with the same headings for all results of a kind."""
     legend: str
     """Explanation of the other columns of a comparison."""
     formulas: tuple[str, ...]
@@ -74,22 +74,23 @@ class Presentation(NamedTuple):
     shown: PassResult | None
     """The pass whose operations are drawn."""
     unit_name: str
-    """What ``SimulationResult.step`` is: a "pass", or a "step" or "checkpoint" of several."""
+    """Kind of ``SimulationResult.step``: a "pass", or a "step" or "checkpoint", which consist of several
+    passes."""
     parts: str = "layers"
-    """What the blocks of that pass are."""
+    """Name of the blocks of that pass."""
     note: str = ""
-    """What else must be known about the metrics."""
+    """Further explanation of the metrics."""
     how: str = ""
-    """What else must be known about the places."""
+    """Further explanation of the tiers."""
 
     @property
     def called(self) -> str:
-        """What a sentence calls ``SimulationResult.step``; empty if its own name is used."""
+        """Name of ``SimulationResult.step`` in a sentence; "" if its own name is used."""
         return "" if self.unit_name == "pass" else f"the {self.unit_name}"
 
 
 def presentation(result: SimulationResult) -> Presentation:
-    """How a report presents a result. Raises TypeError for an unknown kind of result."""
+    """Return the presentation of a result. Raises TypeError for an unknown kind of result."""
     if isinstance(result, InferenceResult):
         return _inference(result)
     if isinstance(result, TrainingResult):
@@ -100,7 +101,7 @@ def presentation(result: SimulationResult) -> Presentation:
 
 
 def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
-    """ "its weights in HBM and its optimizer on raid"; ``phrase`` says it for all of them together."""
+    """Return "its weights in HBM and its optimizer on raid", or ``phrase`` for all of them together."""
     together = f"its {' and '.join(each.what for each in places)}"
     if phrase:
         return phrase.format(together)
@@ -114,7 +115,7 @@ def _labels(name: str, tiers: str) -> tuple[str, ...]:
 
 
 def _batch(result: InferenceResult | TrainingResult) -> str:
-    """ "batch 2 × 8 GPUs", or "batch 2 on 8 GPUs" for a batch that they share."""
+    """Return "batch 2 × 8 GPUs", or "batch 2 on 8 GPUs" if they share one batch."""
     gpus = plural(result.gpus, "GPU")
     if result.replicas == result.gpus:
         return f"batch {result.batch_size} × {gpus}"
@@ -125,7 +126,8 @@ def _batch(result: InferenceResult | TrainingResult) -> str:
 def _metrics(
     result: SimulationResult, texts: Shown, *, parts: Collection[str] = (), total: float | None = None
 ) -> tuple[Metric, ...]:
-    """All metrics that have a value; those in ``parts`` with their shares of ``total``, if it is known."""
+    """Return all metrics that have a value; those in ``parts`` with their shares of ``total``, if that is
+    known."""
     values = result.metrics()
     return tuple(
         Metric(key, description, text(value), percent(value / total) if total and key in parts else "")

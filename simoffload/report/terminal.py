@@ -1,7 +1,7 @@
-"""A report document as text for a terminal: the answer, the warnings, then the sections that it shows.
+"""A report document as text for a terminal: the verdict, the warnings, then the sections for a terminal.
 
-Tables are drawn by rich in columns whose widths are set here: text wraps, numbers never do, and columns for
-which there is no room even so follow below in a further part of the table.
+Tables are drawn by rich in columns whose widths are set here. Text is wrapped, numbers never are; columns
+that do not fit follow below in another part of the table.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ __all__ = ["terminal_text"]
 _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
 _NARROWEST = 60
-"""[characters] of the narrowest terminal that is laid out for."""
+"""Width [characters] of the narrowest terminal for which the layout is made."""
 _UNBOUNDED = 100_000
-"""[characters] of a line for rich, which would cut off what is to be copied whole."""
+"""Width [characters] of lines to be copied, so large that rich does not cut them."""
 _LEAST = 12
 """[characters] that a column of text keeps, unless its text is shorter: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
-"""Words that begin with a digit, with the unit behind or the sign before."""
+"""Words that begin with a digit, with the unit after or the sign before them."""
 _GLUE = "\ue000"
-"""Stands for a space at which no line breaks; ``printable`` lets none of the document's own through."""
+"""Character for a space at which lines must not break; ``printable`` removes it from the document's own
+text."""
 
 
 def terminal_text(document: ReportDocument, *, color: bool = False, width: int = 100) -> str:
-    """The document in lines of ``width`` [characters], with ANSI colours or without."""
+    """Return the document as lines of ``width`` [characters], with or without ANSI colours."""
     terminal = _Terminal(color=color, width=max(_NARROWEST, width))
     terminal.paragraph(" · ".join(document.title), style="bold")
     fits = {True: "green", False: "red", None: "bold"}[document.fits]
@@ -52,7 +53,7 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
 
 
 class _Terminal:
-    """The lines of a document for a terminal, with colours or without."""
+    """A _Terminal collects the lines of a document, with or without colours."""
 
     def __init__(self, *, color: bool, width: int) -> None:
         self._console = Console(
@@ -75,7 +76,7 @@ class _Terminal:
         self._parts += (Text(line, style) for line in lines)
 
     def section(self, section: ReportSection) -> None:
-        """Add the title and what a terminal shows of the section, if it shows anything."""
+        """Add the title and the content of a section that a terminal shows, if there is any."""
         tables = [table for table in section.tables if table.rows and not (table.page_only or table.folded)]
         if not (section.sentences or tables or section.listings):
             return
@@ -137,7 +138,7 @@ def _unbreakable(text: str) -> str:
 
 
 class _Column:
-    """The cells of a column with the widths that it needs; the head comes first."""
+    """A _Column has the cells of a column, the heading first, with the widths that it needs."""
 
     def __init__(self, cells: Sequence[str], *, number: bool) -> None:
         self.cells, self.number = cells, number
@@ -166,7 +167,9 @@ def _parts(columns: Sequence[_Column], *, keys: int, room: int) -> Iterator[list
         parts[-1].append(column)
     for part in parts:
         widths = [column.widest for column in part]
-        while _total(widths) > room:  # heads of numbers give way first, then the widest, whole words last
+        while (
+            _total(widths) > room
+        ):  # narrow the headings of numbers first, then the widest column; break words last
             wide = [at for at, column in enumerate(part) if widths[at] > column.least]
             if not wide:
                 break

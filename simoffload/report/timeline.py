@@ -1,5 +1,7 @@
-"""The section about what the ranks did over time: charts of the first layers and of one in the middle, and
-the operations that took longest."""
+"""The section with the operations of ranks over time.
+
+It has charts of the first layers and of one in the middle, and a list of the longest operations.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DrawnOperation", "TimelineWindow", "schedule", "timeline", "windows"]
 
 _FIRST = 3
-"""Number of parts of the pass in the first window: what comes before the layers, and two layers."""
+"""Number of parts of the pass in the first chart: the part before the layers, and two layers."""
 _LONGEST = 15
 """Number of kinds of operations that are listed."""
 
@@ -51,13 +53,13 @@ _Part = tuple[int, int]  # block, iteration
 
 
 class DrawnOperation(NamedTuple):
-    """One operation of the first rank of a program, rank 0 where there is only one."""
+    """A DrawnOperation is an operation of the first rank of a program (rank 0 if there is only one)."""
 
     stream: str
     kind: str
     label: str
     route: str
-    """Name of the route that its bytes take; empty where it moves no bytes."""
+    """Name of the route of its bytes; "" if it moves none."""
     size: int
     """[B]"""
     start_s: float
@@ -68,7 +70,7 @@ class DrawnOperation(NamedTuple):
 
 
 class TimelineWindow(NamedTuple):
-    """The operations of the first rank of each program in a part of a pass."""
+    """A TimelineWindow is the operations of the first rank of each program in a part of a pass."""
 
     title: str
     ranks: str
@@ -82,7 +84,10 @@ class TimelineWindow(NamedTuple):
 
 
 def timeline(result: SimulationResult, *, bars: int) -> ReportSection:
-    """Show the pass that stands for the run, or else any that was recorded; at most ``bars`` operations."""
+    """Return the section about the pass that represents the run, or else about any recorded one.
+
+    At most ``bars`` operations are drawn.
+    """
     wording = presentation(result)
     parts, name = wording.parts, wording.shown.name if wording.shown else ""
     name = name if name in result.timelines else next(iter(result.timelines), "")
@@ -129,9 +134,9 @@ def _longest(window: TimelineWindow, parts: str, caption: str) -> ReportTable:
 
 
 def windows(timeline: Timeline, *, most: int, called: str = "layers") -> tuple[TimelineWindow, ...]:
-    """Return the first layers and, where more follow, one layer from the middle; none of an empty timeline.
+    """Return the first layers and, if there are more, one layer from the middle; none for an empty timeline.
 
-    A window holds the ``most`` longest operations; ``called`` is what its blocks are.
+    A window has the ``most`` longest operations; ``called`` is the name of its blocks.
     """
     if not len(timeline):
         return ()
@@ -175,7 +180,8 @@ class _FirstRanks:
         return max(times, key=lambda stream: (times[stream], -stream))
 
     def begin(self, parts: Sequence[_Part], stream: int) -> int:
-        """Return when the first operation of the parts started on a stream, else the end of the pass [ps]."""
+        """Return the time at which the first operation of the parts begins on a stream, else the end of the
+        pass [ps]."""
         for block, iteration in parts:
             ops = self._timeline.schedule.blocks[block].ops
             position = next((index for index, op in enumerate(ops) if op.stream == stream), None)
@@ -184,7 +190,7 @@ class _FirstRanks:
         return self._timeline.makespan
 
     def window(self, title: str, shown: Sequence[_Part], *, start: int, end: int) -> TimelineWindow:
-        """Return everything that happened between two times [ps]."""
+        """Return all operations between two times [ps]."""
         inside = [one for rank in self._ranks for one in self._timeline.during(start, end, rank=rank)]
         longest = sorted(range(len(inside)), key=lambda index: inside[index].start - inside[index].end)
         return TimelineWindow(
@@ -257,7 +263,6 @@ def schedule(window: TimelineWindow) -> Figure:
 
 
 def _hover(bar: DrawnOperation) -> str:
-    """Return the text that hovering shows."""
     lines = [
         draw.plain(bar.label),
         draw.plain(f"{bar.kind} on {bar.stream}"),

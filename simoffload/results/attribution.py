@@ -1,9 +1,9 @@
-"""Time attribution of a pass: the chain of operations that determined its length.
+"""Attribution of the time of a pass: the chain of operations that determined its length, by cause.
 
-Every operation began at the end of another one. Walking back from the last operation to whichever predecessor
-ended last gives a chain without gaps or overlaps, so the times along it sum to the makespan exactly and
-nothing is counted twice. In what a timeline holds once and repeats, the walk itself repeats: once it comes to
-the same operation some periods earlier, whole rounds are counted and not walked.
+Every operation began when another one ended. Going back from the last operation, each time to the predecessor
+that ended last, gives a chain without gaps or overlaps, so the times along it sum exactly to the makespan. In
+the repeated part of a timeline the chain repeats, too: when it reaches the same operation a number of periods
+earlier, the remaining rounds are added up instead of followed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Attribution", "Group", "OperationRef", "PathSegment", "attribute", "
 
 
 class OperationRef(NamedTuple):
-    """An OperationRef is an operation of a class of ranks, found in a timeline."""
+    """An OperationRef identifies an operation of a class of ranks in a timeline."""
 
     track: int
     """Index of the track in ``Timeline.tracks``."""
@@ -29,18 +29,18 @@ class OperationRef(NamedTuple):
 
 
 class PathSegment(NamedTuple):
-    """A PathSegment is a part of the critical path."""
+    """A PathSegment is a part of the critical path, made of operations of one track."""
 
     track: int
     entry: int
     times: int
-    """How often the chain goes through it, one period earlier or later."""
+    """How often the chain contains the segment, each time one period earlier."""
 
 
 def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
-    """Return the operation that ends last, on a ``stream`` if one is named; of several, the one that began
-    first."""
-    best: tuple[int, int, OperationRef] | None = None  # -end, start, place: the least one
+    """Return the operation that ends last, of all streams or of one ``stream``; of several, the one that
+    began first."""
+    best: tuple[int, int, OperationRef] | None = None  # (-end, start, place) of the operation that ends last
     for number, track in enumerate(timeline.tracks):
         if not track.end or stream not in (None, track.stream):
             continue
@@ -57,7 +57,7 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     """Return the chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)
     path: list[PathSegment] = []
-    met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
+    met: dict[tuple[int, int], tuple[int, int]] = {}  # (copy, length of the chain) when an entry was reached
     track, entry, copy = last
     while entry >= 0:
         path.append(PathSegment(track, entry, 1))
@@ -70,13 +70,13 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
             else:
                 copy = walker.skip(path, track, entry, copy, *known)
                 met.clear()
-        elif copy > before:  # another period's copies are counted anew
+        elif copy > before:  # copies of another period begin at zero
             met.clear()
     return path
 
 
 class _Walker:
-    """Steps from an operation to the one at whose end it began."""
+    """A _Walker goes from an operation to its predecessor, the one whose end let it begin."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._tracks: tuple[Track, ...] = timeline.tracks
@@ -86,7 +86,7 @@ class _Walker:
         self._windows = [{repeat.window: repeat for repeat in track.repeats} for track in timeline.tracks]
 
     def before(self, number: int, entry: int, copy: int) -> tuple[int, int, int]:
-        """Return track, entry and copy of the operation before; entry -1 before the first one."""
+        """Return track, entry and copy of the predecessor; entry -1 if there is none."""
         track = self._tracks[number]
         after = track.after[entry]
         if after < 0:
@@ -104,14 +104,17 @@ class _Walker:
 
     @staticmethod
     def _window(track: Track, entry: int) -> int:
-        """Return the steady state in which a repeated entry lies."""
+        """Return the steady state that contains a repeated entry."""
         repeat = track.repeat_of(entry)
         assert repeat is not None
         return repeat.window
 
     def skip(self, path: list[PathSegment], number: int, entry: int, copy: int, met: int, since: int) -> int:
-        """Count the rounds that the chain's last part repeats, and return the copy from which the walk goes
-        on. The walk was at that entry in the copy ``met`` when the chain had ``since`` parts."""
+        """Add up the rounds in which the last part of the chain repeats; return the copy at which it
+        continues.
+
+        The chain reached this entry in the copy ``met`` when it had ``since`` parts.
+        """
         rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
         if rounds < 1:
             return copy
@@ -119,7 +122,8 @@ class _Walker:
         return copy - rounds * (met - copy)
 
     def _reach(self, window: int) -> int:
-        """Return how many periods the operations of a steady state reach back at most."""
+        """Return the largest number of periods across which operations of a steady state depend on each
+        other."""
         most = 1
         for track, windows in zip(self._tracks, self._windows, strict=True):
             repeat = windows.get(window)
@@ -133,8 +137,8 @@ class _Walker:
 
 
 Group = Literal["GPU", "host", "transfers", "storage", "waiting"]
-"""Category of a cause of time: work of the GPU; of the host's processors; copies between memories and
-collectives; reads and writes of storage; waiting for what an earlier step left."""
+"""Category of a cause of time: work of the GPU or of the host's processors, transfers between memories and
+collectives, reads and writes of storage, or waiting for an update that an earlier step started."""
 
 _COMPUTE = "GPU compute"
 _NAMES = {
@@ -161,29 +165,29 @@ _GROUPS: dict[str, Group] = {
     "write": "storage",
     "wait": "waiting",
 }
-"""Categories by kind of operation; of the others those with a route are transfers, the rest is done by the
-GPU."""
+"""Categories by kind of operation. Of other kinds, those with a route are transfers and the rest is GPU
+work."""
 
 
 class Attribution(NamedTuple):
-    """Time by cause on the deciding rank."""
+    """Attribution is the time of a pass by cause, by stream and by link."""
 
     end: int
     """End of the critical path [ps]."""
     exposed: dict[str, int]
-    """[ps] on the deciding chain, largest first; sums to its end."""
+    """[ps] on the critical path by cause, largest first; the values sum to ``end``."""
     busy: dict[str, int]
-    """[ps] spent on each cause in all, hidden or not, on the rank that has most of it."""
+    """[ps] of each cause in total, on the critical path or not, on the rank with the most."""
     groups: dict[str, Group]
     """Category of each cause of time."""
     exposed_streams: dict[str, int]
-    """[ps] on the deciding chain, by stream."""
+    """[ps] on the critical path, by stream."""
     busy_streams: dict[str, int]
-    """[ps] in all, by stream, on the rank that has most to do on it."""
+    """[ps] of work in total, by stream, on the rank with the most."""
     exposed_links: dict[str, int]
-    """[ps] on the deciding chain that transfers over each link took."""
+    """[ps] on the critical path of transfers over each link."""
     on_gpus: int
-    """Working time of all GPUs together [ps]."""
+    """Working time of all GPUs, added up [ps]."""
 
 
 _Kind = tuple[str, int, int]
@@ -201,8 +205,10 @@ def _group(kind: _Kind) -> Group:
 
 
 def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
-    """Split the makespan of a run by cause, by stream and by link; or the time until the last operation of
-    the stream labelled ``ends_with`` is done."""
+    """Split the makespan of a run by cause, by stream and by link.
+
+    With ``ends_with``, split the time until the last operation of the stream with that label ends.
+    """
     schedule = timeline.schedule
     labels = schedule.labels
     last = last_of(timeline, None if ends_with is None else labels.index(ends_with))
@@ -222,7 +228,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True):
         program = next(part for part in schedule.parts if ranks[0] in part.ranks)
         work = sum(time for cause, time in mine.items() if groups[cause] == "GPU")
-        # No GPU works for longer than the pass lasts, however many of its streams do.
+        # The work of a GPU is at most the time of the pass, although several of its streams work.
         on_gpus += len(ranks) * min(work, end * schedule.gpus_of(program))
     return Attribution(
         end,
@@ -256,10 +262,10 @@ def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind
 def _most(
     exposed: Counter[str], by_rank: Sequence[Counter[str]], *, order: Sequence[str] = ()
 ) -> Counter[str]:
-    """Return the work on the rank that has most of it; at least what was exposed.
+    """Return the work of each cause on the rank with the most, and at least the work on the critical path.
 
-    Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
-    a cause than any single rank.
+    The critical path may change ranks at a collective, so it can contain more of a cause than any single
+    rank.
     """
     most = Counter(exposed)
     for mine in by_rank:
@@ -270,7 +276,7 @@ def _most(
 
 
 def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
-    """Return the times [ps] by cause and by stream on each class of ranks."""
+    """Return the times [ps] by cause and by stream, for each class of ranks."""
     schedule, labels = timeline.schedule, timeline.schedule.labels
     classes = len(timeline.ranks_by_class)
     by_cause = [Counter[str]() for _ in range(classes)]

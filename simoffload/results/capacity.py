@@ -14,22 +14,22 @@ __all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierU
 
 
 class MemoryTerm(NamedTuple):
-    """A MemoryTerm is one part of what a tier must hold."""
+    """A MemoryTerm is one part of the memory that a tier must hold."""
 
     tier: str
     name: str
     size: int
-    """[B] per GPU on the tier "hbm", per host on "dram", of the whole target elsewhere."""
+    """[B] per GPU on the tier "hbm", per host on "dram", of the whole target on other tiers."""
     pinned: bool = False
     """Whether the term is page-locked host memory."""
     remedy: str = ""
-    """Setting that makes the term smaller, other than another tier for the weights."""
+    """Setting that makes the term smaller, other than a different tier for the weights."""
     once: bool = False
     """Whether the term exists only in the first step."""
 
 
 class MemoryStage(NamedTuple):
-    """A MemoryStage is what all tiers hold at one stage of a run."""
+    """A MemoryStage lists the memory terms of all tiers at one stage of a run."""
 
     name: str
     """Name of the stage: "initialisation", "forward and backward", "optimizer step", …"""
@@ -39,15 +39,15 @@ class MemoryStage(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """An Estimate is the memory of a training run by a published rule, with its formula."""
+    """An Estimate is the memory of a training run according to a published rule of thumb."""
 
     name: str
     per_host: int | None
-    """[B] of host memory on every node; None where the estimator does not say."""
+    """[B] of host memory on every node; None if the estimator does not give it."""
     per_gpu: int | None
     """[B]"""
     total: int | None
-    """Memory over all hosts [B], where the estimator is no finer."""
+    """Memory over all hosts [B], for estimators that give only this."""
     formula: str
     """Formula in one line: P parameters, L of the largest module, n nodes, g GPUs per node, G in all."""
 
@@ -65,13 +65,13 @@ class TierUse(NamedTuple):
     """[B]"""
     terms: tuple[MemoryTerm, ...]
     moment: str = ""
-    """Stage of the run with the largest need, where stages differ."""
+    """Stage of the run with the largest need; "" if there is only one."""
     passing: int = 0
     """Part of the need that is released after the first step [B]."""
 
     @property
     def steady(self) -> int:
-        """[B] held at most from the second step on."""
+        """[B] that the tier holds at most from the second step on."""
         return self.needed - self.passing
 
     @property
@@ -81,7 +81,7 @@ class TierUse(NamedTuple):
 
     @property
     def headroom(self) -> int:
-        """[B] left over; negative when it does not fit."""
+        """[B] that are free; negative if it does not fit."""
         return self.capacity - self.needed
 
     def sentence(self) -> str:
@@ -101,44 +101,46 @@ class TierUse(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A set of edits of a scenario, described: what a strategy offers, and what planning tries."""
+    """A Change is a set of edits of a scenario with a description: an alternative that ``fit`` or ``advise``
+    tries."""
 
     kind: str
     """Kind of change. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
     "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
     "workload" or "setting"."""
     description: str
-    """"batch 16 → 11 on each GPU"; empty for a scenario as it is."""
+    """Description such as "batch 16 → 11 on each GPU"; empty for the unchanged scenario."""
     edits: tuple[Edit, ...] = ()
     uses: tuple[TierUse, ...] = ()
     """Peak use of each tier with the change; empty where it was not calculated."""
     key: str = ""
-    """A short name, unique among the options of ``advise``, which calls files after it."""
+    """Short name, unique among the changes of ``advise``, from which file names are made."""
     priced: bool = True
-    """Whether the change has a price on a bill."""
+    """Whether the price of the change is known."""
     same_work: bool = True
-    """Whether the change keeps the same work; training adapters instead of the model does not."""
+    """Whether the result of the work is the same; it is not if adapters are trained instead of the model."""
     barred: str = ""
     """Reason why the change is impossible; empty if it is possible."""
 
     def with_(self, other: Change) -> Change:
-        """Return both changes as one."""
+        """Return one change with the edits of this one and of another one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
         return Change(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """Edits in the form that ``--set`` takes."""
+        """Edits in the form of arguments of ``--set``."""
         return tuple(one.assignment for one in self.edits)
 
     @property
     def tightest(self) -> TierUse:
-        """Tier with the smallest free fraction after the change."""
+        """Tier with the smallest free fraction once the change is made."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
 class Remedies(NamedTuple):
-    """The smallest changes that make a scenario fit, and what was tried to find them."""
+    """Remedies are the smallest changes that make a scenario fit, and the changes that were tried to find
+    them."""
 
     changes: tuple[Change, ...]
     tried: tuple[str, ...]
@@ -162,7 +164,10 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
 
 
 def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """Return what every tier holds at its peak and later on; of equal stages the first counts."""
+    """Return, for each tier, the largest need over all stages and the need from the second step on.
+
+    If several stages need the same, the first one is named.
+    """
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
     for moment in memory_stages:

@@ -1,6 +1,7 @@
-"""Cost of checkpoints for a run, and the answer to a scenario of checkpoints alone.
+"""Effect of checkpoints on a run, and the result of a scenario with only checkpoints.
 
-That is the stall of each, the interval to choose, and the work that failures throw away.
+The effect consists of the time for which training stops, the best interval, and the work that failures
+destroy.
 
 References
 ----------
@@ -8,7 +9,7 @@ J. W. Young, "A first order approximation to the optimum checkpoint interval", C
 doi:10.1145/361147.361115.
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
 Computer Systems 22 (2006) 303-312, doi:10.1016/j.future.2004.11.016.
-Both take failures to be a Poisson process, checkpoints to be flawless, and the run to be long.
+Both assume that failures are a Poisson process, that checkpoints are intact, and that the run is long.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Outlook(NamedTuple):
     """The Outlook is the effect of checkpoints on a run; None if interval or failure rate are missing."""
 
     stall_s: float
-    """Time that training stands still for one checkpoint [s]."""
+    """Time for which training stops for one checkpoint [s]."""
     blocking_s: float
     """Time until the save call returns [s]."""
     background_s: float
@@ -71,9 +72,9 @@ class Outlook(NamedTuple):
     commit_s: float
     """Time from the start of saving until the checkpoint can be restored [s]."""
     restore_s: float
-    """Time to read the checkpoint back, without the start of the job [s]."""
+    """Time to read the checkpoint, without the start of the job [s]."""
     restart_s: float
-    """[s] from a failure to the point where training goes on: detection and start, then restoring."""
+    """[s] from a failure until training continues: detection, start of the job, and restoring."""
     interval_s: float | None = None
     """[s] of training between checkpoints."""
     share: float | None = None
@@ -81,27 +82,28 @@ class Outlook(NamedTuple):
     mtbf_s: float | None = None
     """[s] between failures of the run."""
     young_s: float | None = None
-    """[s] of training between checkpoints after Young."""
+    """[s] of training between checkpoints by Young's formula."""
     daly_s: float | None = None
-    """[s] of training between checkpoints after Daly, and no less than what runs behind it or one step."""
+    """[s] of training between checkpoints by Daly's formula; at least the background time of a checkpoint,
+    and at least one step."""
     efficiency: float | None = None
-    """Training done per time that passes, at the given interval."""
+    """Training time over elapsed time, at the given interval."""
     best_efficiency: float | None = None
-    """Training done per time that passes, at Daly's interval."""
+    """Training time over elapsed time, at Daly's interval."""
     lost_work_s: float | None = None
-    """[s] of training that a failure throws away on average, at the given interval, or else at Daly's."""
+    """[s] of training that a failure destroys on average, at the given interval, else at Daly's."""
 
 
 class SavedPart(NamedTuple):
-    """A SavedPart is the bytes that one or several ranks write, each the same number."""
+    """A SavedPart is data that one or several ranks write, each the same number of bytes."""
 
     name: str
     size: int
-    """[B] of each writer."""
+    """[B] that each writer writes."""
     writers: int
     """Number of ranks that write."""
     device: str
-    """Kind of tier that the bytes come from: hbm, dram or nvme."""
+    """Kind of tier from which the bytes are written: hbm, dram or nvme."""
     files: int
 
 
@@ -119,11 +121,11 @@ class CheckpointPhase(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Checkpoints of a run: who writes what where, how long it takes, what it costs."""
+    """Checkpoints describe the checkpoints of a run: writers, files, times, and the effect on training."""
 
     tier: str
     contents: str
-    """Contents as the scenario names them: zero, sharded, model_only, consolidated."""
+    """Contents in the scenario's terms: zero, sharded, model_only or consolidated."""
     writer: str
     """Writer of the checkpoint: torch_save, python or fast."""
     mode: str
@@ -136,7 +138,7 @@ class Checkpoints:
     """Bytes that the ranks of each host write for one checkpoint [B]."""
     parts: tuple[SavedPart, ...]
     saving: tuple[CheckpointPhase, ...] = ()
-    """Phases of saving; empty where the run does not fit."""
+    """Phases of saving; empty if the run does not fit."""
     restoring: tuple[PassResult, ...] = ()
     write_caches: tuple[CachedWrites, ...] = ()
     """Use of the drives' write caches by a checkpoint."""
@@ -154,7 +156,7 @@ class Checkpoints:
 
     @property
     def saved(self) -> PassResult | None:
-        """All phases of saving put together."""
+        """All phases of saving as one pass."""
         if not self.saving:
             return None
         return aggregate("save", [(phase.result, Fraction(1)) for phase in self.saving])
@@ -190,7 +192,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult(SimulationResult):
-    """The times of saving one checkpoint and of restoring from it, and what both mean for a run."""
+    """A CheckpointResult has the times of saving and restoring a checkpoint, and their effect on a run."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "checkpoint"
@@ -198,11 +200,11 @@ class CheckpointResult(SimulationResult):
 
     checkpoint: Checkpoints
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives that hold checkpoints, where the interval is known."""
+    """Lifetime of the drives that store checkpoints, if the interval is known."""
 
     @property
     def workload(self) -> dict[str, Any]:
-        """Contents of the checkpoint, and the way it is written."""
+        """Contents of the checkpoint, writer and mode."""
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
 
@@ -242,7 +244,7 @@ class CheckpointResult(SimulationResult):
 
     @property
     def compared_by(self) -> str:
-        """Time until a checkpoint is on storage."""
+        """Name of the compared time: the time until a checkpoint is on storage."""
         return "save_s"
 
     def particulars(self) -> dict[str, Any]:
@@ -250,41 +252,43 @@ class CheckpointResult(SimulationResult):
         return by_name(self, "checkpoint drive_lifetime")
 
 
-_FEW = 700.0  # exp() of more than this is beyond a float: such a run gets nowhere
+_FEW = 700.0  # exp() of a larger number exceeds a float: such a run makes no progress
 
 
 def stall_per_checkpoint(*, blocking_s: float, background_s: float = 0.0, window_s: float = 0.0) -> float:
-    """[s] that training stands still for one checkpoint.
+    """Return the time [s] for which training stops for one checkpoint.
 
-    ``blocking_s`` [s] passes before the call returns; ``background_s`` [s] of work begins then, and training
-    waits for whatever of it is left after ``window_s`` [s].
+    The call returns after ``blocking_s`` [s]; ``background_s`` [s] of work then begin, and training waits for
+    the part of it that is not done after ``window_s`` [s].
     """
     return blocking_s + max(0.0, background_s - window_s)
 
 
 def stall_share(*, stall_s: float, interval_s: float) -> float:
-    """Fraction of the run time that goes into checkpoints, one after every ``interval_s`` [s] of training."""
+    """Return the fraction of the run time for checkpoints, with one after every ``interval_s`` [s] of
+    training."""
     return stall_s / (interval_s + stall_s)
 
 
 def run_mtbf(*, node_mtbf_s: float, nodes: int) -> float:
-    """[s] between failures of a run that any failing node stops: independent nodes add their rates."""
+    """Return the mean time [s] between failures of a run that any failing node stops: the rates of
+    independent nodes are added."""
     return node_mtbf_s / nodes
 
 
 def young_interval(*, cost_s: float, mtbf_s: float) -> float:
-    """[s] of training between checkpoints that cost ``cost_s`` [s] each, to first order: sqrt(2 C M).
+    """Return the training time [s] between checkpoints of ``cost_s`` [s] each, to first order: sqrt(2 C M).
 
-    Young 1974; good while the cost is small beside ``mtbf_s`` [s].
+    Young 1974; accurate if the cost is small compared with ``mtbf_s`` [s].
     """
     return sqrt(2 * cost_s * mtbf_s)
 
 
 def daly_interval(*, cost_s: float, mtbf_s: float) -> float:
-    """[s] of training between checkpoints, to higher order.
+    """Return the training time [s] between checkpoints, to higher order.
 
-    Daly 2006, eq. 37: sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C while C < 2M, else M. Restarting does not
-    move the optimum.
+    Daly 2006, eq. 37: sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C if C < 2M, else M. The restart time does
+    not change the optimum.
     """
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
@@ -293,10 +297,10 @@ def daly_interval(*, cost_s: float, mtbf_s: float) -> float:
 
 
 def efficiency(*, interval_s: float, cost_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Training done per time that passes, failures and checkpoints included.
+    """Return the training time over the elapsed time, failures and checkpoints included.
 
     Daly 2006, eq. 20: interval / (M e^(R/M) (e^((interval + C)/M) - 1)), with R = ``restart_s`` [s] from a
-    failure to the point where training goes on.
+    failure until training continues.
     """
     segment = (interval_s + cost_s) / mtbf_s
     if segment + restart_s / mtbf_s > _FEW:
@@ -305,13 +309,14 @@ def efficiency(*, interval_s: float, cost_s: float, restart_s: float, mtbf_s: fl
 
 
 def lost_work(*, segment_s: float, mtbf_s: float) -> float:
-    """[s] that a failure throws away on average: what has passed of a segment (interval and checkpoint).
+    """Return the work [s] that a failure destroys on average: the elapsed part of a segment (interval and
+    checkpoint).
 
-    The mean of the exponential distribution cut off at the segment's length L: M - L / (e^(L/M) - 1), a
-    little less than half of the segment.
+    It is the mean of the exponential distribution truncated at the segment's length L: M - L / (e^(L/M) - 1),
+    a little less than half of the segment.
     """
     ratio = segment_s / mtbf_s
-    if ratio < 1e-6:  # the difference of two nearly equal numbers: its series instead
+    if ratio < 1e-6:  # the series, because the formula is a difference of nearly equal numbers
         return segment_s / 2
     if ratio > _FEW:
         return mtbf_s
@@ -328,11 +333,11 @@ def outlook(
     mtbf_s: float | None,
     restart_s: float,
 ) -> Outlook:
-    """Put the times [s] of one checkpoint into a run.
+    """Return the effect of a checkpoint with the given times [s] on a run.
 
-    ``overlap_s`` [s] is how long training goes on before it waits for the background: None for until the
-    next checkpoint. ``restart_s`` [s] is a restart without restoring. A checkpoint is of use only once it is
-    complete, so a failure costs the background's time on top.
+    ``overlap_s`` [s]: training time before training waits for the background work; None: until the next
+    checkpoint. ``restart_s`` [s]: a restart without restoring. A checkpoint can be restored only when it is
+    complete, so a failure also destroys the training during the background work.
     """
     window = interval_s if overlap_s is None else overlap_s
     stall = stall_per_checkpoint(

@@ -10,13 +10,14 @@ from simoffload.workload.dataset import Dataset
 __all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
 
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
-"""Limit of the rate: the GPU (nothing waits), a full link or target, the wait of every request (latency and
-requests in flight), decoding in the workers, opening files, copies out of the page cache, all cores of the
-host, too few batches made ahead for the optimizer's pause, or reading between the steps without workers."""
+"""Limit of the rate of loading: the GPU (it never waits), a full link or target, the time of a request
+(latency and requests in flight), decoding in the workers, opening files, copies from the page cache, all
+cores of the host, too few prefetched batches for the time of the optimizer, or reading between the steps
+without workers."""
 
 
 class Epoch(NamedTuple):
-    """The times of one epoch, or of several equal ones in a row."""
+    """An Epoch has the times of one epoch, or of several equal ones in sequence."""
 
     first: int
     """Number of the first such epoch, counted from 1."""
@@ -24,15 +25,15 @@ class Epoch(NamedTuple):
     hit_ratio: float
     """Fraction of the samples found in the hosts' page caches."""
     needed: float
-    """[B/s] that must come from storage, for all ranks, so that no GPU waits (mean over a step)."""
+    """[B/s] that storage must deliver to all ranks so that no GPU waits (mean over a step)."""
     reachable: float
-    """[B/s] that storage delivers to the workers of all ranks, at the pace of the slowest rank."""
+    """[B/s] that storage delivers to the workers of all ranks, if all are as slow as the slowest rank."""
     first_batch_s: float
-    """[s] until the first batch is there; the GPU waits that long in any case."""
+    """[s] until the first batch is ready, for which the GPU always waits."""
     batch_s: float
-    """[s] between two batches that a rank's loader can make."""
+    """[s] that a rank's loader needs for each batch."""
     step_s: float
-    """[s] of a step that waits for its batches where it must."""
+    """[s] of a step, including waiting for its batches."""
     starvation: float
     """Fraction of the step in which the GPU waits for data."""
     limit: Limit
@@ -43,25 +44,27 @@ class Epoch(NamedTuple):
 
 
 class DataLoading(NamedTuple):
-    """The times of reading a dataset in a training run."""
+    """DataLoading has the times of reading the dataset in a training run."""
 
     size: int
     """[B] of the dataset."""
     stored: int
-    """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
+    """[B] that the tier must hold; if its drives are local and the order of samples changes, each host has a
+    copy."""
     fits: bool
     steps_per_epoch: int
     cache: int
-    """[B] of each host's memory left for its page cache."""
+    """[B] of each host's memory that are free for its page cache."""
     look_ahead: int
-    """[B] of each host's memory in batches made ahead."""
+    """[B] of each host's memory for prefetched batches."""
     bridged_s: float
-    """[s] without a new batch that full queues bridge."""
+    """[s] without a new batch that the prefetched batches cover."""
     epochs: tuple[Epoch, ...]
     workers_needed: int | None
-    """Fewest workers per rank with which no GPU waits in the first epoch; None: however many there are."""
+    """Smallest number of workers per rank with which no GPU waits in the first epoch; None if no number
+    suffices."""
     remaining: Limit
-    """Limit of the first epoch with that many workers, or with the most workers that are tried."""
+    """Limit of the first epoch with that number of workers, or with the largest number that is tried."""
 
     @property
     def cold(self) -> Epoch:
@@ -87,7 +90,8 @@ class DataLoading(NamedTuple):
 
 
 def data_loading_sentences(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
-    """Return sentences: whether the GPUs wait, why, what would help, and what the page cache does."""
+    """Return sentences: whether the GPUs wait for data, why, what would help, and the effect of the page
+    cache."""
     cold, warm = data_loading.cold, data_loading.warm
     lines = [_verdict(cold)]
     if cold.limit != "gpu":

@@ -1,6 +1,6 @@
 """Effect of writes on drives: their lifetime, and how much fits into their write caches.
 
-All bytes are those that hosts write; what a drive writes to its NAND beyond them is in its rating.
+All bytes are those that hosts write; additional writes within a drive are included in its rating.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ YEAR = 365
 """Length of a year [d], as in drive writes per day: ratings of JEDEC and vendors ignore leap days."""
 
 Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
-"""Whether the drives outlast their warranty at this rate; ``ok`` too if they have none and last a year."""
+"""Whether the drives outlast their warranty at this rate; without a warranty, ``ok`` means at least a
+year."""
 
 
 class DriveLifetime(NamedTuple):
-    """A DriveLifetime is what a job writes, and how long the drives that store it last."""
+    """A DriveLifetime states what a job writes, and how long the drives last."""
 
     drives: int
     """Number of drives on all hosts."""
@@ -44,11 +45,11 @@ class DriveLifetime(NamedTuple):
     per_day: float
     """[B] that the job writes in a day."""
     per_drive_day: float
-    """[B] that each drive takes in a day, parity and mirrors included."""
+    """[B] that are written to each drive in a day, parity and mirrors included."""
     drive_writes_per_day: float
-    """Daily writes of a drive relative to its capacity."""
+    """Bytes written to a drive in a day over its capacity."""
     rated_bytes: int | None
-    """[B] per drive; None where its profile has no rating."""
+    """[B] that each drive is rated for; None if its profile has no rating."""
     rated_drive_writes_per_day: float | None
     """Rated drive writes per day; None without a rating over a warranty."""
     warranty_years: float | None
@@ -63,16 +64,16 @@ class DriveLifetime(NamedTuple):
 
 
 class TierLifetime(NamedTuple):
-    """A TierLifetime is a tier and the lifetime of its drives."""
+    """A TierLifetime is the lifetime of the drives of one tier."""
 
     tier: str
     unit: str
-    """Unit that ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
+    """Unit of work in ``DriveLifetime.per_step``: "step" or "checkpoint"."""
     drive_lifetime: DriveLifetime
 
     @property
     def sentence(self) -> str:
-        """Sentence about what is written to the tier, and when its rating is used up."""
+        """Sentence about the bytes written to the tier, and the time until the rating is reached."""
         return f"{self.tier}: {phrase(self.drive_lifetime, unit=self.unit)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,10 +87,10 @@ class TierLifetime(NamedTuple):
 
 
 def drive_share(array: Raid | None) -> float:
-    """[B] that each drive of an array takes per byte that its host writes in whole stripes.
+    """Return the bytes [B] written to each drive of an array per byte that its host writes in whole stripes.
 
-    1 / (drives' worth of data), as parity rotates over all drives: RAID0 1/n, RAID5 1/(n-1), RAID6 1/(n-2),
-    RAID10 2/n.
+    It is 1 / (number of drives' worth of data), as parity rotates over all drives: RAID0 1/n, RAID5 1/(n-1),
+    RAID6 1/(n-2), RAID10 2/n.
     """
     return 1.0 if array is None else 1 / array.data_drives
 
@@ -103,16 +104,15 @@ def drive_lifetime(
     hosts: int = 1,
     uneven: float = 1.0,
 ) -> DriveLifetime:
-    """Return how long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and
-    night.
+    """Return how long new drives last if each step of ``step_time`` [s] writes ``per_step`` [B], all day.
 
-    ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
-    writes ``uneven`` times the mean of all, and its drives are told of.
+    ``array`` is the array of such drives on each of ``hosts`` hosts, or None for a single drive. The result
+    is for the drives of the host that writes the most, which is ``uneven`` times the mean of all hosts.
 
         per drive and day = per_step x 86400 / step_time / hosts x uneven x drive_share
         years = rated bytes / (per drive and day x 365)
 
-    Raises ValueError for times and counts that make no sense.
+    Raises ValueError for times that are not positive and for negative counts.
     """
     if step_time <= 0 or hosts < 1 or per_step < 0:
         raise ValueError(f"no wear of {per_step} B per step of {step_time} s on {hosts} host(s)")
@@ -141,10 +141,10 @@ def drive_lifetime(
 def tier_lifetime(
     machine: Machine, tier: str, by_host: Sequence[float], *, time_s: float, unit: str
 ) -> TierLifetime | None:
-    """Return the wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s``
+    """Return the lifetime of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s``
     [s].
 
-    None where the drives are not known (a file server, a parallel filesystem) or nothing is written.
+    None if the drives are not known (a file server, a parallel filesystem) or nothing is written.
     """
     target, written = machine.topology.targets[tier], sum(by_host)
     if target.drive is None or not written:
@@ -174,7 +174,7 @@ def _verdict(rated: int | None, years: float | None, warranty: float | None) -> 
 
 
 def phrase(worn: DriveLifetime, *, unit: str = "step") -> str:
-    """Return a sentence: what is written a day, and when the rating is used up."""
+    """Return a sentence: the bytes written per day, and the time until the rating is reached."""
     if not worn.per_step:
         return "nothing is written to the drives"
     each = "the drive takes" if worn.drives == 1 else f"each of {worn.drives} drives takes"
@@ -197,7 +197,7 @@ def _writes(count: float) -> str:
 
 
 def duration(years: float) -> str:
-    """Return "9.1 days" or "3.2 years": years from two on."""
+    """Return a duration as text, such as "9.1 days" or, from two years on, "3.2 years"."""
     if years >= 100:
         return "more than 100 years"
     if years >= 2:
@@ -207,9 +207,9 @@ def duration(years: float) -> str:
 
 
 class CachedWrites(NamedTuple):
-    """The bytes that a step or a checkpoint writes to the drives of a tier that have a write cache.
+    """CachedWrites are the bytes that a step or a checkpoint writes to drives with a write cache.
 
-    Of a tier that each host has for itself, those of the host that writes most.
+    For a tier with separate drives on each host, they are those of the host that writes the most.
     """
 
     tier: str
@@ -222,7 +222,7 @@ class CachedWrites(NamedTuple):
     capacity: int
     """Capacity of the write caches of all drives of the tier [B]."""
     rate: int
-    """Mean write rate of the simulation over all bytes [B/s]."""
+    """Mean write rate over all bytes in the simulation [B/s]."""
     cache_rate: int
     """Write rate into the cache [B/s]."""
     rate_after: int
@@ -235,7 +235,7 @@ class CachedWrites(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Sentence about how much is written, how much of it finds room, and the rate that follows."""
+        """Sentence about the bytes written, the part that fits into the cache, and the resulting rate."""
         written, cached, capacity = map(format_bytes, (self.written, self.cached, self.capacity))
         cache = f"in the write cache of {capacity}"
         into = format_rate(self.cache_rate)
@@ -256,5 +256,5 @@ class CachedWrites(NamedTuple):
 
 
 def cache_warnings(found: Iterable[CachedWrites]) -> tuple[str, ...]:
-    """Return a warning for each tier to which more is written than its caches take."""
+    """Return a warning for each tier to which more bytes are written than fit into its caches."""
     return tuple(f"write cache exceeded: {one.sentence}" for one in found if one.exceeded)

@@ -17,16 +17,17 @@ _LARGEST = 300_000
 
 
 def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
-    """Return the end [ps] of a run of ``schedule``, which is the program of ``timeline`` but for one fixed
-    duration x that is longer wherever it occurs; None where only another run can tell.
+    """Return the end [ps] of a run in which an operation takes longer; None if another simulation is needed.
 
-    In the longer run every time may be the old one plus k times what x has grown by, k being how often x lies
-    on the chain that led there. Three things are asked for. Nothing begins before what it waits for is over:
-    what ended last there still does. Transfers that may get in each other's way and overlap have one k, so
-    that their rates change when they did; or none of them has ever changed its rate. And of all moments at
-    which such transfers begin or end no two change their order. What holds for no growth and for all of it
-    holds between, as times lie on straight lines: so all runs between have their times there, too. Where
-    periods repeat, k grows by the same number from each to the next, for everything in them.
+    ``schedule`` is the schedule of ``timeline``, except that one fixed duration x is longer wherever it
+    occurs. The times of the longer run are those of the shorter run plus k times the growth of x, where k is
+    the number of occurrences of x on the chain of predecessors. This holds under three conditions. First, no
+    operation would begin before the operations for which it waits have ended: its last predecessor is still
+    the last. Second, transfers that overlap and may slow each other down have the same k, so that their rates
+    change at the same events; or no such transfer ever changes its rate. Third, the beginnings and ends of
+    such transfers keep their order. As all times are linear in the growth of x, conditions that hold without
+    growth and with all of it also hold for any growth in between, and so do the times. In a part that
+    repeats, k grows from each period to the next by the same number for all operations.
     """
     growth = _growth(timeline.schedule, schedule)
     if growth is None or timeline.entries > _LARGEST:
@@ -44,11 +45,11 @@ class _Growth(NamedTuple):
     places: frozenset[tuple[int, int]]
     """Places (block, position) of the operation that takes longer."""
     by: int
-    """[ps]"""
+    """Increase of the duration [ps]."""
 
 
 def _growth(one: Schedule, other: Schedule) -> _Growth | None:
-    """Return the duration that is longer in the other program; None if more than that is different."""
+    """Return the duration that is longer in the other schedule; None if anything else differs."""
     places: dict[tuple[int, int], int] = {}
     for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
         for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):
@@ -61,8 +62,8 @@ def _growth(one: Schedule, other: Schedule) -> _Growth | None:
 
 
 class _Slopes:
-    """_Slopes hold for each operation the number k of times that x lies on the chain that leads to its
-    end, as far as there is one."""
+    """_Slopes compute for each operation the number k of occurrences of x on the chain of predecessors to its
+    end."""
 
     def __init__(self, timeline: Timeline, growth: _Growth) -> None:
         self._tracks = timeline.tracks
@@ -70,7 +71,7 @@ class _Slopes:
         self._ranks_by_class = timeline.ranks_by_class
         pairs = enumerate(self._ranks_by_class)
         self._classes = {rank: number for number, ranks in pairs for rank in ranks}
-        # Of each class the track of stream 0, if it had that: those of its own streams follow.
+        # For each class, the index that the track of stream 0 would have; other streams follow.
         self._offsets = {track.rank: number - track.stream for number, track in enumerate(self._tracks)}
         self._offsets_by_stream: list[list[int]] = [[] for _ in timeline.schedule.streams]
         for track in self._tracks:
@@ -87,7 +88,7 @@ class _Slopes:
         self._each: dict[int, int] = {}  # by how much k grows from period to period, by steady state
 
     def found(self) -> bool:
-        """Find k for all operations; return False where there is none."""
+        """Compute k for all operations; return whether all of them have one."""
         rows: list[_Row] = []
         for number, track in enumerate(self._tracks):
             self._windows[number] = {repeat.window: repeat for repeat in track.repeats}
@@ -95,7 +96,7 @@ class _Slopes:
                 rows += _rows(number, track, piece)
             for repeat in track.repeats:
                 self._note_first(number, track, repeat)
-        rows.sort()  # in the order of the program everything comes after what it waits for
+        rows.sort()  # in program order each operation comes after those for which it waits
         begins, places = self._begins, self._places
         starts, known = [track.start for track in self._tracks], self._known
         for block, iteration, position, number, entry, ordinal, step in rows:
@@ -123,7 +124,8 @@ class _Slopes:
         return end + copy * repeat.length, k + copy * self._growing(repeat.window)
 
     def _begins(self, number: int, step: CompiledOp, ordinal: int, iteration: int, start: int) -> int | None:
-        """Return k of an operation's beginning; None if another predecessor would come to end last."""
+        """Return k at the beginning of an operation; None if another predecessor would end last in the longer
+        run."""
         op, simple, by = step.op, self._simple, self._by
         slope = latest = 0
         # For a collective, on every rank of the program.
@@ -147,7 +149,8 @@ class _Slopes:
         return slope if latest <= start + slope * by else None
 
     def _of_peers(self, first: int, step: CompiledOp) -> Iterator[Need]:
-        """Yield what an operation needs of other ranks, each stream by its distance from track ``first``."""
+        """Yield the operations of other ranks for which an operation waits, with streams relative to track
+        ``first``."""
         own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
         for peers, (stream, per_iteration, offset) in step.peer_needs:
             for other in {self._classes[rank] for rank in self._peers[peers][own]}:
@@ -161,8 +164,11 @@ class _Slopes:
             self._firsts[repeat.window] = track.start[repeat.first], number
 
     def _growing(self, window: int) -> int:
-        """Return by how much k grows from one period to the next: that of the operation that begins first in
-        it, if all its predecessors belong to the period before."""
+        """Return the growth of k from one period to the next, if all predecessors are at most one period
+        earlier.
+
+        It is that of the operation that begins first in the period.
+        """
         if window not in self._each:
             self._each[window] = 0
             start, number = self._firsts[window]
@@ -175,8 +181,12 @@ class _Slopes:
         return self._each[window]
 
     def _repeats(self, number: int, repeat: Repeat) -> bool:
-        """Whether k grows by as much from each period to the next for all of a track: to be asked of what
-        waits for something before the first period, as far as that reaches back."""
+        """Return whether k grows by the same number from each period to the next, for all operations of a
+        track.
+
+        This must be checked for operations that wait for something before the first period, and for as many
+        periods as such waits extend.
+        """
         track, each = self._tracks[number], self._growing(repeat.window)
         for entry in range(repeat.first, repeat.last):
             ordinal, step = repeat.ordinal + entry - repeat.first, track.steps[entry]
@@ -191,7 +201,8 @@ class _Slopes:
         return True
 
     def _reach(self, number: int, step: CompiledOp, ordinal: int, window: int) -> int:
-        """Return the periods from the first one in which something waits for what came before."""
+        """Return the number of periods, from the first one, in which an operation waits for something before
+        the first."""
         op, most = step.op, 0
         iteration = step.iteration(ordinal)
         for first in self._offsets_by_stream[op.stream] if op.collective else (number - op.stream,):
@@ -208,7 +219,7 @@ class _Slopes:
 
 
 _Row = tuple[int, int, int, int, int, int, CompiledOp]
-"""Row of an operation: block, iteration, position, track, entry, ordinal, step."""
+"""An operation as (block, iteration, position, track, entry, number on its stream, compiled operation)."""
 
 
 def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
@@ -222,11 +233,11 @@ def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
 # -- transfers ----------------------------------------------------------------------------------
 
 _Instant = tuple[int, int, int]
-"""Instant as (time [ps], k, change of the number of transfers)."""
+"""An instant as (time [ps], k, change of the number of transfers)."""
 
 
 def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
-    """Return whether transfers that may share a link go on to share it as they did."""
+    """Return whether transfers that may share a link meet the second and third conditions."""
     if not timeline.shared:
         return True
     group, copies = _meeting(timeline.schedule), _copies(timeline)
@@ -245,8 +256,8 @@ def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
 
 
 def _copies(timeline: Timeline) -> int:
-    """Return the copies of each period to look at, at its beginning and at its end: all that overlap are
-    among them."""
+    """Return the copies of each period that must be examined, at its beginning and its end: they include all
+    that overlap."""
     spans: dict[int, tuple[int, int, int]] = {}  # by steady state: begin, end, length
     for track in timeline.tracks:
         for repeat in track.repeats:
@@ -263,20 +274,20 @@ def _chosen(times: int, copies: int) -> range | list[int]:
 
 
 def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
-    """Return whether events keep their order, and rates change when they did."""
+    """Return whether events keep their order, and rates change at the same events."""
     going = 0
     for (time, k, more), (next_time, next_k, _) in pairwise(instants):
         if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
             return False
         going += more
-        # Transfers that overlap, directly or through others, must be shifted by one and the same time.
+        # Transfers that overlap, directly or through others, must be shifted by the same time.
         if not constant and going and k != next_k:
             return False
     return True
 
 
 def _meeting(program: Schedule) -> list[int]:
-    """Return for each route the lowest number of a route that it meets on a link, directly or through
+    """Return for each route the lowest number of a route with which it shares a link, directly or through
     others."""
     group = list(range(len(program.routes)))
     first: dict[int, int] = {}  # route on each link

@@ -33,7 +33,7 @@ _FORMULAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceResult(SimulationResult):
-    """The times of prefill and decode steps."""
+    """An InferenceResult has the times of prefill and decode steps."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
@@ -47,13 +47,13 @@ class InferenceResult(SimulationResult):
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None
-    """[1/s] see ``formulas``; None unless ZeRO-3 gathers the weights from the HBM of several GPUs."""
+    """[1/s] defined in ``formulas``; None unless ZeRO-3 gathers the weights from the HBM of several GPUs."""
     decode_total_s: float = 0.0
     """[s] of all decode steps."""
     decode_bound: float = 0.0
-    """Relative error bound of interpolated decode steps; 0 = all are exact."""
+    """Relative error bound of interpolated decode steps; 0 if all are exact."""
     decode_estimated: int = 0
-    """Number of decode steps that were interpolated and are not known exactly."""
+    """Number of decode steps whose times were interpolated."""
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class InferenceResult(SimulationResult):
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """Time [s] of the prefill, and of all decode steps attributed to the first one."""
+        """Time [s] of the prefill, and of all decode steps, represented by the first one."""
         if self.prefill is None:
             return ()
         decode = ((self.decode[0], self.decode_total_s),) if self.decode else ()
@@ -115,7 +115,8 @@ class InferenceResult(SimulationResult):
 
     @property
     def compared_by(self) -> str:
-        """Name of the compared time: time per output token, or time to first token if only one is made."""
+        """Name of the time by which results are compared: time per output token, or with one token, time to
+        first token."""
         return "tpot_s" if self.output_length > 1 else "ttft_s"
 
     @property
@@ -134,7 +135,7 @@ class InferenceResult(SimulationResult):
         return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
 
     def particulars(self) -> dict[str, Any]:
-        """Return how many decode steps were simulated, and how far the others may be off."""
+        """Return the number of simulated decode steps, and the error bound of the others."""
         return {
             "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),

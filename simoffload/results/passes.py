@@ -1,6 +1,6 @@
-"""One simulated pass, summarized, and passes that follow one another, put together.
+"""Summary of one simulated pass, and the combination of several passes.
 
-Time is exact: whole picoseconds, or fractions of them where a part of a step happens every so many steps.
+Times are exact: whole picoseconds, or fractions of them for a part that does not occur in every step.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def seconds(time: Time) -> float:
 
 
 def largest_remainder(parts: Sequence[Time]) -> tuple[int, ...]:
-    """Round the parts of a time [ps] to whole picoseconds that sum to the rounded whole.
+    """Round the parts of a time [ps] to whole picoseconds that sum to the rounded total.
 
-    By largest remainders: all are rounded down, and those that lost most get one back, the first of equals
-    first. No part is off by a picosecond or more.
+    The largest-remainder method: all parts are rounded down, then those that lost most are raised by one, the
+    first of equal ones first. No part changes by a picosecond or more.
     """
     low = [part.__floor__() for part in parts]
     missing = round(sum(parts)) - sum(low)
@@ -53,23 +53,24 @@ def largest_remainder(parts: Sequence[Time]) -> tuple[int, ...]:
     return tuple(low)
 
 
-_SATURATED = 0.5  # of the time that a link is in use; our choice: from there on the link is called the limit
+_SATURATED = 0.5  # fraction of its time in use from which a saturated link is called the limit (our choice)
 
-_LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is called the limit
+_LATENCY = 0.3  # fraction of a transfer's time from which latency is called the limit (our choice)
 
 
 class Share(NamedTuple):
-    """A Share is the time of one cause."""
+    """A Share is the time of one cause of a pass."""
 
     cause: str
     group: Group
-    """Category of the resource that works or is used."""
+    """Category of the cause, such as host or storage."""
     exposed_ps: Time
-    """[ps] on the chain of operations that determined the pass; these sum to its time exactly."""
+    """[ps] on the critical path; over all causes these sum exactly to the time of the pass."""
     busy_ps: Time
-    """[ps] in all on the rank that has most of it, hidden behind something else or not."""
+    """[ps] in total, on the critical path or not, on the rank with the most."""
     limit: str
-    """Limit of a transfer: a full link, or the limit of a single transfer."""
+    """What limits a transfer: a saturated link, its latency, or the rate of a single transfer; "" for other
+    work."""
     size: int = 0
     """[B] moved on all ranks, for a transfer."""
 
@@ -89,9 +90,9 @@ class GroupShare(NamedTuple):
 
     group: Group
     exposed_ps: Time
-    """[ps] on the deciding chain; these sum to the time of the pass exactly."""
+    """[ps] on the critical path; over all groups these sum exactly to the time of the pass."""
     hidden_ps: Time
-    """[ps] done meanwhile; of causes that go on at the same time each counts."""
+    """[ps] not on the critical path; causes that overlap each other are all counted."""
 
     @property
     def exposed_s(self) -> float:
@@ -109,9 +110,9 @@ class StreamUse(NamedTuple):
 
     stream: str
     busy_s: float
-    """[s] in all."""
+    """[s] of all operations of the stream."""
     exposed_s: float
-    """[s] on the chain of operations that determined the pass."""
+    """[s] of its operations on the critical path."""
 
 
 class LinkUse(NamedTuple):
@@ -119,15 +120,15 @@ class LinkUse(NamedTuple):
 
     link: str
     size: int
-    """[B], or what ``unit`` says."""
+    """[B] over the link, or in another ``unit``."""
     busy_s: float
-    """[s] with at least one transfer."""
+    """[s] in which at least one transfer used the link."""
     saturated_s: float
-    """[s] filled to capacity."""
+    """[s] in which the link was used to its capacity."""
     capacity: int
-    """[B/s], or of ``unit`` in a second."""
+    """[B/s], or ``unit`` per second."""
     exposed_s: float = 0.0
-    """[s] that transfers over it took on the chain of operations that determined the pass."""
+    """[s] of transfers over the link on the critical path."""
     unit: LinkUnit = "B"
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,13 +149,14 @@ class PassResult(NamedTuple):
     links: tuple[LinkUse, ...]
     """Links that carried traffic, the busiest first."""
     bounds: dict[str, float]
-    """[s] that no schedule can beat, by resource: bytes over bandwidth, GPU work, host work."""
+    """Lower bounds on the time of any schedule [s], by resource: bytes over bandwidth, GPU work, host
+    work."""
     streams: tuple[StreamUse, ...] = ()
     """Time of each stream of the deciding rank, in the schedule's order."""
     unfinished_s: float = 0.0
-    """[s] that other streams go on after the stream with which the pass ends."""
+    """[s] for which other streams continue after the stream with which the pass ends."""
     gpus_s: float = 0.0
-    """[s] that GPUs work, of all ranks together."""
+    """[s] of work of all GPUs, added up."""
 
     @property
     def time_s(self) -> float:
@@ -190,10 +192,10 @@ class PassResult(NamedTuple):
 def summarize_pass(
     timeline: Timeline, *, new_tokens: int, context: int, ends_with: str | None = None
 ) -> PassResult:
-    """Turn a recorded run into its summary.
+    """Summarize the timeline of a pass.
 
-    ``ends_with`` is the label of a stream with whose last operation the pass ends, whatever goes on
-    elsewhere; what goes on counts as busy time and traffic of this pass.
+    ``ends_with`` is the label of the stream whose last operation ends the pass. Work of other streams after
+    that counts as busy time and traffic of this pass.
     """
     attribution = attribute(timeline, ends_with=ends_with)
     end = attribution.end
@@ -245,11 +247,11 @@ def _sizes(timeline: Timeline) -> Counter[str]:
 
 
 def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
-    """Return the limit of each kind of transfer: its fixed time, the link that was mostly full, or its own
-    rate."""
+    """Return what limits each kind of transfer: its latency, the link that was saturated most of the time, or
+    the rate of a single transfer."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
-        # Of links that are alike the first rank's, whose transfers the table of links is about.
+        # Of equal links, that of the first rank, which the table of links shows.
         for link in dict.fromkeys(link for hops in route.hops for link, _ in hops):
             if timeline.link_busy[link]:
                 ratio = timeline.link_saturated[link] / timeline.link_busy[link]
@@ -261,13 +263,12 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
         if latency[name] >= _LATENCY * attribution.busy.get(name, 1):
             limits[name] = "the latency of each transfer"
         else:
-            limits[name] = full if filled >= _SATURATED else "what one transfer reaches by itself"
+            limits[name] = full if filled >= _SATURATED else "the rate of a single transfer"
     return limits
 
 
 def _fixed(timeline: Timeline) -> Counter[str]:
-    """Return the time [ps] that each kind of transfer spends before bytes move, on the program where it is
-    most."""
+    """Return the time [ps] of each kind of transfer before bytes move, for the program with the most."""
     schedule = timeline.schedule
     owners = schedule.owners
     fixed = {program.name: Counter[str]() for program in owners}
@@ -312,8 +313,8 @@ _WORK = ("compute", "host")
 
 
 def _bounds(timeline: Timeline) -> dict[str, float]:
-    """Return the times [s] that no schedule can beat: each link's bytes over its bandwidth, and the work of
-    GPUs and hosts."""
+    """Return lower bounds on the time of any schedule [s]: the bytes of each link over its bandwidth, and the
+    work of GPUs and hosts."""
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
     ranks = [members[0] for members in timeline.ranks_by_class]
@@ -329,7 +330,8 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
 
 
 def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:
-    """Put passes that follow one another together, each as often as it happens; times and bytes add up."""
+    """Combine passes that follow one another, each with its number of occurrences; times and bytes are added
+    up."""
     weighted = [(one, float(count)) for one, count in parts]
     return PassResult(
         name=name,
@@ -345,7 +347,7 @@ def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassRe
 
 
 def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ...]:
-    """Add up shares by cause; the limit of a transfer is that of the pass in which it took longest."""
+    """Add up shares by cause; the limit of a transfer is that of the pass in which it took the longest."""
     found: dict[str, Share] = {}
     longest: dict[str, Time] = {}
     for one, count in parts:

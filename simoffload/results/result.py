@@ -1,4 +1,4 @@
-"""The answer to a scenario: what all kinds of work have in common."""
+"""The result of a scenario: the part that is common to all kinds of work."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ SCHEMA = "simoffload/result/1"
 
 
 class Planner(Protocol):
-    """A Planner computes answers that need more than the simulation, when they are requested."""
+    """A Planner computes the parts of a result that need more simulations, when they are first accessed."""
 
     def remedies(self, result: SimulationResult) -> Remedies:
-        """Return the smallest changes that make it fit."""
+        """Return the smallest changes that make the scenario fit."""
         ...
 
     def costs(self, result: SimulationResult) -> Economics | None:
-        """Return what it costs; None where only its memory was asked for."""
+        """Return its costs; None if only memory was computed."""
         ...
 
     def confidence(self, result: SimulationResult) -> Confidence:
-        """Return the error to expect of its times."""
+        """Return the expected error of its times."""
         ...
 
     def explanation(self, result: SimulationResult) -> Explanation | None:
-        """Return what its time depends on; None where that was not asked for."""
+        """Return sensitivity, predicted range and storage curve; None if they were not requested."""
         ...
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
-        """Return what to change next; None where that was not asked for."""
+        """Return the changes that ``advise`` ranks first; None if they were not requested."""
         ...
 
 
 @dataclass(frozen=True)
 class ResultProvenance:
-    """The inputs and versions from which the answer was computed."""
+    """ResultProvenance lists the inputs and versions from which a result was computed."""
 
     scenario: dict[str, Any]
     """The scenario as read, with all overrides."""
@@ -62,9 +62,9 @@ class ResultProvenance:
     """(profile, key, value, origin, source, date) of every number used."""
     versions: dict[str, str]
     exports: dict[str, Any] = field(default_factory=dict)
-    """Configuration files with which real programs do what was simulated, content by name."""
+    """Configuration files with which the real program runs what was simulated; content by name."""
     program: str = ""
-    """Program and version that the configuration files are for, such as "DeepSpeed 0.19.8"."""
+    """Program and version for which the configuration files are written, such as "DeepSpeed 0.19.8"."""
 
     @property
     def origins(self) -> dict[str, int]:
@@ -75,7 +75,7 @@ class ResultProvenance:
         return counts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the inputs, of which only their origins are counted."""
+        """Return everything as plain values; of the inputs, only their number by origin."""
         profiles = [dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.profiles]
         return {
             "scenario": self.scenario,
@@ -87,16 +87,17 @@ class ResultProvenance:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationResult(ABC):
-    """Capacity, speed, causes and provenance of one scenario; speed is None where it does not fit."""
+    """A SimulationResult has the capacity, speed, causes and provenance of one scenario; without speed if it
+    does not fit."""
 
     formulas: ClassVar[Mapping[str, str]]
     """Metric names and how each is computed."""
     optional: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that are omitted where they have no value."""
+    """Metrics that are omitted if they have no value."""
     kind: ClassVar[str]
     """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
-    """Unit of the work done, as a comparison names it."""
+    """Unit of work in comparisons, such as "token"."""
 
     name: str
     model: str
@@ -106,37 +107,39 @@ class SimulationResult(ABC):
     target: str
     """Tier that holds the weights."""
     ranks: int
-    """Number of processes that work together."""
+    """Number of processes of the run."""
     gpus: int
     """Number of GPUs that the processes use."""
     replicas: int
-    """Number of parallel parts of the work, each with ``batch_size`` sequences."""
+    """Number of data-parallel replicas, each of which processes ``batch_size`` sequences."""
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
-    """Sentences about missing capacity and how to get it; empty when it fits."""
+    """Sentences about tiers that are too small, and what would help; empty if it fits."""
     warnings: tuple[str, ...]
     provenance: ResultProvenance
     placement_name: str = ""
-    """Name of the placement of the weights where the tier alone would be ambiguous, such as "resident"."""
+    """Name of the placement if the tier of the weights does not identify it, such as "resident"."""
     placement_words: str = ""
-    """What a sentence says about that placement of {}, such as "a whole copy of {} in each GPU"."""
+    """Phrase for that placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
     extrapolations: tuple[str, ...] = ()
-    """Describe what is outside the range in which the machine was measured."""
+    """Descriptions of numbers that are used outside the range in which they were measured."""
     refused: tuple[str, ...] = ()
-    """Reasons why DeepSpeed or the strategy refuses the scenario; then there is neither capacity nor time."""
+    """Reasons why DeepSpeed or the strategy refuses the scenario, which then has neither capacity nor
+    time."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, if recording was requested."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
-    """How each pass was simulated; the answer does not depend on it."""
+    """How each pass was simulated, which does not affect the result."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
-    """Planner that computes ``remedies``, ``costs`` and the like; without one they are None."""
+    """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
 
     @property
     @abstractmethod
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """Passes that stand for the work, and the time [s] of each in it: a generation, a step, a checkpoint.
+        """Passes that represent the work, with the time [s] of each in a generation, a step or a checkpoint.
 
-        All decode steps count as the first one that was simulated. Empty where nothing fits.
+        All decode steps are represented by the first one that was simulated. Empty if the scenario does not
+        fit.
         """
 
     @property
@@ -146,23 +149,23 @@ class SimulationResult(ABC):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens made in the time of ``spent``; None for work that makes none."""
+        """Number of tokens of the work in ``spent``; None if it has none."""
         return None
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """[tokens] of each sequence, as the workload has them."""
+        """Lengths [tokens] of the sequences, as in the workload."""
         return ()
 
     @property
     @abstractmethod
     def workload(self) -> dict[str, Any]:
-        """Workload as the scenario specifies it."""
+        """Workload of the scenario, as plain values."""
 
     @property
     @abstractmethod
     def step(self) -> PassResult | None:
-        """Pass that represents the run; None where it does not fit."""
+        """Pass that represents the run; None if it does not fit."""
 
     @property
     @abstractmethod
@@ -172,16 +175,17 @@ class SimulationResult(ABC):
     @property
     @abstractmethod
     def step_time_s(self) -> float | None:
-        """[s] of a step: a pass that makes one token of each sequence, an update of the weights."""
+        """[s] of a step: the pass for one token of each sequence, or one update of the weights."""
 
     @property
     @abstractmethod
     def per_token_s(self) -> float | None:
-        """Time over the tokens of all sequences [s], 1 / throughput; None for work that makes none."""
+        """Time over the tokens of all sequences [s], 1 / throughput; None if there are no tokens."""
 
     @property
     def unit_s(self) -> float | None:
-        """[s] for one ``unit`` of all that is made at once: 1 / throughput, by which changes are rated."""
+        """Time [s] per ``unit`` of all work that is done in parallel, 1 / throughput, by which changes are
+        compared."""
         return self.per_token_s
 
     @property
@@ -191,7 +195,7 @@ class SimulationResult(ABC):
 
     @property
     def compared_s(self) -> float | None:
-        """Time named by ``compared_by`` [s]; None where it does not fit."""
+        """Time named by ``compared_by`` [s]; None if it does not fit."""
         return self.metrics()[self.compared_by]
 
     @property
@@ -201,14 +205,14 @@ class SimulationResult(ABC):
 
     @cached_property
     def remedies(self) -> Remedies | None:
-        """Smallest changes that make it fit, searched on first access; None where it fits."""
+        """Smallest changes that make it fit, searched for on first access; None if it fits."""
         if self.planner is None or self.fits or self.refused:
             return None
         return self.planner.remedies(self)
 
     @cached_property
     def costs(self) -> Economics | None:
-        """Bill, power, energy and cost, computed on first access; None where nothing was simulated."""
+        """Bill, power, energy and cost, computed on first access; None if nothing was simulated."""
         return None if self.planner is None or self.refused else self.planner.costs(self)
 
     @cached_property
@@ -228,12 +232,12 @@ class SimulationResult(ABC):
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings, and sentences about what would make it fit and cannot be done."""
+        """The warnings, and sentences about changes that would make it fit but are impossible."""
         return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
 
     @property
     def shortfall(self) -> str:
-        """Reason such as "does not fit: …" or "refused: …"; empty where it fits."""
+        """Reason such as "does not fit: …" or "refused: …"; "" if it fits."""
         if self.refused:
             return f"refused: {'; '.join(self.refused)}"
         return "" if self.fits else f"does not fit: {'; '.join(self.advice)}"
@@ -245,7 +249,8 @@ class SimulationResult(ABC):
 
     @property
     def limit(self) -> str | None:
-        """Limit of the bottleneck: a full link, the latency of each transfer; empty for plain work."""
+        """What limits the bottleneck: a saturated link, or the latency of each transfer; "" for work of fixed
+        duration."""
         return self.step.bottleneck.limit if self.step else None
 
     @property
@@ -259,20 +264,21 @@ class SimulationResult(ABC):
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name [s], [1/s]: see ``formulas``; None where there is no value."""
+        """Return all metrics by name [s], [1/s], as ``formulas`` defines them; None for those without a
+        value."""
         found = {name: getattr(self, name) for name in self.formulas}
         return {
             name: value for name, value in found.items() if value is not None or name not in self.optional
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: no planner, as machines and price lists stay where they are."""
+        """Return what is pickled: everything but the planner, which has machines and price lists."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON; bytes and seconds are numbers.
+        """Return everything as plain values for JSON; bytes and seconds are numbers.
 
-        Remedies, confidence and costs are worked out for it, and explanations that were asked for.
+        This computes remedies, confidence and costs, and the explanation if it was requested.
         """
         costs, sure, remedies = self.costs, self.confidence, self.remedies
         explanation, advice = self.explanation, self.next_changes
@@ -290,7 +296,7 @@ class SimulationResult(ABC):
         return found
 
     def simulated(self) -> dict[str, Any]:
-        """Return the same as ``to_dict`` without what has to be worked out."""
+        """Return the part of ``to_dict`` that needs no further computation."""
         return {
             "schema": SCHEMA,
             **by_name(self, "name"),
@@ -310,7 +316,7 @@ class SimulationResult(ABC):
         }
 
     def particulars(self) -> dict[str, Any]:
-        """Return what only this kind of result has, as plain values."""
+        """Return the values that only this kind of result has, as plain values."""
         return {}
 
     def _step(self) -> dict[str, Any] | None:
@@ -349,10 +355,10 @@ def _worked(one: PassWork) -> dict[str, Any]:
 
 
 def attributed(one: PassResult) -> dict[str, Any]:
-    """Return where the time of a pass went, as plain values.
+    """Return the time of a pass by cause, as plain values.
 
-    ``time_ps`` and every ``exposed_ps`` are whole numbers that sum exactly: where a part of a step is a
-    fraction of a picosecond, by largest remainders.
+    ``time_ps`` and ``exposed_ps`` are whole numbers that sum exactly; fractions of a picosecond, which occur
+    if a part does not happen in every step, are rounded with the largest-remainder method.
     """
     causes = _causes(one)
     of_group: dict[str, int] = {}

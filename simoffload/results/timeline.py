@@ -1,9 +1,9 @@
-"""The recorded execution of one schedule, and what one stream of one rank did in it.
+"""The recorded execution of one schedule, and the operations of each stream of each rank.
 
-What repeats is held once and counted; ranks that do the same are held as one. Iterating over a timeline, or
-asking for a column, writes all of it out; the tracks, and questions about parts, do not. An operation of a
-track is named by its ordinal, its number on its stream from 0, or by its place: the entry that holds it and
-the copy of that entry, 0 for what is held itself.
+Repeated operations are recorded once with a count; equal ranks are recorded as one. Iterating over a
+timeline, or reading a column, produces all operations; reading tracks or parts does not. An operation of a
+track is identified by its ordinal, which is its number on its stream from 0, or by its place: the recorded
+entry, and the number of the copy of this entry, 0 for the original.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", 
 
 
 class Repeat(NamedTuple):
-    """A Repeat is a range of recorded entries that occurs ``times`` more times after itself."""
+    """A Repeat is a range of recorded entries that is followed by ``times`` copies of itself."""
 
     first: int
     """Index of the first repeated entry."""
@@ -31,7 +31,7 @@ class Repeat(NamedTuple):
     """Number of entries that repeat."""
     times: int
     length: int
-    """Time by which each copy is later than the previous one [ps]."""
+    """Time between the beginnings of consecutive copies [ps]."""
     ordinal: int
     """Ordinal of the first entry among the recorded ones."""
     window: int
@@ -39,7 +39,7 @@ class Repeat(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Number of the entry after the repeated ones."""
+        """Number of the first entry after the repeated ones."""
         return self.first + self.size
 
 
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A Track is the operations of one stream in order, as columns."""
+    """A Track has the operations of one stream of one class of ranks in order, as columns."""
 
     rank: int
     """Class of ranks, as an index into ``Timeline.classes``."""
@@ -67,8 +67,11 @@ class Track:
     end: array[int]
     """End time of each operation [ps]."""
     after: array[int]
-    """Operation at whose end each began: ``ordinal * tracks + track``, the last of what it waited for; -1
-    is the one before it on its own stream, or nothing for the first. Of a copy it is as many copies later."""
+    """Predecessor of each operation, the one whose end let it begin, as ``ordinal * tracks + track``.
+
+    -1 is the operation before it on its own stream, or none for the first one. The predecessor of a copy is
+    the same number of copies later.
+    """
     repeats: tuple[Repeat, ...] = ()
 
     def __len__(self) -> int:
@@ -89,7 +92,7 @@ class Track:
             yield Piece(begin, len(self.end), ordinal)
 
     def find(self, ordinal: int) -> tuple[int, int]:
-        """Return the entry that holds an operation, and which of its copies it is. Raises IndexError."""
+        """Return the entry and the copy that an ordinal identifies. Raises IndexError."""
         if self.repeats and ordinal >= self.repeats[0].ordinal:
             number = bisect_right(self.repeats, ordinal, key=_ordinal) if len(self.repeats) > 1 else 1
             first, size, times, _, begin, _ = self.repeats[number - 1]
@@ -159,13 +162,13 @@ class Columns(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A Jump is a number of complete periods that were counted instead of simulated."""
+    """A Jump is a number of complete periods that were added up instead of simulated."""
 
     block: int
     """Index of the block in ``Schedule.blocks``."""
     name: str
     iteration: int
-    """Iteration of the block at which the state was the same as ``period`` iterations before."""
+    """Iteration of the block at whose end the state equalled that of ``period`` iterations before."""
     period: int
     """Number of iterations in a period."""
     length: int
@@ -175,23 +178,23 @@ class Jump(NamedTuple):
 
 
 class How(NamedTuple):
-    """The shortcuts with which a timeline was made; none of them changes a time by a picosecond."""
+    """How states which shortcuts were used to make a timeline; none of them changes a time."""
 
     jumps: tuple[Jump, ...] = ()
     not_folded: str = ""
-    """Why every rank was run by itself; "" where ranks that are alike were run as one."""
+    """Reason why all ranks were simulated separately; "" if equal ranks were simulated as one."""
     not_jumped: tuple[str, ...] = ()
-    """Reasons by block why repeated iterations were simulated one by one."""
+    """Reasons, by block, why repeated iterations were simulated one by one."""
 
 
 class PassWork(NamedTuple):
-    """PassWork is the work that simulating a pass took."""
+    """PassWork counts the operations of a pass, and those that were simulated."""
 
     name: str
     operations: int
     """Number of operations on all ranks."""
     run: int
-    """Number of operations that were simulated and not counted as copies."""
+    """Number of operations that were simulated, without copies."""
     how: How
 
 
@@ -203,29 +206,30 @@ class Timeline:
     tracks: tuple[Track, ...] = ()
     """Operations of each stream of each class of ranks, by class, in the order of its streams."""
     classes: tuple[tuple[int, ...], ...] = ()
-    """Ranks that did the same at the same times, by class; () = each rank is a class."""
+    """Ranks with the same operations at the same times, by class; () = each rank is a class of its own."""
     makespan: int = 0
     """End of the last operation [ps]."""
     link_loads: tuple[int, ...] = ()
-    """[B x coefficient] carried by each link."""
+    """[B x coefficient] that crossed each link."""
     link_busy: tuple[int, ...] = ()
-    """[ps] during which at least one flow crossed each link."""
+    """[ps] in which at least one transfer used each link."""
     link_saturated: tuple[int, ...] = ()
-    """[ps] during which each link was filled to its capacity (within its rounding)."""
+    """[ps] in which each link was used to its capacity (within its rounding)."""
     shared: frozenset[int] = frozenset()
-    """Routes on which the rate of a transfer may depend on others; that of all others never does."""
+    """Routes on which the rate of a transfer may depend on other transfers; on all others it is constant."""
     constant_rates: bool = True
-    """Whether every transfer kept the rate with which it began."""
+    """Whether every transfer kept its initial rate."""
     how: How = field(default_factory=How)
     _expanded: Columns | None = field(default=None, compare=False, repr=False)
     _steps: list[list[CompiledOp]] | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
-        """Return the number of operations that were executed, repeated ones included."""
+        """Return the number of operations, repeated ones included."""
         return sum([len(track) * len(self.ranks_by_class[track.rank]) for track in self.tracks])
 
     def __iter__(self) -> Iterator[Interval]:
-        """Yield every operation in order of completion; of those that end at once, in the program's order."""
+        """Yield every operation in order of completion; those that end at the same time in the order of the
+        program."""
         blocks = self.schedule.blocks
         for end, block, iteration, position, rank, start in merge(*self._rows()):
             yield Interval(rank, block, iteration, blocks[block].ops[position], start, end)
@@ -237,7 +241,7 @@ class Timeline:
 
     @property
     def link_bytes(self) -> tuple[int, ...]:
-        """[B x coefficient / scale] carried by each link, rounded down."""
+        """[B x coefficient / scale] that crossed each link, rounded down."""
         pairs = zip(self.link_loads, self.schedule.links, strict=True)
         return tuple([load // link.scale for load, link in pairs])
 
@@ -247,14 +251,15 @@ class Timeline:
         return sum([len(track.end) for track in self.tracks])
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
-        """Return what the streams of a rank did. Raises KeyError if there is no such rank."""
+        """Return the tracks of the streams of a rank. Raises KeyError if there is no such rank."""
         own = next((number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks), None)
         if own is None:
             raise KeyError(rank)
         return tuple([track for track in self.tracks if track.rank == own])
 
     def during(self, start: int, end: int, *, rank: int = 0) -> list[Interval]:
-        """Return what a rank did between two times [ps], in order of completion; nothing without duration."""
+        """Return the operations of a rank between two times [ps], in order of completion, except those
+        without duration."""
         rows = [
             row
             for track in self.tracks_of(rank)
@@ -270,8 +275,8 @@ class Timeline:
         ]
 
     def start_of(self, block: int, iteration: int, position: int, *, rank: int | None = None) -> int:
-        """Return when [ps] a rank began an operation, by default the first of its program. Raises KeyError
-        if there is none."""
+        """Return the time [ps] at which a rank began an operation, by default the first rank of its program.
+        Raises KeyError if there is none."""
         blocks = self.schedule.blocks
         if not (
             0 <= block < len(blocks)
@@ -292,7 +297,7 @@ class Timeline:
 
     @property
     def all_operations(self) -> Columns:
-        """All operations as columns, one row per rank and operation; large where much repeats."""
+        """All operations as columns, one row per rank and operation; large if much repeats."""
         if self._expanded is None:
             rows = [*zip(*sorted(chain(*self._rows())), strict=True)] or [()] * 6
             end, block, iteration, position, rank, start = rows
@@ -347,8 +352,8 @@ class Timeline:
 
 
 _Row = tuple[int, int, int, int, int, int]
-"""(end, block, iteration, position, rank, start): sorted, in order of completion, of the program and
-of ranks."""
+"""(end, block, iteration, position, rank, start); sorted, rows are in order of completion, program and
+rank."""
 
 
 def _all_rows(track: Track, rank: int) -> Iterator[_Row]:

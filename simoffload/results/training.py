@@ -1,4 +1,4 @@
-"""The answer to a scenario of training."""
+"""The result of a training scenario."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TimedPhase(NamedTuple):
     name: str
     """Name of the phase: forward, backward or optimizer."""
     times: Fraction
-    """Occurrences per step; a fraction for work of only every few steps (ZenFlow)."""
+    """Occurrences per step; a fraction for work that does not occur in every step (ZenFlow)."""
     result: PassResult
 
     @property
@@ -52,7 +52,7 @@ class TimedPhase(NamedTuple):
 
 
 class StorageTraffic(NamedTuple):
-    """StorageTraffic is the bytes that one step of all ranks moves to and from a tier of storage."""
+    """StorageTraffic is the bytes of one step of all ranks to and from a storage tier."""
 
     tier: str
     read: int
@@ -66,18 +66,18 @@ class StorageTraffic(NamedTuple):
 
 
 class StorageRequests(NamedTuple):
-    """StorageRequests are the full-size requests of one rank up to the end of the run's first step."""
+    """StorageRequests counts the full-size requests of one rank up to the end of the first step."""
 
     tier: str
     block: int
-    """[B] of a request (``aio.block_size``); smaller ones, of what is left over, are not counted."""
+    """[B] of a request (``aio.block_size``); smaller requests for remainders are not counted."""
     read: int
     written: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
-    """The times and the memory of one optimizer step of the steady state."""
+    """A TrainingResult has the times and the memory of one step of a long run."""
 
     formulas: ClassVar[Mapping[str, str]] = {
         "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
@@ -111,9 +111,9 @@ class TrainingResult(SimulationResult):
     requests: tuple[StorageRequests, ...] = ()
     """Storage requests of start-up and first step."""
     estimates: tuple[Estimate, ...] = ()
-    """Memory by DeepSpeed's own estimators and a rule of thumb, in addition to the full account."""
+    """Memory by DeepSpeed's own estimators and a rule of thumb, for comparison with the memory stages."""
     checkpoint: Checkpoints | None = None
-    """Checkpoints that the run saves; None where the scenario has none."""
+    """Checkpoints that the run saves; None if the scenario has none."""
     dataset: Dataset | None = None
     """Dataset that the run reads."""
     data_loading: DataLoading | None = None
@@ -229,8 +229,8 @@ class TrainingResult(SimulationResult):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per simulated phase and cause, as of any result, with the phase and the number of
-        times that it happens in a step."""
+        """Return one row per simulated phase and cause, as for any result, and the number of times that the
+        phase occurs in a step."""
         frame = super().to_frame()
         rows = [phase for phase in self.phases for _ in phase.result.shares]
         frame.insert(0, "phase", [phase.name for phase in rows])
@@ -239,11 +239,11 @@ class TrainingResult(SimulationResult):
 
 
 def _held(use: TierUse) -> dict[str, Any]:
-    """Return what a tier holds at one stage of the run, as plain values."""
+    """Return the content of a tier at one stage of the run, as plain values."""
     terms = [by_name(term, "name bytes=size") for term in use.terms]
     return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
 
 
 def _sum(phases: Iterable[TimedPhase]) -> float:
-    """Return the time [s] of phases one after the other."""
+    """Return the sum of the times [s] of phases."""
     return seconds(sum(phase.time_ps for phase in phases))

@@ -11,10 +11,10 @@ __all__ = ["by_name", "plain"]
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into numbers, texts, lists and dictionaries.
+    """Convert a value to numbers, texts, lists and dictionaries.
 
-    An object with a method ``to_dict`` decides itself what is told of it; of any other dataclass or named
-    tuple all fields are. Raises TypeError for what is none of these.
+    An object with a method ``to_dict`` is converted by it; of any other dataclass or named tuple all fields
+    are converted. Raises TypeError for other types.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -34,10 +34,10 @@ def plain(value: Any) -> Any:
 
 
 def by_name(one: object, names: str) -> dict[str, Any]:
-    """Return some attributes of an object by name, as plain values.
+    """Return attributes of an object by name, as plain values.
 
-    ``names`` are separated by spaces, in the order of the file; ``key=attribute`` stands for an attribute
-    that has another name there, as ``bytes=size``.
+    ``names`` are separated by spaces, in the order of the output; ``key=attribute`` renames an attribute, as
+    in ``bytes=size``.
     """
     pairs = (name.partition("=") for name in names.split())
     return {key: plain(getattr(one, attribute or key)) for key, _, attribute in pairs}

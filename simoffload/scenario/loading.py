@@ -56,7 +56,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 SWEEP = "sweep"
-"""The section of a scenario file that says what a sweep varies; a single simulation ignores it."""
+"""The section of a scenario file that lists what a sweep varies; a single simulation ignores it."""
 _OF_TRAINING = ("checkpoint", "dataset")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
 """The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""
@@ -241,10 +241,10 @@ def locate(source: str | Path) -> Path:
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
-    """Return the document with omitted kinds filled in, the content of a ds_config instead of its path, and
-    renamed keys under their new names.
+    """Return the document with default kinds of workload and strategy, renamed keys under their new names,
+    and the content of a ds_config instead of its path.
 
-    Faults are added to ``problems``.
+    Errors are added to ``problems``.
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)

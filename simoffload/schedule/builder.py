@@ -24,10 +24,10 @@ from simoffload.schedule.ir import (
 
 __all__ = ["ScheduleBuilder", "cpu_work", "fold"]
 
-_LONGEST_PERIOD = 8  # segments; prefetch patterns that take several layers to come round are short
+_LONGEST_PERIOD = 8  # segments of a group: prefetch patterns repeat after a few layers
 _MANY = 200  # blocks
-_LONGEST_OF_MANY = 500  # segments; buffers that fill up over many layers take longer to come round
-_BETWEEN_COUNTS = 1024  # operations; a pass that is too long is refused before it is all written
+_LONGEST_OF_MANY = 500  # segments of a group: buffers that are filled by many layers repeat later
+_BETWEEN_COUNTS = 1024  # operations: a pass that is too long is refused before all of it is written
 
 _PICO, _NANO = 10**12, 10**9
 
@@ -162,7 +162,7 @@ class ScheduleBuilder:
             return _folded(numbers, distinct)
         first, last, times = self._repeated
         before, period, after = numbers[:first], numbers[first:last], numbers[last:]
-        # As many periods as it takes to find the shortest group, the rest is counted.
+        # Enough periods to find the shortest group; the rest is only counted.
         explicit = min(times, 2 * _LONGEST_PERIOD)
         blocks = list(_folded(before + period * (1 + explicit) + after, distinct))
         longest = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
@@ -175,11 +175,10 @@ class ScheduleBuilder:
 
 
 def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
-    """Return the cap of the route and the share of the cores for work of ``cores`` cores on ``size`` [B] of
-    memory.
+    """Return the numbers that describe CPU work as a transfer of ``size`` [B] of memory traffic.
 
-    The first is the rate [B/s] at which the work takes ``time`` [ps] without contention; the second the share
-    of each byte on the cores: their time [ns], rounded down to 10^-18 s.
+    The first is its highest rate [B/s], at which the work takes ``time`` [ps] if nothing else runs. The
+    second is the time [ns] that each byte takes on the ``cores`` cores together, rounded down to 10^-18 s.
     """
     return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 

@@ -102,8 +102,12 @@ def _peers_problems(schedule: Schedule, number: int) -> Iterator[str]:
 
 
 def _pairs(schedule: Schedule) -> _Pairs:
-    """Return for each of the peers the programs whose ranks wait only for ranks of one program, with that
-    program; index -1 stands for dependencies within a program, which need no peers."""
+    """Return, for each entry of ``Schedule.peers``, pairs of programs: one that waits, and the one for which
+    it waits.
+
+    A pair is included if all ranks for which the first program waits belong to the second. Index -1 is for
+    dependencies within a program, which need no peers.
+    """
     pairs = {(-1, part, part) for part in schedule.parts}
     for number, peers in enumerate(schedule.peers):
         for part in schedule.parts:
@@ -176,7 +180,6 @@ def _block_problems(
 
 
 def _all_sound(schedule: Schedule) -> bool:
-    """Return whether all blocks are valid."""
     owners, pairs, routes = schedule.owners, _pairs(schedule), len(schedule.routes)
     return all(
         type(block.repeat) is int

@@ -1,4 +1,5 @@
-"""The one place that wires the layers: plan, check what fits, execute, summarize."""
+"""The simulation of a scenario, which connects the other layers: plan, check what fits, execute,
+summarize."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ __all__ = ["Progress", "fit", "labelled", "simulate"]
 def simulate(
     scenario: LoadedScenario, *, keep_timelines: bool = False, progress: Progress | None = None
 ) -> SimulationResult:
-    """Simulate a scenario; where it does not fit, the result says so and holds no times.
+    """Simulate a scenario; the result of one that does not fit has no times.
 
-    Raises InputError for what DeepSpeed would refuse, SimulationError if the engine cannot finish, and
-    WorkLimitError beyond one of the scenario's limits.
+    Raises InputError for settings that DeepSpeed refuses, SimulationError if the engine cannot finish, and
+    WorkLimitError if one of the scenario's limits is exceeded.
     """
     _begin(scenario)
     measures, plan = measures_of(scenario), scenario.plan()
@@ -30,7 +31,7 @@ def simulate(
 
 @limited
 def fit(scenario: LoadedScenario) -> SimulationResult:
-    """Answer only whether the scenario fits, tier by tier; raises what :func:`simulate` raises."""
+    """Return whether the scenario fits, tier by tier, without times; raises what :func:`simulate` raises."""
     _begin(scenario)
     return measures_of(scenario).capacity(scenario.plan())
 

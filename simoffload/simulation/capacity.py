@@ -1,4 +1,4 @@
-"""Fields common to all results before timing: memory needs, remedies and provenance."""
+"""Fields that all results have before timing: memory needs, remedies and provenance."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ from simoffload.workload import Dataset
 __all__ = ["AHEAD", "BEYOND", "common", "identity", "memory_footprint", "memory_stages"]
 
 AHEAD = "batches made ahead"
-"""Name of the memory of batches that loaders prepare in advance."""
+"""Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
-"""Start of the warnings that the flag ``extrapolates`` of a sweep represents."""
+"""Start of the warnings for which a sweep has the column ``extrapolates``."""
 
 
 def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
-    """Return what every tier must hold, without the rest of a result: for questions about many scenarios.
+    """Return the memory that every tier must hold, without a result, for searches over many scenarios.
 
-    Raises InputError for what DeepSpeed would refuse.
+    Raises InputError for settings that DeepSpeed refuses.
     """
     return peak_uses(memory_stages(scenario, scenario.plan()), scenario.machine.tiers)
 
 
 def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ...]:
-    """Return the stages of a plan, with what the sections ``dataset`` and ``checkpoint`` of a training run
-    need.
+    """Return the memory stages of a plan, with the needs of the sections ``dataset`` and ``checkpoint``.
 
-    Files are there all the time. While a checkpoint is saved, what the optimizer's step held is still held.
+    Files exist at all stages. While a checkpoint is saved, the memory of the optimizer step is still in use.
     """
     stages, saved, dataset = plan.memory_stages, plan.saved, scenario.scenario.dataset
     always: list[MemoryTerm] = []
@@ -55,7 +54,8 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ..
 
 
 def _check_tiers(scenario: LoadedScenario, stages: tuple[MemoryStage, ...]) -> None:
-    """Raise SimulationError for memory on a tier that the machine does not have: it would not be counted."""
+    """Raise SimulationError for a memory term on a tier that the machine does not have, as it would not be
+    counted."""
     tiers, kind = scenario.machine.tiers, scenario.scenario.strategy.kind
     for term in (term for stage in stages for term in stage.terms if term.tier not in tiers):
         text = f"strategy {kind}: its memory term {quoted(term.name)} is on a tier {quoted(term.tier)}"
@@ -96,7 +96,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
 def identity(
     scenario: LoadedScenario, *, target: str, exports: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the fields that say what a result is about, and where it comes from."""
+    """Return the fields that identify a result: names, counts and provenance."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
     return {
         "name": scenario.name,
@@ -123,17 +123,18 @@ def identity(
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Return the versions of what the numbers depend on; looking one up reads files."""
+    """Return the versions on which the numbers depend; cached, because looking one up reads files."""
     return {"simoffload": __version__, "simpy": version("simpy"), "python": interpreter.python_version()}
 
 
 def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
-    """Return a sentence for each tier that is too small: by how much, and what to do about it."""
+    """Return a sentence for each tier that is too small: by how much, and what would help."""
     return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use, uses)}" for use in uses if not use.fits)
 
 
 def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[TierUse, ...]) -> str:
-    """Return what helps as far as it is known without another plan; ``remedies`` of the result are tried."""
+    """Return what would help, as far as this plan shows it; the ``remedies`` of a result are tried with other
+    plans."""
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"

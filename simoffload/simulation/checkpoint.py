@@ -25,7 +25,7 @@ __all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
 
 
 class CheckpointMeasures(Measures[CheckpointResult]):
-    """CheckpointMeasures compute the metrics of a scenario of checkpoints."""
+    """CheckpointMeasures compute the metrics of a scenario with only checkpoints."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
         """Return a result without times and checkpoint."""
@@ -48,7 +48,7 @@ class CheckpointMeasures(Measures[CheckpointResult]):
         return CheckpointResult(**common(self.scenario, plan), checkpoint=checkpoint_facts(plan.saved))
 
     def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
-        """Add the times of saving and restoring, and the drive wear. Raises SimulationError."""
+        """Add the times of saving and restoring, and the lifetime of drives. Raises SimulationError."""
         assert plan.saved is not None
         found, warnings = checkpoint_times(plan.saved, runner)
         drive_lifetime = _tier_lifetimes(plan.saved, found)
@@ -85,9 +85,10 @@ def _part(part: CheckpointPart) -> SavedPart:
 def checkpoint_times(
     plan: CheckpointPlan, runner: Runner, steps: tuple[CachedWrites, ...] = ()
 ) -> tuple[Checkpoints, tuple[str, ...]]:
-    """Simulate saving and restoring, with what a run's ``steps`` leave of write caches; and warnings.
+    """Simulate saving and restoring; return the times and warnings.
 
-    Raises SimulationError if the engine cannot finish.
+    ``steps`` state how much of the write caches a run's own steps use. Raises SimulationError if the engine
+    cannot finish.
     """
     plan, caches = checkpoint_with_caches(plan, steps)
     phases = plan.phases
@@ -110,7 +111,7 @@ def checkpoint_times(
 
 
 def _tier_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
-    """Return the lifetime of the drives, where the checkpoint interval is known."""
+    """Return the lifetime of the drives, if the checkpoint interval is known."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:
         return ()

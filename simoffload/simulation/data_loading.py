@@ -1,8 +1,8 @@
-"""Reading the training data: whether the GPUs wait for it, and how much of it a page cache holds.
+"""Data loading in training: whether the GPUs wait for data, and how much of it is in the page cache.
 
-The page cache is taken to drop what was not used for the longest time (LRU). Linux's is near to that, not the
-same: it keeps pages that it met twice in a second list, and so saves a part of a dataset that is read in
-order. What is predicted here is the lower side.
+The page cache is assumed to replace the least recently used page (LRU). Linux differs slightly: it keeps
+pages that were used twice in a second list, and so finds a part of a dataset that is read in order. The
+prediction is therefore a lower bound of the hit ratio.
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ __all__ = [
 
 
 def sequential_hit_ratio(cache: float, part: float) -> float:
-    """Return the fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the
-    same order.
+    """Return the fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the same
+    order.
 
-    All if they fit; else none: each page is dropped just before it is asked for again.
+    It is 1 if the part fits, and otherwise 0, because each page is dropped before it is read again.
     """
     return 1.0 if part <= cache else 0.0
 
 
 def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> float:
-    """Return the fraction of an epoch found in the cache of a host that reads a new random part in every
-    epoch.
+    """Return the fraction of an epoch that is found in the cache of a host with a new random part per epoch.
 
-    ``cached`` is the cache's size over the dataset's, ``share`` w the part of the dataset that the host
-    reads in an epoch (its ranks over all ranks), ``epoch`` counts from 1, the cold one.
+    ``cached`` is the size of the cache over that of the dataset, ``share`` (w) is the part of the dataset
+    that the host reads in an epoch (its ranks over all ranks), and ``epoch`` counts from 1, with an empty
+    cache.
 
-    An item that the host reads now, at the fraction y of its epoch, it last read k epochs ago, at x, with
-    probability w (1 - w)^(k-1). Of the dataset the host has meanwhile not touched, large datasets assumed,
+    Suppose that the host now reads an item, after the fraction y of the present epoch. It last read the item
+    k epochs ago, after the fraction x of that epoch, with probability w (1 - w)^(k-1). The fraction of a
+    large dataset that the host has not read since then is
 
         (1 - w (1 - x)) (1 - w)^(k-1) (1 - w y)
 
-    and LRU still has the item if that is at least 1 - cached. With x and y uniform, one host (w = 1) finds
+    and an LRU cache still has the item if this is at least 1 - cached. With uniform x and y, a single host
+    (w = 1) finds
 
         cached + (1 - cached) ln(1 - cached),
 
-    less than ``cached``, which independent random reads (w -> 0, many epochs) find. Derived here.
-    Raises ValueError for an epoch below 1 or a share outside of (0, 1].
+    which is less than ``cached``, the fraction for independent random reads (w -> 0, many epochs). Our own
+    derivation. Raises ValueError for an epoch below 1 or a share outside (0, 1].
     """
     if epoch < 1 or not 0 < share <= 1:
         raise ValueError(f"no epoch {epoch} of a host that reads {share} of the dataset")
@@ -79,7 +81,8 @@ def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> fl
 
 
 def _product_above(level: float, low: float) -> float:
-    """Return the probability that the product of two numbers, uniform in [low, 1], is at least ``level``."""
+    """Return the probability that the product of two numbers, each uniform in [low, 1], is at least
+    ``level``."""
     if level <= low * low:
         return 1.0
     if level >= 1:
@@ -93,7 +96,7 @@ def _product_above(level: float, low: float) -> float:
 
 
 MOST_WORKERS = 1024
-"""Maximum number of workers per rank that is proposed."""
+"""Largest number of workers per rank that is tried."""
 
 
 def _ceil_divide(number: int, by: int) -> int:
@@ -102,7 +105,7 @@ def _ceil_divide(number: int, by: int) -> int:
 
 @dataclass(frozen=True)
 class _LoadingRun:
-    """A _LoadingRun is the step that needs the data, and the machine that reads it."""
+    """A _LoadingRun combines the step that needs the data with the machine that reads it."""
 
     dataset: Dataset
     machine: Machine
@@ -141,22 +144,24 @@ def predict_data_loading(
 ) -> DataLoading:
     """Predict for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
 
-    A step takes ``gradient_accumulation_steps`` batches of ``batch_size`` samples per rank; in its last
-    ``pause_time`` [s] (the optimizer) no batch is taken. ``free_host_memory`` [B] of each host is what
-    training leaves (default: all but the system's); batches made ahead and the page cache share it.
-    ``cores`` of each host decode, without bound by default; ``requests_per_second`` and ``background``
-    [B/s] are those of ``storage_routes``. Copies of batches to the GPUs and the start of workers (20 ms of
-    PyTorch's) are left out, and so is what Linux spends to fill the page cache: on a virtual machine with
-    16 cores, PyTorch 2.11 reached 45 to 105 % of what is predicted here from direct reads of its drive and
-    from cached reads, the least with several workers on one file (test_reading.py of the tests).
+    A step uses ``gradient_accumulation_steps`` batches of ``batch_size`` samples per rank; in its last
+    ``pause_time`` [s] (the optimizer) it uses none. ``free_host_memory`` [B] is the memory of each host that
+    training leaves for prefetched batches and the page cache (by default all except that of the operating
+    system). ``cores`` are the cores of each host that decode samples (by default unlimited);
+    ``requests_per_second`` and ``background`` [B/s] are those of ``storage_routes``.
 
-    With h of the samples in the page cache, b batch_size, W workers, R [B/s] the rank's share of storage,
-    s [B] read per sample, and t [s] of a worker per sample (opening, waiting for the (1 - h) s bytes of its
-    requests, copying, decoding), a loader makes a batch in
+    Not modelled: copies of batches to the GPUs, the start of workers (20 ms in PyTorch), and the time of
+    Linux to fill the page cache. On a virtual machine with 16 cores, PyTorch 2.11 reached 45 to 105 % of the
+    rate that is predicted here from direct and cached reads of its drive, the least with several workers on
+    one file (tests/simulation/data_loading/test_reading.py).
+
+    With the fraction h of the samples in the page cache, b = batch_size, W workers, R [B/s] the rank's share
+    of storage, s [B] read per sample, and t [s] of a worker per sample (opening, waiting for requests of
+    (1 - h) s bytes, copying, decoding), a loader makes a batch in
 
         T = max(b t / W, (1 - h) b s / R, ranks per host x b x CPU time / cores),
 
-    and with g gradient_accumulation_steps and L = W x prefetch_factor batches made ahead a step takes
+    and with g = gradient_accumulation_steps and L = W x prefetch_factor prefetched batches a step takes
 
         max(step_time, g T, pause_time + about (g - L) T)        (step_time + g T without workers).
     """
@@ -187,22 +192,23 @@ def predict_data_loading(
 
 
 def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_size: int) -> int:
-    """Return how much of each host's memory [B] holds batches made ahead."""
+    """Return the memory of each host [B] for prefetched batches."""
     here = machine.ranks_per_node(ranks)
     ahead = max(1, dataset.workers * dataset.prefetch_factor)
     return here * ahead * batch_size * (dataset.decoded_size or dataset.sample_size)
 
 
 def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
-    """Return the bytes [B] that the tier must hold: a copy in every host where drives are local and the
-    order changes."""
+    """Return the bytes [B] that the tier must hold: if its drives are local and the order of samples changes,
+    each host has a copy of the dataset."""
     hosts = machine.nodes_of(ranks)
     local = machine.topology.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 
 
 def _epochs(run: _LoadingRun, cache: int) -> tuple[Epoch, ...]:
-    """Return the first epoch, then the others; those with the same hits, and similar late ones, as one."""
+    """Return the first epoch, then the later ones; consecutive epochs with (nearly) equal hit ratios are
+    combined."""
     supply = run.routes.supply(run.dataset)
     epochs = [_epoch(run, supply, 0.0, 1)]
     first = 2
@@ -255,9 +261,10 @@ def _epoch(run: _LoadingRun, supply: Supply, hit_ratio: float, number: int) -> E
 
 
 def _workers_needed(run: _LoadingRun) -> tuple[int | None, Limit]:
-    """Find the fewest workers with which no GPU waits in a cold epoch, and the limit with so many.
+    """Return the smallest number of workers with which no GPU waits in the first epoch, and the limit with
+    them.
 
-    Only that far: a measured curve may fall again with more in flight.
+    No larger numbers are examined, because the rate of a measured curve may fall with more bytes in flight.
     """
 
     def limit(workers: int) -> Limit:

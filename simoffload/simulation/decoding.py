@@ -1,10 +1,11 @@
-"""All decode steps of a generation from a few simulated ones.
+"""Times of all decode steps of a generation, from a few simulated ones.
 
-Of step to step only one thing changes: the attention reads a longer cache, and lasts x. From the course of a
-simulated step it can be known how long later ones take (``longer``), to the picosecond, as long as nothing
-else comes to decide. The first step behind that is simulated next. Where nothing can be known the step in the
-middle is simulated and each half looked at; what is left after ``MOST`` simulated steps is interpolated, and
-how far simulated steps lay from the line between their neighbours is the bound that is stated.
+Decode steps differ only in the duration of attention, because the key-value cache grows. The timeline of a
+simulated step gives the exact times of later steps up to the one at which another operation begins to
+determine the time (``makespan_for_longer_context``); that step is simulated next. If not even the next step
+is certain, the step in the middle is simulated and each half is treated in the same way. Steps that remain
+after ``MOST`` simulated ones are interpolated; the stated error bound follows from the distances of simulated
+steps from the line between their neighbours.
 """
 
 from __future__ import annotations
@@ -20,39 +21,39 @@ from simoffload.results.timeline import Timeline
 __all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
 
 MOST = 16
-"""Maximum number of steps that are simulated before the rest is interpolated."""
+"""Largest number of steps that are simulated before the rest is interpolated."""
 _REMEMBERED = 4096
-"""Number of steps whose durations are cached, as they are read twice."""
+"""Number of steps whose durations are cached, as they are used twice."""
 _SAFETY = 2
-"""Safety factor on the largest observed distance for the error bound: our choice."""
+"""Safety factor between the largest observed distance and the error bound (our choice)."""
 
 Durations = tuple[int, ...]
 
 
 class Simulated(NamedTuple):
-    """A Simulated is a decode step that was simulated."""
+    """A Simulated is a simulated decode step."""
 
     step: int
     durations: Durations
     """GPU time of each module [ps]."""
     result: PassResult
     time: int
-    """[ps]"""
+    """Time of the step [ps]."""
     timeline: Timeline | None
-    """Timeline of the step; None where nothing can be derived from it."""
+    """Timeline of the step; None if no other step can be derived from it."""
 
 
 class Decoding(NamedTuple):
-    """Decoding holds the times of all decode steps."""
+    """Decoding has the times of all decode steps."""
 
     simulated: tuple[Simulated, ...]
     """Simulated decode steps, in order of context."""
     total: int
     """Total time of all steps [ps]."""
     bound: float = 0.0
-    """Relative error bound of an interpolated step; 0 = all are exact."""
+    """Relative error bound of interpolated decode steps; 0 if all are exact."""
     estimated: int = 0
-    """Number of steps that are not known exactly."""
+    """Number of steps whose times were interpolated."""
 
 
 Later = Callable[[Simulated, int], int | None]
@@ -67,8 +68,10 @@ def decode(
     *,
     most: int = MOST,
 ) -> Decoding:
-    """Return the times of the decode steps 1 … ``steps``; ``run`` simulates one, ``durations`` says what
-    differs."""
+    """Return the times of the decode steps 1 … ``steps``.
+
+    ``run`` simulates a step; ``durations`` returns its GPU times, in which steps differ.
+    """
     if steps == 0:
         return Decoding((), 0)
     durations = lru_cache(maxsize=_REMEMBERED)(durations)
@@ -79,7 +82,7 @@ def decode(
         low, high = open_ends.pop(0)
         if low == high:
             continue
-        may_run = len(known) + 1 < most  # one more for the end of what is interpolated
+        may_run = len(known) + 1 < most  # one more for the end of an interpolated range
         last, time = _farthest(known[low], high, later, search=may_run)
         stretch = _certain(known[low], last, time, durations) if last > low else None
         if stretch is not None:
@@ -105,10 +108,10 @@ def decode(
 
 
 def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple[int, int]:
-    """Return the last step up to ``last`` whose time [ps] is certain, and that time; ``low`` if there is
+    """Return the last step up to ``last`` whose time is certain, and this time [ps]; ``low`` if there is
     none.
 
-    Without ``search`` it is ``last`` or ``low``. What is certain for a step is so for those before it.
+    Without ``search`` only ``last`` is examined. If a step is certain, so are all steps before it.
     """
     certain, time, doubtful = low.step, low.time, last + 1
     step = last
@@ -123,7 +126,7 @@ def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple
 
 
 def verify_decoding(found: Decoding, full: Decoding) -> None:
-    """Raise ShortcutError unless all steps together take as long as in ``full``, or within the bound."""
+    """Raise ShortcutError unless the total of all steps equals that of ``full``, within the bound."""
     difference = abs(found.total - full.total)
     allowed = found.bound * sum(one.time for one in full.simulated) if found.estimated else 0
     if difference > allowed:
@@ -134,7 +137,7 @@ def verify_decoding(found: Decoding, full: Decoding) -> None:
 
 
 class _DecodeRange(NamedTuple):
-    """A _DecodeRange is the steps between a simulated one and a later one whose time is known."""
+    """A _DecodeRange is the steps between a simulated one and a later one with a known time."""
 
     low: Simulated
     durations: Durations
@@ -143,11 +146,11 @@ class _DecodeRange(NamedTuple):
     """Time of the last step [ps]."""
     last: int
     grown: int | None
-    """[ps] by which the attention lasts longer than at first, over all steps between; None if these are not
-    certain."""
+    """Total by which attention lasts longer than in the first step, over all steps between [ps]; None if
+    their times are not certain."""
 
     def inner(self, durations: Callable[[int], Durations]) -> int:
-        """Return the time [ps] of all steps between the two."""
+        """Return the total time [ps] of all steps between the two."""
         between = range(self.low.step + 1, self.last)
         if self.grown is None:
             return sum([self.at(durations(step)) for step in between])
@@ -155,7 +158,8 @@ class _DecodeRange(NamedTuple):
         return len(between) * self.low.time + (self.grown * rise // growth if growth else 0)
 
     def at(self, between: Durations) -> int:
-        """Return the time [ps] of a step between: it grows in proportion to the attention."""
+        """Return the time [ps] of a step between the two: it grows in proportion to the duration of
+        attention."""
         rise, growth = self.time - self.low.time, self._growth()
         for mine, low, high in zip(between, self.low.durations, self.durations, strict=True):
             if low != high:
@@ -163,7 +167,7 @@ class _DecodeRange(NamedTuple):
         return self.low.time
 
     def _growth(self) -> int:
-        """Return by how much [ps] the attention lasts longer in the last step."""
+        """Return by how much [ps] attention lasts longer in the last step than in the first."""
         pairs = zip(self.low.durations, self.durations, strict=True)
         return next((high - low for low, high in pairs if low != high), 0)
 
@@ -171,8 +175,11 @@ class _DecodeRange(NamedTuple):
 def _certain(
     low: Simulated, last: int, time: int, durations: Callable[[int], Durations]
 ) -> _DecodeRange | None:
-    """Return the steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is
-    nowhere longer than at the last nor shorter than at the first; else None."""
+    """Return the range of steps up to ``last``, which takes ``time`` [ps]; None if it is not certain.
+
+    It is certain if only one duration changes, and this is never above its value at the last step or below
+    that at the first.
+    """
     first, final = low.durations, durations(last)
     grow = [i for i, pair in enumerate(zip(first, final, strict=True)) if pair[0] != pair[1]]
     if not grow:
@@ -193,7 +200,8 @@ def _certain(
 
 
 def _distances(simulated: tuple[Simulated, ...]) -> Iterator[float]:
-    """Yield how far each simulated step is from the line between its neighbours, relative to its time."""
+    """Yield the distance of each simulated step from the line between its neighbours, relative to its
+    time."""
     for low, middle, high in zip(simulated, simulated[1:], simulated[2:], strict=False):
         line = _DecodeRange(low, high.durations, high.time, high.step, None)
         yield abs(line.at(middle.durations) - middle.time) / middle.time

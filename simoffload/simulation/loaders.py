@@ -1,4 +1,4 @@
-"""Rate at which a rank's loader makes batches, from the rates of storage and host."""
+"""Rate at which the loader of a rank makes batches, from the rates of storage and host."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from simoffload.workload.dataset import Dataset
 __all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
 
 ROUNDING = 1e-6
-"""Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
-nothing."""
+"""Relative tolerance of comparisons, because rates are whole numbers [B/s]: a link with less free capacity
+than this is full, and a step that is longer by less does not wait."""
 
 
 class Supply(NamedTuple):
-    """A Supply is the storage rate of the rank that gets the least."""
+    """A Supply is the storage rate of the rank with the lowest rate."""
 
     rate: float
     """Rate of one rank while all ranks read [B/s]."""
     alone: float
-    """Rate of one worker that reads alone [B/s]."""
+    """Rate of one worker if no other reads [B/s]."""
     link: str
-    """Name of the full resource; "" where the workers' requests do not fill any."""
+    """Name of the full resource; "" if the workers' requests do not fill any."""
 
 
 @dataclass(frozen=True)
 class StorageRoutes:
-    """StorageRoutes connect a tier to the host memory of all ranks, for any number of workers."""
+    """StorageRoutes are the routes from a tier to the host memory of all ranks."""
 
     paths: tuple[Path, ...]
     hops: tuple[tuple[tuple[int, int], ...], ...]
@@ -41,13 +41,13 @@ class StorageRoutes:
     scale: int
     names: tuple[str, ...]
     free: tuple[int, ...]
-    """Rate of every resource that is available for the data [B/s]."""
+    """Rate of every resource that other traffic leaves for the data [B/s]."""
 
     def supply(self, dataset: Dataset) -> Supply:
-        """Share the resources among the ranks, max-min fairly.
+        """Return the supply with ``workers`` workers per rank; ranks share resources max-min fairly.
 
-        A rank can use no more than its workers have in flight over the time of a request (Little's law, or
-        the drive's measured curve), nor more than its workers' transfers reach alone.
+        The rate of a rank is limited by the bytes that its workers have in flight over the time of a request
+        (Little's law, or the drive's measured curve), and by the rate that its transfers reach alone.
         """
         workers = max(1, dataset.workers)
         caps = [_cap(dataset, path, workers) for path in self.paths]
@@ -74,10 +74,10 @@ def storage_routes(
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
 ) -> StorageRoutes:
-    """Return the ways of ``ranks`` to the dataset's tier.
+    """Return the routes of ``ranks`` ranks from the dataset's tier.
 
-    ``requests_per_second`` is what the target, of each host if it is local, serves at most; ``background``
-    [B/s] is what else crosses a resource, by its name.
+    ``requests_per_second`` is the largest request rate of the target (of each host, if it is local);
+    ``background`` [B/s] is the other traffic on each resource, by name.
     """
     paths = tuple(machine.storage_read(dataset.tier, gpu) for gpu in range(ranks))
     busy = background or {}
@@ -92,7 +92,7 @@ def storage_routes(
 
 
 def _cap(dataset: Dataset, path: Path, workers: int) -> int:
-    """Return the rate [B/s] that the requests of ``workers`` of one rank reach on an idle machine."""
+    """Return the rate [B/s] that the requests of ``workers`` workers of one rank reach on an idle machine."""
     waiting = path.outstanding_rate(workers * dataset.in_flight, block=dataset.request)
     return min(waiting, workers * path.curve.rate(dataset.sample_size))
 
@@ -105,7 +105,7 @@ def _limit_requests(
     free: list[int],
     requests_per_second: int,
 ) -> None:
-    """Add a resource for what the target serves: one on every host for local drives, else one in all."""
+    """Add a resource for the request rate of the target: one per host for local drives, else one in total."""
     local = machine.topology.targets[dataset.tier].drives > 0
     first = len(free)
     for node in range(machine.nodes if local else 1):
@@ -117,33 +117,33 @@ def _limit_requests(
 
 
 class LoaderHost(NamedTuple):
-    """A LoaderHost is the resources that the ranks of one host share."""
+    """A LoaderHost has the rates of a host that its ranks share."""
 
     ranks: int
     memcpy_rate: int
     """Rate at which one process copies from the page cache [B/s]."""
     cores: int | None
-    """Number of cores; None: as many as workers."""
+    """Number of cores; None if there are enough for all workers."""
 
 
 class Pace(NamedTuple):
-    """A Pace is the time that a loader needs for its batches."""
+    """A Pace is the time that a loader needs for batches."""
 
     batch_s: float
     """Time between batches with all workers busy [s]."""
     first_batch_s: float
     """Time until the first batch, which one worker makes alone [s]."""
     limit: Limit
-    """Limit of the loader's rate."""
+    """What limits the rate of the loader."""
 
 
 class GpuStep(NamedTuple):
-    """A GpuStep is the GPU's time between batches and steps."""
+    """A GpuStep is the time of the GPUs for batches and steps."""
 
     time_s: float
-    """Time of a step whose batches are never late [s]."""
+    """Time of a step that never waits for a batch [s]."""
     batches: int
-    """Number of batches that each rank takes (``gradient_accumulation_steps``)."""
+    """Number of batches per rank and step (``gradient_accumulation_steps``)."""
     pause_s: float
     """Time at the end of a step during which no batch is taken, for the optimizer [s]."""
 
@@ -153,10 +153,10 @@ class GpuStep(NamedTuple):
         return (self.time_s - self.pause_s) / self.batches
 
     def waiting(self, batch_s: float, dataset: Dataset) -> float:
-        """Return the time [s] of a step whose batches come every ``batch_s`` [s] from busy workers.
+        """Return the time [s] of a step if the busy workers finish a batch every ``batch_s`` [s].
 
-        In the pause the queues fill up, but only with the batches that may be made ahead. A worker begins
-        with a further one when the GPU takes the first of them, and all workers go on in rounds.
+        In the pause the queues are filled, but only up to the prefetch limit. A worker begins another batch
+        when the GPU takes one of its batches, and the workers take turns.
         """
         needed = self.batches * batch_s
         if dataset.workers == 0:
@@ -169,8 +169,7 @@ class GpuStep(NamedTuple):
         return max(self.time_s, needed, self.pause_s + last + self.batch_s)
 
     def epoch(self, steps: int, pace: Pace, dataset: Dataset) -> float:
-        """Return the time [s] of an epoch of ``steps``; the queues are empty at first, as the loader is
-        iterated anew."""
+        """Return the time [s] of an epoch of ``steps`` steps; its queues are empty at the beginning."""
         waiting = steps * self.waiting(pace.batch_s, dataset)
         if dataset.workers == 0:
             return waiting
@@ -179,7 +178,7 @@ class GpuStep(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A _Sample is the time [s] that a worker spends on a sample, by activity."""
+    """A _Sample has the times [s] of a worker for a sample, by activity."""
 
     requests: float
     decode: float
@@ -196,7 +195,7 @@ def loader_pace(dataset: Dataset, supply: Supply, host: LoaderHost, *, batch: in
     """Return the pace at which a rank's workers make batches of ``batch`` samples while all ranks do the
     same.
 
-    The slowest of: the workers one beside the other, the rank's share of storage, the host's cores.
+    It is the slowest of three: the workers in parallel, the rank's share of storage, and the host's cores.
     """
     workers = max(1, dataset.workers)
     missed = (1 - hit_ratio) * dataset.bytes_per_read

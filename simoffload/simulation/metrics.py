@@ -24,14 +24,14 @@ _PICO = 1e-12
 
 
 class Measures(ABC, Generic[R]):
-    """Measures make the result of a scenario from its plan, before and after the phases are simulated."""
+    """Measures compute the result of a scenario from its plan, before and after the phases are simulated."""
 
     def __init__(self, scenario: LoadedScenario) -> None:
         self.scenario = scenario
 
     @abstractmethod
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> R:
-        """Return the result with what results of all kinds share, and the sizes of the work."""
+        """Return the result with the fields that all kinds share, and the sizes of the work."""
 
     @abstractmethod
     def capacity(self, plan: Plan) -> R:
@@ -39,7 +39,8 @@ class Measures(ABC, Generic[R]):
 
     @abstractmethod
     def timed(self, plan: Plan, result: R, runner: Runner) -> R:
-        """Add the times of all phases to what fits. Raises SimulationError if the engine cannot finish."""
+        """Add the times of all phases to a result that fits. Raises SimulationError if the engine cannot
+        finish."""
 
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
@@ -48,7 +49,7 @@ def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
 
 
 def _measures(kind: str) -> type[Measures[Any]]:
-    """Return the measures of a kind of workload, whose module is imported only then."""
+    """Return the measures of a kind of workload; their module is imported only when needed."""
     if kind == "training":
         from simoffload.simulation.training import TrainingMeasures
 
@@ -61,9 +62,10 @@ def _measures(kind: str) -> type[Measures[Any]]:
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
-    """Return the result of a scenario that has none: it says why, and has neither sizes nor times.
+    """Return the result of a refused scenario: it has the reason, and neither sizes nor times.
 
-    DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
+    A scenario is refused if DeepSpeed or its strategy refuses it, or if planning and simulating it exceeds
+    its limits.
     """
     weights, optimizer = scenario.places
     messages: tuple[str, ...] = (str(error),)
@@ -84,14 +86,15 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
 
 
 def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
-    """Return a problem by its key; where it is in another file than the scenario's, with its place."""
+    """Return the text of a problem with its key, and its position if it is in another file than the
+    scenario."""
     if problem.path in scenario.document.other_files:
         return str(problem)
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
 class _InferenceMeasures(Measures[InferenceResult]):
-    """Make a result of prefill and decode steps."""
+    """_InferenceMeasures compute the result of prefill and decode steps."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> InferenceResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -131,8 +134,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
 
 
 def _gathered(ranks: int, bound: float) -> str:
-    """Return a warning about weights in HBM that ZeRO-3 gathers, lest they are taken for a model that is
-    served from HBM."""
+    """Return a warning about weights in HBM that ZeRO-3 gathers, which may be mistaken for a resident
+    model."""
     most = f"{bound:,.0f}" if bound >= 100 else f"{bound:.3g}"
     return (
         f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "
@@ -142,7 +145,7 @@ def _gathered(ranks: int, bound: float) -> str:
 
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
-    """Warn when weights are offloaded although a whole copy fits in each GPU."""
+    """Return a warning if weights are offloaded although a full copy fits into each GPU."""
     copies = plan.whole_copies
     if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
         return ()

@@ -1,4 +1,4 @@
-"""Execution of a plan's schedules, and of the recordings that were requested."""
+"""Execution of the schedules of a plan, and recording of their timelines if requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simoffload.strategies.base import Earlier, Phase, PhaseSeries
 __all__ = ["Progress", "Runner", "labelled", "verify"]
 
 Progress = Callable[[str], None]
-"""Function that gets a line of text when a pass begins."""
+"""Function that is called with a line of text when a pass begins."""
 
 
 def labelled(progress: Progress | None, label: str) -> Progress | None:
@@ -36,12 +36,12 @@ class Runner:
         self._options = scenario.scenario.engine
 
     def restart(self) -> None:
-        """Discard all executed phases, to execute them again with other rates."""
+        """Discard all executed phases, so that they can be executed again with other rates."""
         self.timelines.clear()
         self.work.clear()
 
     def phases(self, phases: Sequence[Phase]) -> tuple[PassResult, ...]:
-        """Carry out phases, those first that others depend on, and return their results in the order given.
+        """Execute phases in the order of their dependencies; return their results in the order given.
 
         Raises SimulationError if the engine cannot finish one.
         """
@@ -72,7 +72,7 @@ class Runner:
         )
 
     def series(self, series: PhaseSeries) -> Decoding:
-        """Carry out all phases of a series, as ``engine.decode_extrapolation`` says."""
+        """Execute the phases of a series, extrapolated as ``engine.decode_extrapolation`` specifies."""
         how = self._options.decode_extrapolation
 
         def run(step: int) -> Simulated:
@@ -99,14 +99,14 @@ class Runner:
         return full
 
     def time_s(self, phase: Phase) -> float:
-        """Return the time [s] of a phase that is no part of the answer."""
+        """Return the time [s] of a phase that is not part of the result."""
         return execute(phase.schedule({})).makespan * 1e-12
 
     def execute(self, name: str, schedule: Schedule) -> Timeline:
-        """Replay a schedule with the shortcuts that the scenario allows.
+        """Execute a schedule with the shortcuts that the scenario allows.
 
-        Raises SimulationError if the engine cannot finish it, ShortcutError if a shortcut that is to be
-        verified changes anything.
+        Raises SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
+        changes the timeline.
         """
         now_doing(f"simulating {name}")
         if self._progress:
@@ -124,7 +124,7 @@ class Runner:
 
 
 def verify(timeline: Timeline, full: Timeline) -> None:
-    """Raise ShortcutError unless two timelines say the same, operation by operation and link by link."""
+    """Raise ShortcutError unless two timelines are equal in all operations and link loads."""
     for what in ("makespan", "link_bytes", "link_busy", "link_saturated"):
         mine, other = getattr(timeline, what), getattr(full, what)
         if mine != other:

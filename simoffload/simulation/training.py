@@ -1,5 +1,5 @@
-"""Metrics of training: steps and other activities of a run, which reads data, saves checkpoints and
-wears drives out."""
+"""Metrics of training: the step, and the other activities of a run (data loading, checkpoints, drive
+wear)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TrainingMeasures(Measures[TrainingResult]):
         )
 
     def timed(self, plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-        """Add the times of the step, data loading, checkpoints and drive wear. Raises SimulationError."""
+        """Add the times of the step, data loading, checkpoints and drive lifetime. Raises SimulationError."""
 
         def step(used: Plan) -> TrainingResult:
             runner.restart()
@@ -78,7 +78,7 @@ class TrainingMeasures(Measures[TrainingResult]):
 def _around_steps(
     scenario: LoadedScenario, plan: Plan, result: TrainingResult, runner: Runner
 ) -> TrainingResult:
-    """Add checkpoints, data loading and drive wear to a result with times. Raises SimulationError."""
+    """Add checkpoints, data loading and drive lifetime to a result with times. Raises SimulationError."""
     result = _with_checkpoints(plan, result, runner)
     return _with_lifetimes(scenario, _with_data_loading(scenario, result))
 
@@ -128,7 +128,7 @@ def _pause(result: TrainingResult) -> float:
 
 
 def _free(result: TrainingResult) -> int | None:
-    """Return the host memory that training leaves to batches and page cache [B], at the fullest moment."""
+    """Return the host memory [B] that training leaves for batches and page cache at its peak."""
     for use in result.capacity:
         if use.kind == "dram":
             ahead = sum(term.size for term in use.terms if term.name == AHEAD)
@@ -143,10 +143,10 @@ def _loading_warnings(dataset: Dataset, loading: DataLoading) -> tuple[str, ...]
 
 
 def _with_lifetimes(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """How fast drives wear out that steps or checkpoints write to.
+    """Add the lifetime of the drives to which steps or checkpoints write.
 
-    A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
-    interval is not known.
+    A step includes its share of the stalls for checkpoints, but not the time for which GPUs wait for data.
+    Checkpoints without a known interval are not counted.
     """
     step = result.step_s
     if not step:

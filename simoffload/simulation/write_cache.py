@@ -1,13 +1,15 @@
-"""How much of what a run writes finds room in the write caches of its drives, and how fast the rest is.
+"""How many bytes of a run its drives' write caches can take, and the write rate of the rest.
 
-A drive empties its cache into the rest of its flash while it neither reads nor writes, at the rate at which
-it writes there: nothing faster is known of it, and no maker says more. Every byte of a steady state takes
-that time once, in the step that writes it or between two writes. With W [B] written and R read in a step of
-T [s], K of W into the cache, the rates w into it, a after it and r of reading,
+A drive empties its cache into the rest of its flash while it neither reads nor writes. The rate is assumed to
+be its write rate with a full cache, because manufacturers publish no other. In a long run every byte takes
+this time once, either when it is written or later, when the drive is idle. With W [B] written and R [B] read
+in a step of T [s], K of W written into the cache, and the rates w into the cache, a with a full cache and
+r of reads,
 
     R / r + W / a + K / w <= T,   K <= W,   K <= capacity.
 
-The largest such K is what the cache is worth. T itself depends on it, and is simulated for each K tried.
+The largest such K is the number of bytes that the cache can take. T depends on K, and is simulated for each K
+that is tried.
 """
 
 from __future__ import annotations
@@ -28,29 +30,29 @@ __all__ = ["checkpoint_with_caches", "steps_with_caches"]
 
 _MOST_TRIALS = 6
 _CLOSE = 0.001
-"""Tolerance, relative to the step, of the time left for emptying a drive's cache."""
+"""Tolerance of the idle time that drives have to empty their caches, relative to the step."""
 
 Simulate = Callable[[Plan], TrainingResult]
 
 
 class _Cache(NamedTuple):
-    """A _Cache is the write caches of a tier, and the load of a step on its drives."""
+    """A _Cache is the write caches of a tier, with the load of a step on its drives."""
 
     tier: str
     target: Target
     read: int
     """Bytes that a step reads [B]."""
     written: int
-    """[B]"""
+    """Bytes that a step writes [B]."""
 
     @property
     def most(self) -> int:
-        """Capacity of the empty caches for the writes of a step [B]."""
+        """Bytes of a step that empty caches could take [B]."""
         return min(self.written, self.target.write_cache)
 
     def spare_s(self, filled: Fraction, time_s: float) -> float:
-        """Return the time [s] of a step that its drives have left once ``filled`` of ``most`` is emptied
-        from caches."""
+        """Return the idle time [s] of the drives in a step after they have emptied the fraction ``filled`` of
+        ``most``."""
         sustained, target = self.target.sustained, self.target
         assert sustained is not None
         cached = float(filled) * self.most
@@ -74,22 +76,20 @@ class _Cache(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A _Trial is a step simulated with a given cache use."""
+    """A _Trial is a step that was simulated with a given use of the caches."""
 
     filled: Fraction
-    """Fraction of the writes that an empty cache would take that the cache takes."""
+    """Fraction of the bytes in ``most`` that is written into the caches."""
     result: TrainingResult
     spare_s: float
-    """Time per step that the busiest drives have left [s]; negative if they cannot empty their caches."""
+    """Idle time of the busiest drives per step [s]; negative if they cannot empty their caches."""
 
 
 def steps_with_caches(
     plan: Plan, found: TrainingResult, simulate: Simulate, *, steady: bool
 ) -> TrainingResult:
-    """Simulate a step with the write caches of its drives as they are after many steps, or else empty.
-
-    ``found`` is the result without times.
-    """
+    """Simulate a step with write caches in the state of a long run, or empty; ``found`` is the result without
+    times."""
     caches = _of_step(plan.machine, found.traffic, found.ranks)
     if not caches:
         return simulate(plan)
@@ -112,9 +112,10 @@ def steps_with_caches(
 
 
 def _balanced(at: Callable[[Fraction], _Trial], high: _Trial) -> _Trial:
-    """Return the step in which drives empty their caches just as fast as it fills them (regula falsi).
+    """Return the step in which drives empty their caches as fast as the step fills them (regula falsi).
 
-    ``high`` fills them faster than they are emptied; nothing in them is always possible.
+    ``high`` is a trial that fills them faster than they are emptied; a trial that does not use them is
+    possible.
     """
     low = at(Fraction(0))
     for _ in range(_MOST_TRIALS):
@@ -146,12 +147,12 @@ def _of_step(machine: Machine, traffic: tuple[StorageTraffic, ...], ranks: int) 
 def checkpoint_with_caches(
     plan: CheckpointPlan, steps: tuple[CachedWrites, ...] = ()
 ) -> tuple[CheckpointPlan, tuple[CachedWrites, ...]]:
-    """Return the plan of a checkpoint with the rates at which its bytes are written, and what finds room in
-    the caches.
+    """Return the plan of a checkpoint with its write rates, and the part of its bytes that the caches take.
 
-    It is a burst: its drives' caches are empty before it, or emptied since the one before as far as the time
-    between allows. ``steps`` are what a training run's own steps leave of them: nothing, where they cannot
-    empty the caches themselves. Runs that write to the same drives at the same moment share the caches.
+    A checkpoint is a burst: the caches are empty before it, or as empty as the time since the last one
+    allows. ``steps`` state how much of them the steps of a training run use; if the drives cannot empty the
+    caches between steps, nothing is left. Runs that write to the same drives at the same time share the
+    caches.
     """
     target = plan.machine.topology.targets[plan.tier]
     if target.sustained is None:

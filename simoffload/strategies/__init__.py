@@ -1,6 +1,6 @@
-"""Ways of offloading: each turns a model, a workload and a machine into memory needs and schedules.
+"""Strategies of offloading: each turns a model, a workload and a machine into memory needs and schedules.
 
-Each is imported when a document names it (``registry``).
+A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import Plan, Strategy

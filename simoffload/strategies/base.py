@@ -1,7 +1,7 @@
 """Strategies and plans: a strategy turns a model, a workload and a machine into a plan of memory and phases.
 
-A strategy is one class in one file, registered by ``registry.register``; nothing outside of ``strategies/``
-asks for its class.
+A strategy is one class in one file, registered by ``registry.register``; no code outside ``strategies/``
+refers to its class.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Earlier(NamedTuple):
     repeat: Fraction = Fraction(1)
     """How often the phase occurs in one step."""
     unfinished_s: float = 0.0
-    """Time that work left behind by the phase continues [s], such as an update on the CPU."""
+    """Time [s] for which work that the phase started continues after its end, such as an update on the CPU.
+    """
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A Phase is a part of the work between two moments at which the host waits for all streams."""
+    """A Phase is a part of the work that begins and ends when the host waits for all streams."""
 
     name: str
     """Name of the phase in reports, unique in its plan."""
@@ -80,14 +81,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseSeries:
-    """A PhaseSeries is a set of phases that differ only in their number, as decode steps do."""
+    """A PhaseSeries is a set of phases that differ only in their position in the series, such as decode
+    steps."""
 
     kind: PhaseKind
     steps: int
     """Number of phases in the series, numbered from 1."""
     step: Callable[[int], Phase]
     durations: Callable[[int], tuple[int, ...]]
-    """Function that returns the GPU time of each module [ps]: steps with equal durations are equal."""
+    """Function from the number of a phase to the GPU time of each module [ps]: phases with equal times are
+    equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,8 @@ class Facts:
     """Facts are the properties of a run that are known before its simulation."""
 
     spread_bound: float | None = None
-    """Upper bound on decoding [tokens/s]; None unless GPUs gather weights from HBM (``spread_bound``)."""
+    """Upper bound of the decode throughput [tokens/s]; None unless GPUs gather weights from HBM
+    (``spread_bound``)."""
     forward_flops: float = 0.0
     """Forward passes of one step on one GPU [FLOP]."""
     backward_flops: float = 0.0
@@ -105,9 +109,9 @@ class Facts:
     traffic: tuple[StorageTraffic, ...] = ()
     """Bytes that one step moves to and from storage."""
     requests: tuple[StorageRequests, ...] = ()
-    """Full-size requests to storage up to the end of the first step; () where there are none."""
+    """Full-size requests to storage up to the end of the first step; () if there are none."""
     estimates: tuple[Estimate, ...] = ()
-    """Memory estimates by published rules of thumb; () where none applies to the strategy."""
+    """Memory estimates by published rules of thumb; () if none applies to the strategy."""
 
 
 class Tunable(NamedTuple):
@@ -133,11 +137,11 @@ class Plan(ABC):
     @property
     @abstractmethod
     def target(self) -> str:
-        """Tier that holds the weights, or in a scenario of checkpoints alone the checkpoints."""
+        """Tier that holds the weights, or the checkpoints if only checkpoints are simulated."""
 
     @property
     def optimizer_target(self) -> str:
-        """Tier that holds the optimizer states; "" where there are none."""
+        """Tier that holds the optimizer states; "" if there are none."""
         return ""
 
     @property
@@ -162,7 +166,7 @@ class Plan(ABC):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return ()
 
     def tunables(self) -> Iterator[Tunable]:
@@ -192,7 +196,8 @@ class Plan(ABC):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """Return a plan of the same work with a full copy on every GPU, where that is another plan."""
+        """Return the plan of the same work with a full copy of the model on every GPU; None if this plan has
+        one."""
         return None
 
 
@@ -210,9 +215,9 @@ class Strategy(Frozen, ABC):
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""
-    """Name that reports give its placement, where the tier of the weights alone would be ambiguous."""
+    """Name of its placement in reports, for strategies whose tier of the weights does not identify it."""
     placement_words: ClassVar[str] = ""
-    """What a sentence says about that placement of {}: "a whole copy of {} in each GPU"."""
+    """Phrase for its placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
     evidence: ClassVar[str] = ""
     """Group of the real runs with which its predictions were compared; "" for none."""
 
@@ -239,13 +244,14 @@ class Strategy(Frozen, ABC):
 
     @property
     def replicas(self) -> int:
-        """Number of parallel parts of the work, each with ``batch_size`` sequences (data parallelism);
-        the stages of a pipeline together do one."""
+        """Number of data-parallel replicas, each of which processes ``batch_size`` sequences; all stages of a
+        pipeline together are one replica."""
         return self.ranks
 
     @abstractmethod
     def plan(self, model: ModelShape, workload: Any, machine: Machine) -> Plan:
-        """Apply the strategy; InputError for missing hardware or what the real program would refuse."""
+        """Apply the strategy. Raises InputError for missing hardware and for settings that the real program
+        refuses."""
 
     @abstractmethod
     def places(self, machine: Machine) -> Placement:
@@ -257,14 +263,15 @@ class Strategy(Frozen, ABC):
 
     @abstractmethod
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return edits, never of ``strategy.kind``, that move the offloaded states to another placement.
+        """Return edits that move the offloaded states to another placement; ``strategy.kind`` never changes.
 
-        Raises PlacementError for what is not among its ``placements``; a placement that says nothing of the
-        optimizer is among them where one that says more is.
+        Raises PlacementError if the placement is not among ``placements``. A placement without an optimizer
+        is accepted if one with the same weights and an optimizer is among them.
         """
 
     def caveat(self, _tier: str, *, ranks: int) -> str:  # noqa: ARG002
-        """Return text that must follow "weights on <tier>" in a list of options, to prevent misreading."""
+        """Return an explanation to print after "weights on <tier>" in a list of options, to prevent a
+        misreading."""
         return ""
 
     def resident(self) -> tuple[Edit, ...]:
@@ -300,27 +307,28 @@ class Strategy(Frozen, ABC):
         return "all weights"
 
     def release_fixed_batch(self, *_changed: str) -> tuple[Edit, ...]:
-        """Edits that leave to the workload what its own configuration repeats of it: the batch of all GPUs,
-        and the keys of the workload that are ``changed``."""
+        """Return edits that remove settings which repeat the workload: the batch of all GPUs, and the
+        settings for the keys of the workload in ``changed``, so that the workload can change."""
         return ()
 
     def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
-        """Yield edits with which all its states fit on a tier, divided among so many ranks.
+        """Yield edits with which all states fit on a tier when divided among ``ranks`` processes.
 
-        Of several ways the first counts that is not refused.
+        The first of them that DeepSpeed does not refuse is used.
         """
         return iter([()])
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield settings that may speed it up for free.
+        """Yield settings that may make the run faster without a purchase.
 
-        ``storage`` = something is on drives or servers, so that there are reads to tune; ``direct`` = weights
-        are where they can be read straight into the GPU.
+        ``storage``: states are on drives or servers, so that settings of reads matter. ``direct``: weights
+        are on storage that the GPU can read without host memory.
         """
         return iter(())
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
-        """Return edits that complete a scenario made from a model's name, without keys under ``strategy``."""
+        """Return edits that complete a scenario that was made from the name of a model, without keys of
+        ``strategy``."""
         return ()
 
     @property

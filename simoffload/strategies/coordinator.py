@@ -2,9 +2,9 @@
 
 The decisions of ``PartitionedParameterCoordinator`` (deepspeed/runtime/zero/partitioned_param_coordinator.py,
 read at 0.9.1 and 0.19.6) and of ``AsyncPartitionedParameterSwapper`` (runtime/swap_tensor/
-partitioned_param_swapper.py) depend on the order of modules and on the knobs, not on the clock. So one
-walk over the modules yields the same sequence of calls that DeepSpeed makes; a :class:`CoordinatorSink` turns
-each call into operations.
+partitioned_param_swapper.py) depend on the order of modules and on the settings, not on time. The replay
+therefore makes the same sequence of calls as DeepSpeed; a :class:`CoordinatorSink` turns each call into
+operations.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ State = tuple[object, ...]
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
-"""Number of the most recent fetch events that later ones may wait for."""
+"""Number of the most recent fetch events for which the host may still have to wait."""
 
 
 class Tensor(NamedTuple):
-    """A Tensor is one parameter tensor of the model with the place of its partitions."""
+    """A Tensor is one parameter tensor of the model, with the location of its partitions."""
 
     name: str
     numel: int
@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
 def cut_tensors(
     numels: Iterable[tuple[str, int]], settings: OffloadSettings, *, ranks: int, dtype_bytes: int
 ) -> Iterator[Tensor]:
-    """Yield tensors by name and size [elements], in the model's order, as ZeRO-3 partitions them."""
+    """Partition tensors, given by name and size [elements] in the model's order, as ZeRO-3 does."""
     persistent = 0
     for name, numel in numels:
         slice_numel = -(-numel // ranks)
@@ -64,7 +64,8 @@ def cut_tensors(
 
 
 class Layers(NamedTuple):
-    """Layers are the homogeneous layers of a replayed trace, and the number of those left out."""
+    """Layers describe the identical layers of a replayed trace, and how many further ones are not
+    replayed."""
 
     first_tensor: int
     """Index of the first tensor of the first layer."""
@@ -73,10 +74,11 @@ class Layers(NamedTuple):
     walked: int
     """Number of layers in the replayed trace."""
     left_out: int = 0
-    """Number of further layers of the model that are left out."""
+    """Number of further layers of the model that are not replayed."""
     last_hook: int = -1
-    """Number of the last hook in a layer of a forward pass, behind which distances count what is left out; -1
-    where backward comes to the layers once more, so that distances must not reach past them."""
+    """Index of the last hook of a layer in a forward pass: reuse distances across it include the layers that
+    are not replayed. -1 in training, where backward uses the layers again and no distance may extend across
+    them."""
 
     @property
     def tail_tensor(self) -> int:
@@ -84,45 +86,48 @@ class Layers(NamedTuple):
         return self.first_tensor + self.walked * len(self.tensors)
 
     def left_out_numel(self, *, persistent: bool = False) -> int:
-        """[elements] of the layers that are left out, or of their ``persistent`` tensors alone."""
+        """Return the size of the layers that are not replayed [elements], or only of their ``persistent``
+        tensors."""
         counted = (tensor.numel for tensor in self.tensors if tensor.persistent or not persistent)
         return self.left_out * sum(counted)
 
 
 class CoordinatorSink:
-    """The calls of the coordinator, in the order of DeepSpeed's host thread; here nothing happens."""
+    """A CoordinatorSink receives the coordinator's calls in the order of the host thread; this base ignores
+    them."""
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         """Submit asynchronous reads from storage into swap buffers."""
 
     def wait_reads(self) -> None:
-        """Let the host wait for every read of its handle."""
+        """Let the host wait for all reads of the aio handle."""
 
     def gather(self, _tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:  # noqa: ARG002
         """Bring partitions to the GPU and all-gather them; return a handle."""
         return 0
 
     def wait(self, handle: int, /) -> None:
-        """Wait for a gather; only the first wait on a handle is asked for."""
+        """Wait for a gather; called once for each handle."""
 
     def throttle(self, event: int, /) -> None:
-        """Let the host wait for the ``event``-th fetch event of this pass."""
+        """Let the host wait for fetch event number ``event`` of this pass."""
 
     def fetch_event(self) -> None:
-        """Record a fetch event on the all-gather stream."""
+        """Record a CUDA event on the all-gather stream, because the parameters of a module have been
+        fetched."""
 
     def release(self, count: int, /) -> None:
-        """Note that the hook after a module has let ``count`` parameters go."""
+        """Note that the hook after a module has released ``count`` parameters."""
 
 
 class Coordinator:
-    """One rank's coordinator during a forward pass, or a forward and a backward pass.
+    """A Coordinator is the parameter coordinator of one rank during a forward pass, with or without backward.
 
-    ``uses`` holds, for every hook before a module in the order in which the hooks fire, the indices into
-    ``tensors`` of the parameters that the module owns. ``warm`` means that the trace is recorded and the
-    persistent parameters are on the GPU for good; otherwise it is the first pass after loading. ``layers``
-    names the homogeneous layers, of which some may be left out: memory and distances count them all the same.
-    Whoever drives it calls :meth:`fetch` and :meth:`release` for the hooks in their order.
+    ``uses`` lists, for every hook before a module in the order in which the hooks fire, the indices into
+    ``tensors`` of the module's parameters. ``warm`` means that the trace is recorded and the persistent
+    parameters stay on the GPU; otherwise it is the first pass after loading. ``layers`` describes the
+    identical layers, of which some may not be replayed; memory and reuse distances include those as well. The
+    caller calls :meth:`fetch` and :meth:`release` for each hook in order.
     """
 
     def __init__(
@@ -143,8 +148,8 @@ class Coordinator:
         self._warm = warm
         self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
         self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
-        self._live: set[int] = set()  # fetched since, and not yet released
-        self._buffered: set[int] = set()  # read since into a swap buffer
+        self._live: set[int] = set()  # fetched and not yet released
+        self._buffered: set[int] = set()  # in a swap buffer
         self._pending_reads: list[int] = []
         self._free_buffers = settings.buffer_count
         if warm and settings.prefetch_bucket_size > 0:
@@ -160,15 +165,15 @@ class Coordinator:
         self._before = [0, *accumulate(numels)]
         self._entries = [0, *accumulate(map(len, uses))]
         self._last_use = dict(self._queue)
-        self._looked = 0  # entries of the queue that have mattered, its end included
+        self._looked = 0  # entries of the queue, including its end, on which decisions have depended
         self.on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
         if layers is not None and warm:
             self.on_gpu += layers.left_out_numel(persistent=True)
-        """[elements] that gathered parameters occupy now."""
+        """[elements] of the parameters that are gathered on the GPU now."""
         self.peak_on_gpu = self.on_gpu
-        """[elements] most that gathered parameters occupied at once."""
+        """[elements] of the parameters that were gathered at the same time, at most."""
         self.largest_gather = 0
-        """[elements] largest batch that was gathered in one call."""
+        """[elements] of the parameters that were gathered in one call, at most."""
 
         self._sink = sink
         self._head = 0
@@ -180,28 +185,32 @@ class Coordinator:
         self._step = 0
 
     def handles(self) -> list[int]:
-        """Return the gathers that are yet to be waited for."""
+        """Return the handles of the gathers that have not been waited for."""
         return sorted(set(self._registry.values()))
 
     def looked_past(self, step: int) -> bool:
-        """Tell whether anything from ``step`` on, or that nothing comes there, has mattered so far."""
+        """Return whether any decision so far depended on queue entries of ``step`` or later, or on the
+        queue's end."""
         return self._looked > self._entries[step]
 
     @property
     def ahead(self) -> int:
-        """Number of queue entries, from the next step on, that have mattered so far."""
+        """Number of queue entries after the current step on which decisions have depended so far."""
         return self._looked - self._entries[self._step]
 
     def seen(self, place: Callable[[int], tuple[int, int]]) -> tuple[object, ...]:
-        """Return the state that determines the next steps, relative to them; ``place`` numbers tensors."""
+        """Return the state that determines the next decisions, relative to the current step.
+
+        ``place`` gives the position of a tensor relative to the current layer.
+        """
         step = self._step
         handles = {handle: number for number, handle in enumerate(self.handles())}
         gathers = [
             (place(index), handles[handle], handle in self._awaited)
             for index, handle in self._registry.items()
         ]
-        # Without a trace nothing is fetched ahead: neither the queue, nor what persists, nor how much it
-        # is, decides anything.
+        # Without a trace nothing is prefetched: neither the queue nor the persistent tensors affect
+        # the decisions.
         live = self._live if self._warm else {i for i in self._live if not self._tensors[i].persistent}
         return (
             self._free_buffers,
@@ -216,7 +225,7 @@ class Coordinator:
         )
 
     def fetch(self) -> None:
-        """Do what the hook before the next module does, in forward or backward.
+        """Perform the hook before the next module, in forward or backward.
 
         Raises InputError where DeepSpeed would stop with "Not enough buffers".
         """
@@ -237,7 +246,7 @@ class Coordinator:
             if index not in self._registry:
                 continue
             if self._events > _MAX_FETCH_EVENTS and not self._direct:
-                # Without gathers every wait drains the stream, so no older event can be outstanding.
+                # Without gathers every wait empties the stream, so no older event can be outstanding.
                 self._sink.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
             handle = self._registry.pop(index)
             if handle not in self._awaited:
@@ -290,7 +299,7 @@ class Coordinator:
         self._sink.read([self._tensors[index] for index in indices])
 
     def _discard(self, step: int, used: Sequence[int]) -> None:
-        """Drop the module's own tensors from the queue unless an earlier prefetch popped them."""
+        """Remove the module's own tensors from the queue, unless an earlier prefetch has removed them."""
         expected = sum(1 for index in used if self._fetched_for.get(index, -1) < step)
         for index, use in self._queue[self._head : self._head + expected]:
             self._fetched_for[index] = use
@@ -305,7 +314,7 @@ class Coordinator:
         while self._head < len(self._queue) and numel < limit:
             index, use = self._queue[self._head]
             if self._swapped_out[index]:
-                break  # reads are the business of _prefetch_reads; going on would break the order
+                break  # reads are handled by _prefetch_reads; continuing would change the order
             self._head += 1
             self._fetched_for[index] = max(self._fetched_for.get(index, -1), use)
             if self._status[index] == _ABSENT and index not in batch:
@@ -335,11 +344,11 @@ class Coordinator:
             self._read(batch)
 
     def _look(self, position: int) -> None:
-        """Note that an entry of the queue, or its end, has mattered."""
+        """Note that a decision depended on an entry of the queue, or on its end."""
         self._looked = max(self._looked, position + 1)
 
     def release(self, used: Sequence[int]) -> None:
-        """Do what the hook after a module that owns the tensors ``used`` does."""
+        """Perform the hook after a module whose parameters are the tensors ``used``."""
         released, next_step = 0, self._step
         for index in used:
             if self._status[index] != _AVAILABLE or (self._warm and self._keeps(index, next_step)):
@@ -353,8 +362,8 @@ class Coordinator:
         self._sink.release(released)
 
     def _keeps(self, index: int, next_step: int) -> bool:
-        """Whether a tensor is persistent, skipped by prefetch, or needed again within the reuse distance
-        (``__params_to_release``)."""
+        """Return whether a tensor stays gathered (``__params_to_release``): it is persistent, was prefetched
+        for a later use, or is used again within the reuse distance."""
         if self._tensors[index].persistent or self._fetched_for.get(index, -1) > next_step:
             return True
         again = self._last_use[index]

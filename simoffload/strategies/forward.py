@@ -1,9 +1,10 @@
-"""Writing a forward pass of inference under ZeRO-3 down as DeepSpeed's host thread issues it.
+"""Operations of a forward pass of inference under ZeRO-3, in the order in which DeepSpeed's host thread
+issues them.
 
-The coordinator's calls become streams of a rank: ``host`` (DeepSpeed's Python thread), ``copy`` (the
-all-gather stream, on which partitions are copied to the GPU and full tensors put together), ``comm`` (NCCL),
-``compute`` and ``io`` (the aio read handle). Without ``overlap_comm`` the copies are on ``compute``. What
-blocks what is said at each method.
+The coordinator's calls become operations on the streams of a rank: ``host`` (DeepSpeed's Python thread),
+``copy`` (the all-gather stream: copies of partitions to the GPU, and concatenation of full tensors), ``comm``
+(NCCL), ``compute`` and ``io`` (the aio read handle). Without ``overlap_comm`` the copies are on ``compute``.
+The docstring of each method states what waits for what.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _, COPY, COMM, COMPUTE, IO = range(5)
 
 
 class Partitioning(NamedTuple):
-    """Partitioning is the place of partitions and their transfer, the same for every rank."""
+    """Partitioning states where the partitions of parameters are and how they are transferred, for every
+    rank."""
 
     tier: str
     """Tier of the weights: "hbm", "dram" or a storage tier of the machine."""
@@ -35,14 +37,15 @@ class Partitioning(NamedTuple):
 
 class _Gather(NamedTuple):
     ordinal: int
-    """Ordinal of the all-gather on ``comm`` (several ranks)."""
+    """Number of the all-gather on ``comm``, from 0; -1 if nothing is gathered."""
     size: int
     """Size of the full tensors [B]."""
     tensors: int
 
 
 class ForwardWriter(StreamWriter, CoordinatorSink):
-    """Writes a forward pass of inference: the coordinator's calls, and the kernels of the modules."""
+    """A ForwardWriter writes a forward pass of inference: the coordinator's calls and the kernels of the
+    modules."""
 
     def __init__(
         self,
@@ -68,9 +71,9 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """State that determines all further operations, relative to those already written.
+        """Return the state that determines all further operations, relative to those already written.
 
-        ``handles`` are the gathers that are yet to be waited for.
+        ``handles`` are the gathers that have not been waited for.
         """
         written = self.builder.written
         return (
@@ -88,7 +91,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
     # -- modules --------------------------------------------------------------------------------
 
     def part(self, segment: str) -> None:
-        """Begin a new segment, if ``segment`` names one; what a pass costs around its modules comes first."""
+        """Begin a new segment if ``segment`` names one; the first segment begins with the overhead of the
+        pass."""
         if segment:
             self.builder.segment(segment)
         if not self._began:
@@ -96,7 +100,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             self.spend(self.costs.pass_overhead.value)
 
     def begin(self, module: Module, *, segment: str, backward: bool) -> None:
-        """Begin the hook before a module, and with the first one of a layer a new segment."""
+        """Begin the hook before a module; the first module of a layer also begins a new segment."""
         self.part(segment)
         self.label = module.name
         self._fetched_until = None
@@ -105,18 +109,20 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             self._spend_on_hook(module)
 
     def _spend_on_hook(self, module: Module) -> None:
-        """Let the host work for the hook before a forward pass; the hook behind it takes the other half."""
+        """Add host time for the hook before a forward pass; the hook after it takes the other half of the
+        cost."""
         self.spend(self.costs.hook.value / 2 + self.costs.hook_input.value * module.touched)
 
     def launch_forward(self, module: Module) -> None:
-        """Launch the kernels of a module and, if it has hooks, begin the hook behind it."""
+        """Launch the kernels of a module and, if it has hooks, begin the hook after it."""
         self.spend(self.timing.launch_s(module))
         self._kernels(module, self.timing.compute(module))
         if module.hooked:
             self.spend(self.costs.hook.value / 2)
 
     def _kernels(self, module: Module, duration: int) -> None:
-        """Let kernels run behind what was on the copy stream when the module had been fetched.
+        """Launch kernels that start after the work that was on the copy stream when the module had been
+        fetched.
 
         They do not wait for later prefetches (``current_stream().wait_stream(allgather_stream)``).
         """
@@ -130,14 +136,14 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     def end_forward(self) -> None:
-        """Let the host wait for the last kernel: it needs the next token, or the loss."""
+        """Let the host wait for the last kernel, because it needs the next token or the loss."""
         self.host_waits(COMPUTE)
 
     # -- what the coordinator calls -------------------------------------------------------------
 
     def read(self, tensors: Sequence[Tensor]) -> None:
-        """Reads are queued at once and served one tensor after the other: an aio thread finishes a
-        tensor before it begins the next (csrc/aio/py_lib/deepspeed_aio_thread.cpp)."""
+        """Submit reads, which are served one tensor after the other: an aio thread finishes a tensor before
+        it begins the next (csrc/aio/py_lib/deepspeed_aio_thread.cpp)."""
         self.flush()
         for tensor in tensors:
             size = self.aligned(tensor.slice_numel * self._place.dtype_bytes)
@@ -148,17 +154,17 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             )
 
     def wait_reads(self) -> None:
-        """Let the host wait for all reads of the handle, for whichever module."""
+        """Let the host wait for all reads of the aio handle, including those for other modules."""
         self.host_waits(IO)
         self.cool(self._pending_reads)
         self._pending_reads = 0.0
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
-        """Copy the partitions over and all-gather them.
+        """Copy partitions to the GPU and all-gather them; return a handle.
 
-        Directly (one rank): asynchronous copies; pageable memory blocks the host all the same. Else one
-        copy after the other that each block the host, then an asynchronous all-gather, which on one rank
-        is a copy within HBM.
+        On one rank since DeepSpeed 0.9.0, copies are asynchronous (those from pageable memory still block the
+        host) and nothing is gathered. Otherwise the copies follow each other and each blocks the host; then
+        comes an asynchronous all-gather, which on one rank is a copy within HBM.
         """
         if prefetch and self._fetched_until is None:
             self._fetched_until = self.builder.written[self._copies]
@@ -188,8 +194,12 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         return len(self._gathers) - 1
 
     def wait(self, handle: int) -> None:
-        """Wait for a gather. Without one the host drains the copy stream. Else the copy stream waits for
-        the gather and, if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
+        """Wait for a gather.
+
+        If nothing is gathered, the host waits until the copy stream is empty. Otherwise the copy stream waits
+        for the all-gather and, if several tensors were gathered together, splits them
+        (AllGatherCoalescedHandle).
+        """
         if self._direct:
             self.host_waits(self._copies)
             return
@@ -200,25 +210,26 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self.add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
-        """Remember what is on the copy stream; the first event of a module costs the host time."""
+        """Record a fetch event behind the work on the copy stream; the first event of a module takes host
+        time."""
         if not self._waited:
             self._waited = True
             self.spend(self.costs.fetch_wait.value)
         self._fetch_events.append(self.builder.written[self._copies] - 1)
 
     def throttle(self, event: int) -> None:
-        """Let the host wait until the copy stream has passed an older event."""
+        """Let the host wait until the copy stream has reached an earlier event."""
         self.host_waits(self._copies, self._fetch_events[event])
 
     def release(self, count: int) -> None:
-        """Return parameters to their partitions, which costs only host time."""
+        """Release gathered parameters, which only takes host time."""
         self.spend(self.costs.released_parameter.value * count)
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
-        """Split a batch into pinned and pageable source memory.
+        """Split the partitions of a batch into those in pinned and those in pageable memory.
 
-        What lies in HBM, or was read into it by GPUDirect Storage, is not copied: ``Tensor.to`` of the same
-        device returns the tensor itself.
+        Partitions that are in HBM, or that GPUDirect Storage has read into it, are not copied: ``Tensor.to``
+        with the same device returns the tensor unchanged.
         """
         if self._place.tier == "hbm":
             return []
@@ -243,14 +254,15 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
     # -- storage --------------------------------------------------------------------------------
 
     def aligned(self, size: int) -> int:
-        """Return the size of a file of ``size`` on storage [B]: whole units of every aio thread."""
+        """Return the size of a file with ``size`` [B], padded to a whole unit for every aio thread [B]."""
         return self._place.settings.aligned(size)
 
     def storage(self, tier: str, size: int, *, written: bool = False, gds: bool = False) -> tuple[int, int]:
-        """Route and latency [ps] of ``size`` [B] read from a tier of storage, or ``written`` to it.
+        """Return route and latency [ps] of a transfer of ``size`` [B] from a storage tier, or to it if
+        ``written``.
 
-        Capped by what is in flight: block x queue depth x threads over the latency of one request (Little's
-        law), and never more than the tensor itself.
+        The bytes in flight limit the rate: block x queue depth x threads, at most the tensor, over the
+        latency of one request (Little's law).
         """
         key = (tier, size, written, gds)
         if key not in self._known:

@@ -1,4 +1,4 @@
-"""Replay of a model with homogeneous layers with as few layers as represent all."""
+"""Replay of a model with identical layers: only as many layers are replayed as the result depends on."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from simoffload.strategies.trace import Trace
 __all__ = ["LayeredModel", "Period", "period_of"]
 
 _GUESSES = (12, 48, 192)
-"""Numbers of layers of the models in which a period of the coordinator is searched."""
+"""Numbers of layers of the shorter models in which a period of the coordinator's state is searched."""
 _SETTLING = 6
-"""Layers of a micro-step until what is written down repeats as the coordinator does (our choice, checked
-each time). A forward pass of inference gets two periods."""
+"""Layers of a micro-step until the written operations repeat with the period of the coordinator.
+
+This is our choice and is checked each time. A forward pass of inference gets two periods.
+"""
 _REMEMBERED = 8
 """Number of cached stacks of different depth."""
 
 
 class Period(NamedTuple):
-    """A Period is a repeated state: the layer of its first occurrence, and the layers until the next."""
+    """A Period states in which layer a recurring state occurs first, and after how many layers it recurs."""
 
     first: int
     layers: int
@@ -38,7 +40,7 @@ _EVERY_LAYER = Period(0, 1)
 
 
 def period_of(states: Iterable[State | None]) -> Period | None:
-    """Find the first of ``states`` that was met before; None if none is, or once there is no state."""
+    """Return the period of the first state that recurs; None if none does before a state is None."""
     met: dict[State, int] = {}
     for layer, state in enumerate(states):
         if state is None:
@@ -50,7 +52,7 @@ def period_of(states: Iterable[State | None]) -> Period | None:
 
 
 class _Coordinated(NamedTuple):
-    """The coordinator's periods in forward and backward, and how many layers it looks ahead."""
+    """The coordinator's periods in forward and backward, and the number of layers that it looks ahead."""
 
     forward: Period
     backward: Period
@@ -58,50 +60,52 @@ class _Coordinated(NamedTuple):
 
 
 class LayeredModel(ABC):
-    """A LayeredModel is a model's trace and tensors, with all its layers or only some."""
+    """A LayeredModel gives the trace and the tensors of a model with all or only some of its identical
+    layers."""
 
     model: ModelShape
 
     @property
     @abstractmethod
     def fetching(self) -> OffloadSettings | None:
-        """How partitioned parameters are fetched; None where parameters are not partitioned."""
+        """Settings with which partitioned parameters are fetched; None if parameters are not partitioned."""
 
     @property
     @abstractmethod
     def ranks(self) -> int:
-        """Return the number of GPUs among which the parameters are partitioned."""
+        """Number of GPUs among which the parameters are partitioned."""
 
     @property
     @abstractmethod
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
+        """Whether the tensors of all layers are on the same tiers, so that the layers are interchangeable."""
 
     @abstractmethod
     def trace_of(self, count: int) -> Trace:
-        """Lay out the passes through ``count`` of its layers."""
+        """Return the order of hooks in the passes through a model with ``count`` of the layers."""
 
     @abstractmethod
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
-        """Cut and place all tensors of a model of ``count`` homogeneous layers."""
+        """Return the partitioned tensors, with their tiers, of a model with ``count`` identical layers."""
 
     @property
     def count(self) -> int:
-        """Layers of the whole model."""
+        """Number of layers of the complete model."""
         return self.model.num_hidden_layers
 
     @property
     def full(self) -> LayerStack:
-        """Stack that contains all layers."""
+        """Stack of all layers of the model."""
         return self.stack(self.count)
 
     @cached_property
     def _known(self) -> dict[int, LayerStack]:
-        """Stacks by their number of layers: finding a period and writing ask for the same few."""
+        """Cache of stacks by number of layers, because the search for a period and the writing use the same
+        few."""
         return {}
 
     def stack(self, count: int) -> LayerStack:
-        """Return the stack of ``count`` layers."""
+        """Return the stack of a model with ``count`` layers."""
         if count not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -129,7 +133,7 @@ class LayeredModel(ABC):
 
     @property
     def layers(self) -> Layers:
-        """Return the places of the layers' tensors in a stack of one layer."""
+        """Positions of the layers' tensors in a stack of one layer."""
         layers = self.stack(1).layers
         assert layers is not None
         return layers
@@ -167,22 +171,26 @@ class LayeredModel(ABC):
                 if not backward and stack.trace.backward:
                     deque(states, maxlen=0)  # to the end of forward
         except InputError:
-            return None  # where DeepSpeed would stop, the walk through the whole model says so
+            return None  # the replay of the whole model reports where DeepSpeed would stop
         return _Coordinated(periods[0], periods[-1], ahead)
 
     # -- what is left out -----------------------------------------------------------------------
 
     def stacks(self, gradients: Period | None = None, *, warm: bool = True) -> Iterator[LayerStack]:
-        """Yield the shortest stack that may stand for the model, if one may, then that of all layers."""
+        """Yield the shortest stack that can represent the model, if there is one, then the stack of all
+        layers.
+
+        ``gradients`` is the period of gradients in buckets and swap buffers; None if only forward is written.
+        """
         short = self.shortest(gradients, warm=warm)
         if short is not None:
             yield short
         yield self.full
 
     def shortest(self, gradients: Period | None = None, *, warm: bool = True) -> LayerStack | None:
-        """Find the shortest stack that may stand for the whole model; None if no shorter one may.
+        """Return the shortest stack that can represent the complete model; None if no shorter one can.
 
-        ``gradients`` is the period of their waiting, None where only forward matters.
+        ``gradients`` is the period of gradients in buckets and swap buffers; None if only forward is written.
         """
         found = self._periods(warm=warm) if self.homogeneous else None
         if found is None:
@@ -191,7 +199,7 @@ class LayeredModel(ABC):
         start, kept, period_lcm = forward.first, 0, forward.layers
         needed = start + 2 * period_lcm + max(period_lcm, ahead)
         if self.stack(1).trace.backward:
-            start = max(2, start)  # the first two layers' checkpoints are apart
+            start = max(2, start)  # the checkpoints of the first two layers are handled differently
             kept = self._reused
             needed = start + period_lcm + _SETTLING + ahead + kept
         if gradients is not None:
@@ -212,7 +220,8 @@ class LayeredModel(ABC):
 
     @property
     def _reused(self) -> int:
-        """Return the number of last layers of forward that backward may find gathered (reuse distance)."""
+        """Number of layers at the end of forward whose parameters backward may find gathered (reuse
+        distance)."""
         distance = self.fetching.max_reuse_distance if self.fetching is not None else 0
         each = sum(tensor.numel for tensor in self.layers.tensors)
         return -(-distance // max(1, each)) + 1 if distance else 0

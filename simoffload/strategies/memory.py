@@ -1,9 +1,9 @@
-"""Memory that a forward pass needs beside its weights, and the activations of a training step.
+"""Memory that a forward pass needs in addition to the weights, and the activations of a training step.
 
-Those of training (what autograd keeps, what one layer's backward pass needs, and the loss) are counted in the
-code of transformers 5.23 and PyTorch 2.13, and compared with what their autograd saves and allocates for
-small models (bfloat16 and float32, eager and sdpa; the figures stand in the tests). Masks of dropout and
-statistics of LayerNorm are those of CUDA: one byte an element, two single-precision numbers a token.
+The activations of training (the tensors that autograd saves, those of one layer's backward pass, and the
+loss) are counted in the code of transformers 5.23 and PyTorch 2.13. The tests compare them with what autograd
+saves and allocates for small models (bfloat16 and float32, eager and sdpa). Masks of dropout and statistics
+of LayerNorm are those of CUDA: one byte per element, and two single-precision numbers per token.
 """
 
 from __future__ import annotations
@@ -31,31 +31,34 @@ _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in
 
 
 def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
-    """[B] peak of a prefill's activations, counted in transformers' code (an estimate).
+    """Return the peak of a prefill's activations [B], counted in transformers' code (an estimate).
 
-    The larger of eager attention's scores (model dtype, their fp32 softmax and its cast back) and the MLP's
-    two intermediates, beside the block's hidden states and the last position's logits in fp32.
+    It is the larger of two: the scores of eager attention (in the model's type, their softmax in single
+    precision and its cast back), and the two intermediates of the MLP; in addition the hidden states of the
+    block and the logits of the last position in single precision.
     """
     hidden = _HIDDEN_COPIES * batch * tokens * model.hidden_size * model.dtype_bytes
     scores = batch * model.num_attention_heads * tokens * tokens * (2 * model.dtype_bytes + 4)
     if model.attention == "sdpa":
-        scores = 0  # the fused kernels keep them on the chip
+        scores = 0  # fused kernels keep them in on-chip memory
     intermediate = 2 * batch * tokens * model.intermediate_size * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
     return hidden + max(scores, intermediate) + logits
 
 
 def pinned_rounding(sizes: Sequence[int]) -> int:
-    """[B] that PyTorch's pinned allocator adds by rounding every allocation up to a power of two.
+    """Return the bytes [B] that PyTorch's pinned allocator adds by rounding each allocation up to a power of
+    two.
 
     Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.x (PowerOf2Ceil).
     """
-    counts = Counter(sizes).items()  # layers that are alike make the same allocations
+    counts = Counter(sizes).items()  # identical layers make the same allocations
     return sum(count * ((1 << (size - 1).bit_length()) - size) for size, count in counts if size > 0)
 
 
 def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> tuple[MemoryTerm, ...]:
-    """HBM terms that every strategy has: cache, activations, and what CUDA and NCCL keep; DRAM of the OS."""
+    """Return the memory that every strategy needs: in HBM cache, activations, CUDA and NCCL; in DRAM the
+    OS."""
     batch = workload.batch_size
     return (
         MemoryTerm(
@@ -77,26 +80,28 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
 
 _LOSS = 12
 """[B] per logit at the start of the backward pass: log-softmax, its gradient and that of the loss, all in
-single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass needs no more: logits in
-16 bit and in single precision, and log-softmax."""
+single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass does not need more: logits
+in 16 bit and in single precision, and log-softmax."""
 _TOKEN_IDS = 16
 """[B] per token: input and label, 64 bit."""
 
 
 _SCORE_GRADIENTS = 3
-"""Number of gradients as wide as the model that exist meanwhile: residual, attention's result, its input."""
+"""Number of gradients as wide as the model during attention's backward pass: residual, result and input."""
 _RMS_GRADIENTS = 4
 
 
 class Activations(NamedTuple):
-    """[B] on one GPU; the worst moment holds ``kept`` and the larger of ``layer`` and ``loss``."""
+    """Activations are the sizes [B] on one GPU; the peak is ``kept`` plus the larger of ``layer`` and
+    ``loss``."""
 
     kept: int
-    """Activations kept by all other layers: their inputs with checkpointing, else all saved tensors."""
+    """Activations saved for all other layers: with checkpointing their inputs, otherwise all saved tensors.
+    """
     layer: int
-    """Tensors that one layer saved or recomputed, and the gradients of its backward pass."""
+    """Tensors that one layer saved or recomputed, and the gradients in its backward pass."""
     loss: int
-    """Logits and the tensors that the last norm and, without checkpointing, the last layer saved."""
+    """Logits, and tensors saved by the last norm and, without checkpointing, by the last layer."""
     on_host: int
     """Activation checkpoints in host memory (``cpu_checkpointing``)."""
 
@@ -107,14 +112,14 @@ class Activations(NamedTuple):
 
 
 def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: bool = False) -> Activations:
-    """Count a micro-step's activations; raises nothing.
+    """Return the activations of a micro-step.
 
     Notes
     -----
     Korthikanti et al. (arXiv 2205.05198, eq. 1) count sbh·(34 + 5·a·s/h) for a layer of a GPT with dropout
-    in 16 bit. Transformers' eager attention keeps its softmax in single precision beside the 16-bit copy,
-    and no mask as released families train without attention dropout; RMSNorm keeps a single-precision copy
-    of its input; a gated feed-forward network keeps four wide tensors.
+    in 16 bit. The code of transformers differs: eager attention saves its softmax in single precision in
+    addition to the 16-bit copy, and no mask, because the released families train without attention dropout;
+    RMSNorm saves a single-precision copy of its input; a gated feed-forward network saves four wide tensors.
     """
     batch, length, size = workload.batch_size, workload.sequence_length, model.dtype_bytes
     tokens = workload.tokens
@@ -131,23 +136,23 @@ def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: 
     shared = narrow if _normalizes_first(model) else 0
     inputs = model.num_hidden_layers * narrow
     if cpu_checkpointing:
-        # Two stay on the GPU: that of the layer at work and the one being copied.
+        # Two stay on the GPU: that of the present layer and the one being copied.
         on_gpu = min(inputs, 2 * narrow)
         return Activations(on_gpu, working - shared, loss, inputs)
     return Activations(inputs, working - shared, loss, 0)
 
 
 def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
-    """[B] that autograd keeps of one layer between its forward and its backward pass."""
+    """Return the bytes [B] that autograd saves for one layer between its forward and its backward pass."""
     size, tokens = model.dtype_bytes, batch * length
     code = model.traits.saved
     total = code.masks * tokens * model.hidden_size
     inputs: dict[int, float] = {}
-    """Tensors that are kept only once a linear layer wants its input, by width."""
+    """Tensors that are saved only if a linear layer saves its input, by width."""
     for module in model.layer:
         if module.kind == "norm":
             total += tokens * _norm(model, module, keeps_output=False)
-            if not module.saves_input:  # of two halves side by side: what it hands to the second
+            if not module.saves_input:  # of two parallel halves: the input of the second
                 total += tokens * module.width * size
             elif _of_stream(module):
                 inputs[module.width] = tokens * module.width * size
@@ -159,7 +164,7 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
             wide = tokens * module.width * module.share
             total += int(code.kept * wide * size)
             inputs[model.intermediate_size] = wide * size if code.product else 0
-            if module.share < 1.0:  # an expert gathers its tokens and weighs its results
+            if module.share < 1.0:  # an expert gathers its tokens and weights its results
                 total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
         elif module.share == 1.0 and _trains(module):
             total += int(inputs.pop(module.in_features, 0))
@@ -169,7 +174,8 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
 
 
 def _attention(model: ModelShape, *, batch: int, length: int) -> int:
-    """Count queries, keys, values; and the fused kernels' result and sums, or eager code's probabilities."""
+    """Return the bytes of queries, keys and values, and of the probabilities (eager) or of result and sums
+    (fused)."""
     size, tokens = model.dtype_bytes, batch * length
     key_width = model.num_key_value_heads * model.head_dim
     if model.attention == "sdpa":
@@ -211,8 +217,11 @@ def _wide(model: ModelShape) -> tuple[float, float]:
 
 
 def _norm(model: ModelShape, module: Module, *, keeps_output: bool) -> int:
-    """[B] per token. LayerNorm keeps its input and two statistics; RMSNorm, spelled out, a single-precision
-    copy, a statistic of every head and, to train its weight, the normalized input."""
+    """Return the bytes per token [B] that a norm saves.
+
+    LayerNorm saves its input and two statistics. RMSNorm, a sequence of operations, saves a single-precision
+    copy of its input, one statistic per head and, if its weight is trained, the normalized input.
+    """
     width, size = module.width, model.dtype_bytes
     output = width * size if keeps_output else 0
     if _is_layer_norm(module):
@@ -223,17 +232,18 @@ def _norm(model: ModelShape, module: Module, *, keeps_output: bool) -> int:
 
 
 def _norm_gradients(module: Module, size: int) -> int:
-    """[B] per token in a norm's backward pass; RMSNorm's is made of four single-precision tensors."""
+    """Return the bytes per token [B] in a norm's backward pass; RMSNorm needs four single-precision
+    tensors."""
     return module.width * (size if _is_layer_norm(module) else _RMS_GRADIENTS * SINGLE)
 
 
 def _is_layer_norm(module: Module) -> bool:
-    """Whether the norm is one fused kernel with as much read as written; RMSNorm is not."""
+    """Return whether the norm is one fused kernel, which reads as much as it writes; RMSNorm is not."""
     return module.in_features == module.out_features
 
 
 def _of_stream(module: Module) -> bool:
-    """Whether it is a norm of the layer itself, read by linear layers, and not of queries or keys."""
+    """Return whether the norm is applied to the hidden states of the layer, not to queries or keys."""
     return "." not in module.name
 
 

@@ -14,7 +14,7 @@ class Placement(NamedTuple):
     """A Placement names the tiers of a machine that hold weights and optimizer."""
 
     weights: str
-    """Tier of the weights, or in a scenario of checkpoints alone of the checkpoints."""
+    """Tier of the weights, or of the checkpoints if only checkpoints are simulated."""
     optimizer: str | None = None
     """Tier of the optimizer states; None if not specified."""
 
@@ -23,14 +23,14 @@ class Placement(NamedTuple):
 
 
 def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
-    """Return the error for a placement that has no meaning for a strategy."""
+    """Return the error for a placement that a strategy does not support."""
     return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
 
 
 def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
-    """Return warnings where ``key`` asks for GPUDirect Storage.
+    """Return warnings if ``key`` requests GPUDirect Storage.
 
-    Raises InputError for a GPU without it: cuFile would copy by way of the host's memory at best (its
+    Raises InputError for a GPU that does not support it: cuFile would at best copy through host memory (its
     compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
     """
     gpu = machine.accelerator

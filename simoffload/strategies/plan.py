@@ -23,13 +23,14 @@ class ForwardPass(NamedTuple):
 
     name: str
     batch: tuple[Sequences, ...]
-    """Sequences that each replica feeds in."""
+    """Sequences that each replica processes, with their new tokens and contexts."""
     first: bool = False
-    """Whether it is the first pass after loading: DeepSpeed records its trace without prefetching."""
+    """Whether it is the first pass after loading, in which DeepSpeed records its trace and does not prefetch.
+    """
 
 
 class StepPart(NamedTuple):
-    """A StepPart is a part of a training step between two moments at which the host waits for all streams."""
+    """A StepPart is a part of a training step that begins and ends when the host waits for all streams."""
 
     phase: Literal["forward", "backward", "optimizer"]
     title: str
@@ -37,21 +38,23 @@ class StepPart(NamedTuple):
     times: Fraction = Fraction(1)
     """How often the part occurs in one step."""
     micro_step: int = 0
-    """Number of the micro-step: 0 stores gradients, later ones add to them."""
+    """Number of the micro-step: number 0 stores gradients, later ones add to them."""
     boundary: bool = False
     """Whether it is the last micro-step of a step, whose gradients go to the optimizer."""
     leaves_update: bool = False
-    """Whether the part ends with its host thread, although an update on the CPU may continue."""
+    """Whether the part ends when its host thread ends, although an update on the CPU may continue."""
     awaits_update: bool = False
-    """Whether the part waits for an update on the CPU that began in an earlier part."""
+    """Whether the part waits for an update on the CPU that an earlier part started."""
     elapsed_s: float = 0.0
-    """Time of all other parts between two occurrences of this one [s]; set once they are simulated."""
+    """Time of all other parts between two occurrences of this one [s], set when they have been simulated."""
     unfinished_s: float = 0.0
-    """Time that the update continues after the part that started it [s]; set once that is simulated."""
+    """Time for which the update continues after the part that started it [s], set when that part has been
+    simulated."""
 
 
 class InferencePlan(Plan):
-    """An InferencePlan is a plan whose phases are forward passes: it lists GPU modules and writes passes."""
+    """An InferencePlan is a plan whose phases are forward passes; subclasses list the modules and write
+    passes."""
 
     workload: Inference
     traced: ClassVar[bool] = False
@@ -67,25 +70,27 @@ class InferencePlan(Plan):
         """Return the schedule of one pass."""
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module [ps]: passes of one kind differ in nothing else."""
+        """Return the GPU time of each module in a pass [ps]; passes of one kind differ only in these
+        times."""
         return self.timings.durations(forward.batch)
 
     @cached_property
     def timings(self) -> PassTimings:
-        """Durations of the modules, pass by pass."""
+        """GPU times of the modules for any pass."""
         return PassTimings(machine=self.machine, model=self.model, modules=self.modules)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
-        """The pass of any mixture of sequences, each with new tokens and a context of its own.
+        """Return the pass of any mixture of sequences, each with its own number of new tokens and context.
 
-        Prefills and decode steps are this for sequences that are equally far; a batch to which sequences are
-        added while others are under way is this, too.
+        In a prefill or a decode step all sequences have the same numbers; they differ if sequences join a
+        batch while others are being generated.
         """
         return self._phase(ForwardPass(name, tuple(batch)), "decode")
 
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Phases of the plan: a first pass where it differs, prefill, decode steps."""
+        """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode
+        steps."""
         prompt, steps = self.workload.prompt_length, self.workload.decode_steps
 
         def decode(number: int) -> ForwardPass:
@@ -113,7 +118,8 @@ class InferencePlan(Plan):
 
 
 class StepWork(Plan):
-    """StepWork is common to all plans of training: the order of a micro-step's work, and its FLOP."""
+    """StepWork is the base of plans of training: it makes the phases from the parts of a step, and counts
+    FLOP."""
 
     model: ModelShape
     workload: Training
@@ -121,7 +127,7 @@ class StepWork(Plan):
     @property
     @abstractmethod
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Parts of one step of a long run, in order."""
 
     @abstractmethod
     def schedule(self, part: StepPart, /) -> Schedule:
@@ -129,7 +135,7 @@ class StepWork(Plan):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of one step of the steady state."""
+        """Phases of one step of a long run."""
         length = self.workload.sequence_length
         others = tuple(part.title for part in self.parts if not part.awaits_update)
         return tuple(
@@ -147,7 +153,8 @@ class StepWork(Plan):
         )
 
     def _after(self, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
-        """Return a part that waits for an update, with the times of the others and the unfinished update."""
+        """Return a part that waits for an update, with the time of the other parts and of the unfinished
+        update."""
         elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
         unfinished = sum(one.unfinished_s for one in earlier.values())
         return self.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))

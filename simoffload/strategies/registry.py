@@ -1,7 +1,7 @@
-"""The strategies that there are, by ``strategy.kind``.
+"""The registry of strategies by ``strategy.kind``.
 
-The package's own are listed here by name, and imported when a document of their kind is read; others are
-known from the moment at which they call :func:`register`.
+The strategies of the package are listed by name and imported when a document with their kind is read. Other
+strategies call :func:`register`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class _Own(NamedTuple):
-    """An _Own is a strategy of the package."""
+    """Module and class of a strategy of the package, and the kinds of workload that it supports."""
 
     module: str
     """Module of the strategy below ``simoffload.strategies``."""
@@ -47,11 +47,13 @@ _OWN: Mapping[str, _Own] = {
 
 
 def register(strategy: type[Strategy]) -> type[Strategy]:
-    """Make a strategy known by the default of its ``kind``; scenarios that are read from now on may name it.
+    """Register a strategy under the default of its field ``kind``, so that scenarios can name it; also a
+    decorator.
 
-    Of a kind of workload the first that is registered is taken where a scenario names none. Also a decorator.
-    A class that is defined anew, as by running a cell of a notebook again, takes the place of the old one.
-    Raises ValueError where another strategy has its kind, or where it lacks or misnames what all have.
+    If a scenario names no strategy, the first one registered for its kind of workload is used. Registering a
+    class again, for example by running a cell of a notebook twice, replaces the earlier one. Raises
+    ValueError if another strategy has the same kind, or if an attribute that every strategy must define is
+    missing or invalid.
     """
     _check_complete(strategy)
     kind = strategy.model_fields["kind"].default
@@ -81,7 +83,8 @@ def _check_complete(strategy: type[Strategy]) -> None:
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:
-    """Return the strategies outside the package, to be registered where work is sent."""
+    """Return the strategies that were registered outside the package, so that worker processes can register
+    them."""
     return tuple(one for kind, one in Strategy.registered.items() if kind not in _OWN)
 
 
@@ -114,7 +117,8 @@ def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
 
 
 class _OfItsKind:
-    """Any strategy, which a document names by ``kind``: only that one is imported."""
+    """Field type for any strategy: a document names it by ``kind``, and only the module of that kind is
+    imported."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(_validated)

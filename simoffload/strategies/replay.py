@@ -1,10 +1,11 @@
-"""DeepSpeed's hooks, replayed over a trace, once for inference and training: walked, counted or written down.
+"""Replay of DeepSpeed's hooks in the order of a trace, for inference and training: to count, or to write
+operations.
 
-A walk is decided by the coordinator's state and by what lies ahead in its queue. If, when a layer begins, the
-state is the same as when an earlier one began, told relative to each, and nothing behind the layers has
-mattered until then, what lies between them comes again and again until a look ahead would reach the end of
-the layers. So a stack of fewer layers, left out in whole periods, is walked through in place of the model
-(``layer_period``).
+The calls at a hook depend on the coordinator's state and on the next entries of its queue. If the state when
+a layer begins equals the state when an earlier layer began, relative to each layer, and no decision has
+depended on what follows the layers, the calls between the two repeat until the coordinator's look-ahead
+reaches the last layer. Therefore a stack with fewer layers, shorter by whole periods, is replayed instead of
+the model (``layer_period``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Parameters(NamedTuple):
 
     tensors: tuple[Tensor, ...]
     owned: Mapping[Instance, tuple[int, ...]]
-    """Indices of the tensors that a module needs, including a tied one."""
+    """Indices of the tensors that a module uses, including tied ones."""
     trained: Mapping[Instance, tuple[int, ...]]
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
 
@@ -57,15 +58,15 @@ class Parameters(NamedTuple):
         return cls(tuple(tensors), owned, trained)
 
     def completed(self, event: Event) -> list[Tensor]:
-        """Return the tensors whose gradients are complete with ``event``."""
+        """Return the tensors whose gradients are complete after ``event``."""
         if event.kind != "gradients":
             return []
         return [self.tensors[index] for index in self.trained[event.instance]]
 
 
 class SkippedLayers(NamedTuple):
-    """Layers left out of a pass: ``times`` periods of ``layers``, each like one between the layers
-    ``after`` and ``before``."""
+    """SkippedLayers are the layers of a pass that are not replayed: ``times`` periods of ``layers`` layers,
+    each identical to a period between the layers ``after`` and ``before``."""
 
     layers: int
     after: int
@@ -74,12 +75,12 @@ class SkippedLayers(NamedTuple):
 
 
 class LayerStack(NamedTuple):
-    """A LayerStack is a replayed trace, possibly with layers left out."""
+    """A LayerStack is a trace to be replayed, with all or only some of the model's layers."""
 
     trace: Trace
     parameters: Parameters
     layers: Layers | None = None
-    """Homogeneous layers of the stack; None if none may be left out."""
+    """Identical layers of the stack; None if all layers must be replayed."""
     forward: SkippedLayers | None = None
     backward: SkippedLayers | None = None
 
@@ -100,7 +101,7 @@ class LayerStack(NamedTuple):
 
 
 def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
-    """Let the coordinator do what it does at an event."""
+    """Call the coordinator for an event, if the event is a hook before or after a module."""
     if event.kind == "fetch":
         coordinator.fetch()
     elif event.kind == "release":
@@ -108,7 +109,7 @@ def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None
 
 
 class Passes:
-    """The passes of a stack through homogeneous layers; without a coordinator only the order is known."""
+    """Passes replays the passes through a stack; without a coordinator it only gives the order of events."""
 
     def __init__(self, stack: LayerStack, coordinator: Coordinator | None) -> None:
         self._trace = stack.trace
@@ -117,9 +118,10 @@ class Passes:
         self._ends = tuple(_last_hooks(stack.trace))
 
     def state(self, visit: int, *, backward: bool) -> State | None:
-        """Return the coordinator's state relative to the ``visit``-th layer of a pass, about to begin.
+        """Return the coordinator's state at the beginning of layer number ``visit`` of a pass, relative to
+        the layer.
 
-        None once what lies behind the layers has mattered.
+        None if a decision has already depended on what follows the layers.
         """
         layers, coordinator = self._layers, self._coordinator
         assert layers is not None
@@ -139,7 +141,7 @@ class Passes:
         return coordinator.seen(place)
 
     def states(self, happen: Callable[[Event], None], *, backward: bool) -> Iterator[State | None]:
-        """Go through a pass; yield the state each time that a layer is about to begin."""
+        """Replay a pass, and yield the coordinator's state at the beginning of each layer."""
         for visit, events in self._trace.pieces(backward=backward):
             if 0 <= visit < self._trace.layers:
                 yield self.state(visit, backward=backward)
@@ -156,10 +158,11 @@ class Passes:
         position: Callable[[], int] = lambda: 0,
         repeat: Callable[[int, int], None] = lambda _first, _times: None,
     ) -> bool:
-        """Go through a pass; return whether what ``skip`` leaves out is like what lies before it.
+        """Replay a pass; return whether the layers in ``skip`` repeat a period before them, as they must.
 
-        ``more`` is what decides besides the coordinator. ``position`` tells how far things are, and
-        ``repeat`` gets the one at which the period began that is to follow itself so many times.
+        ``more`` returns the state outside the coordinator on which operations depend. ``position`` returns
+        the number of segments written so far; ``repeat`` gets the position at which the repeated period
+        began, and how often it is repeated.
         """
         met: dict[int, tuple[State, int]] = {}
         done = skip is None
@@ -178,7 +181,7 @@ class Passes:
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:
-    """Yield the number of fetches before what follows the layers, in forward and in backward."""
+    """Yield, for forward and backward, the number of fetches before the first event after the layers."""
     fetches = 0
     for backward in (False, True):
         for visit, events in trace.pieces(backward=backward):
@@ -188,7 +191,8 @@ def _last_hooks(trace: Trace) -> Iterator[int]:
 
 
 class _RecordingGate(CoordinatorSink):
-    """Passes the coordinator's calls on only while ``on``; what began before then is taken as done."""
+    """A _RecordingGate passes the coordinator's calls on only while ``on``; earlier work counts as
+    finished."""
 
     def __init__(self, out: CoordinatorSink) -> None:
         self._out = out
@@ -205,7 +209,8 @@ class _RecordingGate(CoordinatorSink):
             self._out.wait_reads()
 
     def written(self, handles: Sequence[int]) -> list[int]:
-        """Return those of the gathers ``handles`` that are written down, as the writer calls them."""
+        """Return the numbers by which the writer knows those of the gathers ``handles`` that it has
+        written."""
         return [self._handles[handle] for handle in handles if self._handles[handle] >= 0]
 
     def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
@@ -233,9 +238,9 @@ class _RecordingGate(CoordinatorSink):
 
 
 class Replay:
-    """A forward pass, written down by ``out`` as the hooks fire.
+    """A Replay writes a forward pass to ``out``, hook by hook.
 
-    Without ``settings`` parameters are not partitioned, so that nothing is fetched.
+    Without ``settings`` parameters are not partitioned, and nothing is fetched.
     """
 
     def __init__(
@@ -250,7 +255,8 @@ class Replay:
         self._passes = Passes(stack, self._coordinator)
 
     def forward(self) -> bool:
-        """Write the forward pass; return whether the layers that are left out are like those before them."""
+        """Write the forward pass; return whether the layers that are not replayed repeat those before
+        them."""
         self._gate.on = True
         right = self._write(self._happen, backward=False)
         self._out.end_forward()
@@ -268,7 +274,7 @@ class Replay:
         )
 
     def _state(self) -> State:
-        """Return what decides how things are written down."""
+        """Return the state that determines which operations are written."""
         handles = self._coordinator.handles() if self._coordinator is not None else []
         written = self._gate.written(handles)
         return (*self._out.state(written), len(written))

@@ -1,4 +1,4 @@
-"""Baseline without offloading and without ZeRO: a full copy of the weights in the HBM of every GPU."""
+"""The strategy without offloading and without ZeRO: a full copy of the weights in the HBM of every GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
 
 class Resident(Strategy):
-    """Baseline without offloading and ZeRO: a full copy of all states on every GPU."""
+    """A Resident strategy keeps a full copy of all states on every GPU, without offloading and without
+    ZeRO."""
 
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
@@ -43,11 +44,12 @@ class Resident(Strategy):
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Return HBM, with and without a placement of the optimizer, which inference does not have."""
+        """Return HBM for the weights, with and without HBM for the optimizer, which inference does not
+        have."""
         return Placement("hbm"), Placement("hbm", "hbm")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return no edit for HBM. Raises PlacementError for all other places."""
+        """Return no edits if the placement is HBM. Raises PlacementError for all other placements."""
         if placement not in self.placements(machine):
             why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
             raise refused(placement, self.kind, why)
@@ -58,7 +60,7 @@ class Resident(Strategy):
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield ZeRO instead of a full copy on each GPU, on every tier."""
+        """Yield ZeRO instead of a full copy on each GPU, with the weights on each tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
@@ -75,7 +77,7 @@ class Resident(Strategy):
         return stages_of_zero(plan)
 
     def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA under ZeRO, which offloads."""
+        """Yield LoRA adapters under ZeRO, which can also offload."""
         return lora_moves(model, before=_ZERO_TRAINING)
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
@@ -106,16 +108,17 @@ class ResidentPlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """Modules of the model, with those of one layer for all layers."""
+        """Modules of the model; those of a layer are listed once."""
         return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule: the host launches one module after the other, and the GPU follows."""
+        """Return the schedule of a pass: the host launches module after module, and the GPU runs their
+        kernels."""
         model, costs = self.model, self.machine.host.deepspeed
         timing = self.timings.timing(forward.batch)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
@@ -142,21 +145,21 @@ class ResidentPlan(InferencePlan):
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
-    """Bound on decode where each GPU reads its own part of the weights and nothing is sent [tokens/s].
+    """Return an upper bound of decode throughput [tokens/s] if each GPU reads only its part of the weights.
 
-    None where there is no decode step.
+    None if there is no decode step.
 
     Notes
     -----
-    A step gives each of ``ranks`` x ``batch_size`` sequences a token, and each GPU reads from its HBM, at the
-    rate of its profile, its part of the weights and of the key-value cache once:
+    In a step each of ``ranks`` x ``batch_size`` sequences gets a token, and each GPU reads its part of the
+    weights and of the key-value cache once from its HBM, at the rate of its profile:
 
         batch_size x ranks x rate / (weights / ranks + cache of batch_size sequences)
 
-    with the fewest weights that a step must read (``ModelShape.least_read_bytes``: the experts of one token,
-    as all tokens may go to the same ones, and no embedding) and the cache at the mean context of the decode
-    steps. Tensor parallelism divides weights and cache so (Shoeybi et al., Megatron-LM, arXiv 1909.08053);
-    what it sends, and all computing, is left out: no prediction.
+    The weights are the least that a step must read (``ModelShape.least_read_bytes``: no embeddings, and the
+    experts of a single token, as if all tokens used the same ones). The cache is that at the mean context of
+    the decode steps. Tensor parallelism divides weights and cache in this way (Shoeybi et al., Megatron-LM,
+    arXiv 1909.08053). The bound ignores its communication and all computation, so it is not a prediction.
     """
     if not workload.decode_steps:
         return None

@@ -1,11 +1,11 @@
-"""Forward passes of inference under ZeRO-3: what they have in common is replayed and written down once.
+"""Templates of forward passes of inference under ZeRO-3, written once for all passes.
 
-The calls that DeepSpeed makes depend on the model and on where its weights are kept (``InferenceLayers``);
-what they move and how long the host takes for it depend on the machine, too (``ScheduleTemplates``). Neither
-depends on the batch nor on the number of tokens: these decide how long kernels take. So a template has
-numbers in place of kernels' durations, and a pass puts them in. Plans for the same model, machine and
-placement (the points of a sweep over batch sizes, say) share their templates; plans on other machines share
-their replays.
+The calls that DeepSpeed makes depend on the model and on the tier of its weights (``InferenceLayers``). The
+routes of transfers and the host's time for each call also depend on the machine (``ScheduleTemplates``). None
+of these depends on the batch or the number of tokens, which only determine how long kernels take. A template
+therefore has placeholders for the durations of kernels, which are filled in for each pass. Plans for the same
+model, machine and placement, such as the points of a sweep over batch sizes, share their templates; plans for
+other machines share the replay of calls.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _REMEMBERED = 16
-"""Number of cached programs; a pair of them takes some 300 kB."""
+"""Number of cached templates; a pair of them takes about 300 kB."""
 
 
 class GatheredPeak(NamedTuple):
     """GatheredPeak is the maximum size of gathered parameters [elements]."""
 
     on_gpu: int
-    """Maximum of simultaneously gathered parameters [elements]."""
+    """Largest size of all parameters that are gathered at the same time [elements]."""
     gather: int
-    """Maximum size of one gathered batch [elements]."""
+    """Largest size of parameters that are gathered in one call [elements]."""
 
 
 @dataclass(frozen=True)
 class InferenceLayers(LayeredModel):
-    """The hooks and tensors of a model's forward pass, as ZeRO-3 cuts them."""
+    """InferenceLayers are the hooks of a model's forward pass and its tensors as partitioned by ZeRO-3."""
 
     model: ModelShape
     placement: Partitioning
 
     @property
     def fetching(self) -> OffloadSettings:
-        """DeepSpeed's settings of fetching, which determine what is fetched when."""
+        """DeepSpeed's settings of fetching parameters."""
         return self.placement.settings
 
     @property
     def ranks(self) -> int:
-        """GPUs that share the weights."""
+        """Number of GPUs among which the weights are partitioned."""
         return self.placement.ranks
 
     @cached_property
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are kept in the same places."""
+        """Whether the tensors of all layers are on the same tiers."""
         settings, model = self.fetching, self.model
         if any(parameter.tied for module in model.layer for parameter in module.parameters):
             return False
@@ -80,11 +80,11 @@ class InferenceLayers(LayeredModel):
         return small <= settings.model_persistence_threshold
 
     def trace_of(self, count: int) -> Trace:
-        """Lay out a forward pass through ``count`` layers."""
+        """Return the order of hooks in a forward pass through ``count`` layers."""
         return forward_pass(self.model, count)
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
-        """Cut and place all tensors of ``count`` layers, each its own object."""
+        """Return the partitioned tensors of a model with ``count`` layers, each as a separate object."""
         model, place = self.model, self.placement
         layers = _owned(model.layer) * count
         owned = (*_owned(model.modules_before), *layers, *_owned(model.modules_after))
@@ -92,7 +92,7 @@ class InferenceLayers(LayeredModel):
 
     @property
     def visits(self) -> tuple[tuple[Module, ...], ...]:
-        """Every hooked module in the order of its hook, each with the work without hooks that follows it."""
+        """Hooked modules in the order of their hooks, each with the modules without hooks that follow it."""
         visits: list[tuple[Module, ...]] = []
         for event in forward_pass(self.model, self.count).forward:
             if event.kind == "fetch":
@@ -103,7 +103,8 @@ class InferenceLayers(LayeredModel):
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Tensors in the model's order with their number; homogeneous layers are listed once."""
+        """Tensors in the model's order, each with the number of times that it occurs; identical layers are
+        listed once."""
         if not self.homogeneous:
             return tuple((tensor, 1) for tensor in self.of_layers(self.count))
         first, last = self.layers.first_tensor, self.layers.tail_tensor
@@ -121,7 +122,8 @@ class InferenceLayers(LayeredModel):
 
     @cached_property
     def peak(self) -> GatheredPeak:
-        """Return the peak of gathered parameters in a pass with known trace; raises where DeepSpeed stops."""
+        """Return the peak of gathered parameters in a pass after the first; raises InputError where DeepSpeed
+        stops."""
         for stack in self.stacks():
             coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
             happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
@@ -130,7 +132,7 @@ class InferenceLayers(LayeredModel):
         return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
 
     def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
-        """Yield each event of a pass through all layers before ``sink`` is called for it."""
+        """Replay a pass through all layers: yield each event, then make its calls to ``sink``."""
         coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=warm)
         for event in self.full.trace.forward:
             yield event
@@ -138,13 +140,14 @@ class InferenceLayers(LayeredModel):
 
 
 def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
-    """Return name and size [elements] of the tensors of hooked modules, a tied one once."""
+    """Return name and size [elements] of the tensors of hooked modules; a tied tensor is listed once."""
     hooked = (module for module in modules if module.hooked)
     return tuple((one.name, one.numel) for module in hooked for one in module.parameters if not one.tied)
 
 
 class _DurationSlots(Timing):
-    """_DurationSlots replace a timing: modules that take time get numbers instead of durations."""
+    """_DurationSlots is used instead of a timing: it gives a module a placeholder number instead of a
+    duration."""
 
     def __init__(
         self, machine: Machine, model: ModelShape, modules: Sequence[Module], launched: Sequence[bool]
@@ -154,12 +157,12 @@ class _DurationSlots(Timing):
         self._numbers = {module: -1 - number if takes else 0 for number, (module, takes) in numbered}
 
     def compute(self, module: Module) -> int:
-        """Return the number of ``module``; 0 if it takes no time."""
+        """Return the placeholder of ``module``; 0 if it takes no time."""
         return self._numbers[module]
 
 
 class ScheduleTemplates:
-    """ScheduleTemplates hold the passes of one model on one machine, with its weights in one place."""
+    """ScheduleTemplates are the templates for one model on one machine with one placement of its weights."""
 
     def __init__(self, layered: InferenceLayers, machine: Machine) -> None:
         self.layered, self.machine = layered, machine
@@ -172,7 +175,7 @@ class ScheduleTemplates:
         return tuple(dict.fromkeys((*model.modules_before, *model.layer, *model.modules_after)))
 
     def schedule(self, durations: Sequence[int], *, name: str, warm: bool) -> Schedule:
-        """A pass in which modules keep the GPU busy for ``durations`` [ps]."""
+        """Return the schedule of a pass in which the modules occupy the GPU for ``durations`` [ps]."""
         key = warm, tuple(map(bool, durations))
         if key not in self._written:
             self._written[key] = self._write(key[1], warm=warm)
@@ -193,7 +196,7 @@ class ScheduleTemplates:
         return program._replace(name=name, blocks=blocks)
 
     def _write(self, launched: tuple[bool, ...], *, warm: bool) -> Schedule:
-        """Write a pass with number -1 - n for the duration of the kernels of module n."""
+        """Write a pass in which the kernels of module n have the placeholder -1 - n as duration."""
         layered = self.layered
         timing = _DurationSlots(self.machine, layered.model, self.modules, launched)
         for stack in layered.stacks(warm=warm):
@@ -204,8 +207,7 @@ class ScheduleTemplates:
 
 
 class _Known(threading.local):
-    """Cache of a thread, by the identity of models and machines, which never change; looking for a
-    period and writing add to it."""
+    """Cache of a thread, by the identity of models and machines, which are immutable."""
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
@@ -216,14 +218,16 @@ _KNOWN = _Known()
 
 
 def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
-    """Return the programs for a model and a machine (the very same objects) and a placement."""
+    """Return the templates for a model and a machine (the same objects, not equal ones) and a placement."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
     return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
-    """Return the cached value of a key. It holds on to the objects that the key is of, so that no others can
-    have their identities."""
+    """Return the cached value of a key.
+
+    The cache keeps the objects of the key, so that no other object can get the same identity.
+    """
     if key in known:
         known.move_to_end(key)
         return known[key]

@@ -1,4 +1,4 @@
-"""Operations of a rank as its host thread issues them, written by every replay and checkpoint."""
+"""Streams of operations of one rank, written as its host thread issues them; the base of all writers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ __all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
 HOST = 0
 
 RankRoute = tuple[Path, tuple[Hops, ...]]
-"""Path of the first rank, which sets the rate of a single transfer, and the hops of all ranks."""
+"""Path of the first rank, which determines the rate of a single transfer, and the hops of all ranks."""
 Routes = dict[tuple[object, ...], RankRoute]
-"""The routes found so far. Writers for the same ranks of a machine may share them, because finding them again
-for each of a thousand ranks costs most of the time."""
+"""Cache of routes. Writers for the same ranks of a machine may share it, because finding the routes of a
+thousand ranks again would take most of the time."""
 
 
 class StreamWriter:
-    """Streams of a rank, the first of which is the host thread, written when something depends on it."""
+    """A StreamWriter writes the streams of a rank; the first is the host thread, whose work is added up until
+    another operation depends on it."""
 
     def __init__(
         self,
@@ -46,25 +47,25 @@ class StreamWriter:
         self._routes: Routes = {} if routes is None else routes
 
     def build(self) -> Schedule:
-        """Close the schedule over the machine's resources."""
+        """Return the finished schedule over the machine's resources."""
         self.flush()
         return self.builder.build([(one.name, self.capacity(one)) for one in self.machine.resources])
 
     def capacity(self, resource: Resource) -> int:
-        """Return what the ranks may take of a resource [B/s]."""
+        """Return the capacity of a resource that the ranks may use [B/s]."""
         return resource.capacity
 
     def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
-        """Return the routes of all ranks; ``path`` gives that of a GPU and is the same for a key."""
+        """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU."""
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
             self._routes[key] = paths[0], shares(paths)
         return self._routes[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
-        """Return route and latency [ps] of transfers one after the other, each at the rate of its own size.
+        """Return route and latency [ps] of several transfers in sequence, each at the rate for its own size.
 
-        ``path`` gives each rank's; all that are called ``name`` have the same.
+        ``path`` returns the path of each rank; all routes with the same ``name`` must be equal.
         """
         key = name, tuple(sizes)
         if key not in self._known:
@@ -90,11 +91,12 @@ class StreamWriter:
         return self.builder.route(name=name, hops=hops, cap=rate)
 
     def spend(self, seconds: float) -> None:
-        """Let the thread work for ``seconds`` [s]."""
+        """Add ``seconds`` [s] of work to the host thread."""
         self._pending += picoseconds(seconds)
 
     def cool(self, seconds: float) -> None:
-        """Let the thread work longer after a transfer of ``seconds`` [s] that held it up."""
+        """Add the time that the host thread loses to cold CPU caches after waiting for a transfer of
+        ``seconds`` [s]."""
         self.spend(min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds))
 
     def transfer_s(self, route: int, fixed: int, size: int) -> float:
@@ -102,7 +104,8 @@ class StreamWriter:
         return fixed * 1e-12 + size / self.builder.cap(route)
 
     def host_waits(self, stream: int, ordinal: int | None = None) -> None:
-        """Let the host's next work start only when an operation (the last one by default) is done."""
+        """Let the next work of the host start only after an operation of a stream; by default its last one so
+        far."""
         if self._pending:
             self.flush()
         last = self.builder.written[stream] - 1 if ordinal is None else ordinal
@@ -110,7 +113,8 @@ class StreamWriter:
             self._awaited.append((stream, last))
 
     def flush(self) -> None:
-        """Write down what the thread has done so far, so that others can depend on it."""
+        """Write the work of the host thread that was added up so far as one operation, so that others can
+        depend on it."""
         if self._pending or self._awaited:
             after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
             fixed, self._pending = self._pending, 0
@@ -129,15 +133,16 @@ class StreamWriter:
         after: tuple[Dependency, ...] = (),
         collective: bool = False,
     ) -> int:
-        """Append an operation; returns its ordinal on its stream."""
+        """Append an operation; return its number on its stream."""
         return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
 
     def exchange(
         self, kind: str, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
     ) -> int:
-        """Let every rank receive ``size`` [B] from the others' GPUs in so many ``calls``; return the ordinal.
+        """Let every rank receive ``size`` [B] from the other ranks' GPUs in ``calls`` calls; return the
+        number of the operation.
 
-        It begins once the host and the streams ``behind`` which it is have done what is written so far.
+        It begins when all work written so far on the host and on the streams ``behind`` is done.
         """
         route, latency = self.received(name, size)
         self.flush()
@@ -145,5 +150,5 @@ class StreamWriter:
         return self.add(kind, stream, fixed=fixed, size=size, route=route, after=after, collective=True)
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
-        """Return the dependencies on all that was written on streams so far."""
+        """Return dependencies on all work written so far on some streams."""
         return tuple(Dependency(stream) for stream in streams if self.builder.written[stream])

@@ -1,10 +1,10 @@
-"""Durations on a machine of modules, micro-steps and the optimizer, and where it was not measured.
+"""Durations of modules, micro-steps and the optimizer on a machine, and warnings about unmeasured ranges.
 
-Adam's traffic: csrc/adam/cpu_adam_impl.cpp of DeepSpeed (one loop over a parameter's elements) and
-torch/optim/adam.py of PyTorch (``_single_tensor_adam``: one operation over the whole tensor after the
-other; the default on the CPU, where neither ``foreach`` nor ``fused`` is chosen). What lies outside of the
-range in which the machine was measured is said by ``ranks_beyond``, ``transfers_beyond`` and
-``arithmetic_beyond``.
+Adam's memory traffic is counted in csrc/adam/cpu_adam_impl.cpp of DeepSpeed (one loop over the elements of a
+parameter) and torch/optim/adam.py of PyTorch (``_single_tensor_adam``: a sequence of operations over the
+whole tensor; the default on the CPU if neither ``foreach`` nor ``fused`` is chosen). ``ranks_beyond``,
+``transfers_beyond`` and ``arithmetic_beyond`` warn if a number is used outside the range in which the machine
+was measured.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 _MOST_KERNELS = 16
-"""Kernels of an attention in transformers' eager code (our count): its other operations only make views."""
+"""Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
 
 
 def picoseconds(seconds: float) -> int:
-    """Round a duration [s] to the clock's unit [ps]."""
+    """Convert a duration [s] to the engine's unit [ps], rounded."""
     return round(seconds * 1e12)
 
 
@@ -61,7 +61,7 @@ def copy_name(*, to_device: bool, pinned: bool) -> str:
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:
-    """Return the rate of several transfers made in sequence [B/s], each at the rate of its own size."""
+    """Return the mean rate [B/s] of several transfers in sequence, each at the rate for its own size."""
     seconds = sum(size / path.curve.rate(size) for size in sizes)
     return max(1, int(sum(sizes) / seconds))
 
@@ -79,7 +79,8 @@ class Timing:
         return batch_cost(self._model, module, self._batch)
 
     def compute(self, module: Module) -> int:
-        """[ps] that the GPU is busy with ``module``: the roofline's larger side plus the kernels' latency."""
+        """Return the GPU time of ``module`` [ps]: the larger side of the roofline plus the latency of its
+        kernels."""
         known = self._seen.get(module)
         if known is not None:
             return known
@@ -87,7 +88,8 @@ class Timing:
         return self._seen[module]
 
     def _roofline(self, module: Module, cost: ModuleCost, *, products: int = 1, kernels_each: int = 1) -> int:
-        """Return the time [ps] of ``cost`` in so many ``products``, ``kernels_each`` operation."""
+        """Return the roofline time of ``cost`` [ps], divided into ``products`` matrix products, plus kernel
+        latency."""
         gpu = self.machine.accelerator
         if not (cost.flops or cost.bytes):
             return 0
@@ -97,7 +99,8 @@ class Timing:
         return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
 
     def launch_s(self, module: Module, *, zero: bool = True) -> float:
-        """[s] of the host thread for calling ``module`` and launching its kernels, with ZeRO-3 or without."""
+        """Return the host time for calling ``module`` and launching its kernels [s], with or without
+        ZeRO-3."""
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
         if zero and module.kind == "linear":
@@ -112,7 +115,7 @@ class Timing:
 def operations(model: ModelShape, module: Module) -> int:
     """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
     own = model.traits.operations
-    if module.kind == "container":  # what attention does is counted where it is done
+    if module.kind == "container":  # the operations of attention are counted in the module that runs them
         if module is model.layer[0]:
             return own.block
         return own.mlp if module.name == "mlp" else 0
@@ -127,8 +130,10 @@ def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...
 
 
 class PassTimings:
-    """Durations of one model's modules on one machine, pass by pass; what does not depend on the context is
-    computed once."""
+    """PassTimings are the durations of a model's modules on one machine for any pass.
+
+    Values that do not depend on the context are computed once.
+    """
 
     def __init__(self, *, machine: Machine, model: ModelShape, modules: Sequence[Module]) -> None:
         self._machine, self._model = machine, model
@@ -137,11 +142,11 @@ class PassTimings:
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
-        """Return the durations in one pass."""
+        """Return the timing of one pass."""
         return Timing(machine=self._machine, model=self._model, batch=batch)
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each of the modules."""
+        """Return the GPU time of each of the modules [ps]."""
         timing = self.timing(batch)
         tokens = tuple((one.number, one.new_tokens) for one in batch)
         known = self._known.get(tokens)
@@ -154,14 +159,14 @@ class PassTimings:
 
 
 _BACKWARD_KERNELS = 2
-"""Kernels of backward for each of forward: one for the input's gradient and one for the weight's or a saved
-mask (an estimate)."""
+"""Number of backward kernels for each forward kernel (an estimate): one for the gradient of the input, and
+one for that of the weight or for a saved mask."""
 
 Implementation = Literal["deepspeed", "torch"]
 
 
 class _Operation(NamedTuple):
-    """An _Operation is one pass over tensors in single precision."""
+    """An _Operation is an element-by-element operation over tensors in single precision."""
 
     read: int
     """Number of tensors that are read; a tensor read twice counts once, as its element is cached."""
@@ -174,7 +179,8 @@ class _Operation(NamedTuple):
 
 
 DEEPSPEED_ADAM = _Operation(read=4, written=3).traffic
-"""[B] a parameter: weight, gradient and two moments read, all but the gradient written."""
+"""[B] of memory traffic per parameter: weight, gradient and two moments are read; all but the gradient are
+written."""
 
 _TORCH = (
     _Operation(2),  # exp_avg.lerp_(grad)
@@ -187,14 +193,14 @@ _TORCH = (
 )
 
 TORCH_ADAM = sum(operation.traffic for operation in _TORCH)
-"""[B] a parameter of ``torch.optim.Adam`` without weight decay, its default."""
+"""[B] of memory traffic per parameter of ``torch.optim.Adam`` without weight decay, its default."""
 TORCH_ADAM_NEW = 2
 """Number of temporary tensors of a parameter's size in a step: results of ``sqrt()`` and the division."""
 TORCH_FOREACH = TORCH_ADAM + SINGLE
-"""[B] a parameter on the GPU, where PyTorch works on all tensors at once (``_multi_tensor_adam``):
-``_foreach_addcmul_`` reads the gradient as both of its factors."""
+"""[B] of memory traffic per parameter on the GPU, where PyTorch works on all tensors at once
+(``_multi_tensor_adam``): ``_foreach_addcmul_`` reads the gradient as both of its factors."""
 TORCH_WEIGHT_DECAY = _Operation(1).traffic
-"""[B] a parameter more in ``torch.optim.AdamW`` (``param.mul_``)."""
+"""[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
 
 
 def cpu_adam_s(
@@ -205,10 +211,11 @@ def cpu_adam_s(
     processes: int = 1,
     implementation: Implementation = "deepspeed",
 ) -> float:
-    """[s] that one of ``processes`` spends in Adam over ``numel`` parameters in single precision.
+    """Return the time [s] in which one of ``processes`` updates ``numel`` parameters in single precision with
+    Adam.
 
-    Bytes over the rate that the host's profile gives for so many threads: that of Adam for DeepSpeed's
-    kernel, that of element-by-element loops for PyTorch. Raises nothing.
+    It is the bytes over the rate of the host's profile for this number of threads: the rate of Adam for
+    DeepSpeed's kernel, that of element-by-element loops for PyTorch.
     """
     if implementation == "deepspeed":
         return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=processes)
@@ -216,7 +223,7 @@ def cpu_adam_s(
 
 
 class TrainingTiming(Timing):
-    """Like ``Timing``, for whole sequences without a cache, and backwards."""
+    """A TrainingTiming is a ``Timing`` for complete sequences without a cache, and for backward passes."""
 
     def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int) -> None:
         super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),))
@@ -251,7 +258,7 @@ class TrainingTiming(Timing):
 
 
 def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
-    """Yield a warning about more ranks on a host than the host thread's ``costs`` were measured with."""
+    """Yield a warning if a host has more ranks than the measurement of the host thread's ``costs`` had."""
     here, measured = machine.ranks_per_node(ranks), costs.ranks.value
     if here > measured:
         yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
@@ -260,7 +267,7 @@ def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCo
 def transfers_beyond(
     tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
 ) -> Iterator[str]:
-    """Yield warnings about sizes of copies, and bytes in flight to storage, beyond the measured curves."""
+    """Yield warnings about sizes of copies, and bytes in flight to storage, outside the measured curves."""
     gathered = [tensor for tensor in tensors if not tensor.persistent]
     if settings.device == "none" or not gathered:
         return
@@ -290,7 +297,7 @@ def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterato
 
 
 def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
-    """Yield warnings about matrix multiplications of the prefill beyond any measured one."""
+    """Yield a warning about matrix multiplications of the prefill that are larger than any measured one."""
     curve = machine.accelerator.matmul_efficiency
     most = max(
         module_cost(

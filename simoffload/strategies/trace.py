@@ -1,9 +1,9 @@
-"""The order in which DeepSpeed's hooks fire: fetches, kernels, gradients of a forward pass or a micro-step.
+"""The order in which DeepSpeed's hooks fire in a forward pass or a micro-step: fetches, kernels, gradients.
 
-Both are as in real runs of OPT, BLOOM and Llama under DeepSpeed 0.19.8 and transformers 5.23, with which the
-tests compare. Backward visits modules in reverse; hooks after backward fire only for modules that get a
-tensor by position. With checkpointing (non-reentrant) a layer is computed again when autograd asks for the
-first tensor that forward saved, and recomputation stops as soon as the last such tensor is there.
+The order is that of real runs of OPT, BLOOM and Llama under DeepSpeed 0.19.8 and transformers 5.23, with
+which the tests compare it. Backward visits modules in reverse; hooks after backward fire only for modules
+that get a tensor as a positional argument. With non-reentrant checkpointing a layer is recomputed when
+autograd needs the first tensor that forward saved, and recomputation stops when the last such tensor exists.
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ __all__ = ["Event", "Instance", "Span", "Trace", "forward_pass", "micro_step"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Instance:
-    """A module of a certain layer (or outside of the layers), told from others by identity.
+    """An Instance is a module of one layer, or outside the layers, compared by identity.
 
-    That is a cheap key: events of a trace share the instances of its modules.
+    Identity is a cheap key: all events of the same module in a trace share one Instance.
     """
 
     module: Module
     layer: int = -1
     owns: bool = True
-    """Whether its parameters are fetched and released for it; not inside of a leaf module, to which they
-    belong."""
+    """Whether its parameters are fetched and released for it; false inside a leaf module, which owns them."""
 
 
 class Event(NamedTuple):
-    """An Event is something that happens on the host thread."""
+    """An Event is a hook, a launch or the completion of gradients on the host thread."""
 
     kind: Literal["fetch", "launch", "release", "back", "gradients", "checkpoint"]
-    """fetch, release: the hooks before and after. launch, back: kernels of forward and backward.
-    gradients: those of the module's own parameters are complete. checkpoint: a layer is entered that keeps
-    only its input."""
+    """fetch, release: the hook before or after a module. launch, back: its forward or backward kernels are
+    launched. gradients: the gradients of its own parameters are complete. checkpoint: a layer begins of which
+    only the input is saved."""
     instance: Instance
     backward: bool = False
-    """Whether it is a hook of the backward pass; recomputation has hooks of forward."""
+    """Whether it is a hook of the backward pass; recomputation has the hooks of forward."""
     segment: str = ""
-    """Name of the part of the schedule that begins with the event."""
+    """Name of the part of the schedule that begins with the event; "" if none begins."""
 
 
 class Span(NamedTuple):
-    """A Span is the range of the layers among the events of a pass."""
+    """A Span is the position of the layers among the events of a pass."""
 
     first: int
     each: int
@@ -55,7 +54,7 @@ class Span(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A Trace is the events of one forward pass and, in training, of the backward pass after it."""
+    """A Trace is the list of events of a forward pass and, in training, of the backward pass after it."""
 
     forward: tuple[Event, ...]
     layers: int
@@ -64,7 +63,8 @@ class Trace(NamedTuple):
     backward_span: Span = Span(0, 0)
 
     def pieces(self, *, backward: bool) -> Iterator[tuple[int, tuple[Event, ...]]]:
-        """Yield the events of a pass before the layers (numbered -1), of each layer as visited, and after."""
+        """Yield the events before the layers (number -1), of each layer in the order of the pass, and after
+        them."""
         events = self.backward if backward else self.forward
         first, each = self.backward_span if backward else self.forward_span
         yield -1, events[:first]
@@ -74,10 +74,10 @@ class Trace(NamedTuple):
 
 
 def forward_pass(model: ModelShape, count: int) -> Trace:
-    """Lay out a forward pass of inference through ``count`` of the model's layers.
+    """Return the events of a forward pass of inference through ``count`` of the model's layers.
 
-    Work without hooks, as attention between its projections, belongs to the module that was called before it,
-    whose hook after forward fires behind that work.
+    Work without hooks, such as attention between its projections, belongs to the module that was called
+    before it; the hook after that module fires after this work.
     """
     head = list(_inference(model.modules_before, "head"))
     layers = [list(_inference(model.layer, "layer", index)) for index in range(count)]
@@ -104,7 +104,8 @@ def _inference(modules: Sequence[Module], segment: str, layer: int = -1) -> Iter
 
 
 def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> Trace:
-    """Lay out forward and backward of training; reentrant checkpointing computes a layer again at once."""
+    """Return the events of forward and backward in training; reentrant checkpointing recomputes a layer at
+    once."""
     layers = [_instances(model, index) for index in range(model.num_hidden_layers)]
     before = [Instance(module) for module in model.modules_before]
     after = [Instance(module) for module in model.modules_after]
@@ -140,7 +141,7 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 
 def _instances(model: ModelShape, layer: int) -> list[Instance]:
-    """Return the modules of a layer; those inside a leaf module have no hooks and no own parameters."""
+    """Return the modules of a layer; those inside a leaf module have neither hooks nor parameters."""
     leaves = model.traits.leaf_modules
     found = []
     for module in model.layer:
@@ -160,10 +161,11 @@ def _instances(model: ModelShape, layer: int) -> list[Instance]:
 
 
 def _stops_inside(model: ModelShape) -> bool:
-    """Whether the last tensor that a layer saves is the input of its last linear layer.
+    """Return whether recomputation can stop in a layer's last linear module, whose input is the last saved
+    tensor.
 
-    A dropout after that layer saves its mask, so that OPT's layers are computed again to the end and before
-    anything else.
+    If dropout follows that module and saves its mask, as in OPT, the layer is recomputed to its end before
+    its backward pass begins.
     """
     return not (model.traits.saved.masks and model.layer[-1].kind == "linear")
 
@@ -179,7 +181,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
             yield Event("fetch", one, segment=first)
         yield Event("launch", one, segment="" if one.module.hooked else first)
         if one.module.kind == "container" and one.module.parameters:
-            leaf = one  # left after what is in it
+            leaf = one  # released after the modules in it
         elif one.module.hooked:
             yield Event("release", one)
     if leaf is not None:
@@ -187,7 +189,8 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
 
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
-    """Return the modules before the layers in backward: the model, its head, the stack, its last norm."""
+    """Return the events of modules before the layers in backward: the model, its head, the stack, its last
+    norm."""
     containers = [one for one in before if one.module.kind == "container"]
     root, stacks = containers[0], containers[1:]
     events = [Event("fetch", root, backward=True)]
@@ -224,7 +227,8 @@ def _layer(layer: Sequence[Instance], *, checkpointing: bool, stops_inside: bool
 
 
 def _leave(container: Instance) -> list[Event]:
-    """A container adds what its own code does, and is left by its hook if it got a tensor by position."""
+    """Return the last backward events of a container: its own kernels and gradients, and its hook if it has
+    one."""
     events = [Event("back", container)] if container.module.out_features else []
     if container.module.parameters:
         events.append(Event("gradients", container))
@@ -262,7 +266,7 @@ def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Eve
     events = list(_forward(inner, ""))
     if stops_inside:
         last = max(index for index, event in enumerate(events) if event.instance.module.parameters)
-        # The module in which it stops is not left; its kernels do run.
+        # The hook after the module in which it stops does not fire; its kernels do run.
         events = [event for index, event in enumerate(events) if index < last or event.kind == "launch"]
     events[0] = events[0]._replace(segment="")
     return [Event("checkpoint", inner[0]), *events]

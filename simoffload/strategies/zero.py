@@ -1,7 +1,7 @@
-"""Common base of the strategies of DeepSpeed's ZeRO: a ds_config, and tiers that it or the scenario names.
+"""Common base of the strategies of DeepSpeed's ZeRO: it maps ds_config to the tiers of a machine.
 
-ds_config says ``device: none``, ``cpu`` or ``nvme`` and a path; a machine has tiers. The scenario's word
-counts more than the configuration's.
+ds_config names ``device: none``, ``cpu`` or ``nvme`` and a path; a machine has tiers. If the scenario names a
+tier, it has priority over ds_config.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "nvme": ("nvme", "nvmeof", "nfs", "pfs"),
 }
 _SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
-"""Sections of ``zero_optimization`` by the scenario's key for the same states."""
+"""Sections of ``zero_optimization`` by the scenario's key for the same data."""
 _ZERO = ("strategy", "ds_config", "zero_optimization")
 
 
@@ -59,7 +59,7 @@ class ZeroStrategy(Strategy):
     gathers: ClassVar = "ZeRO-3"
 
     weights: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
+    """Tier of the platform that holds the weights; by default the one that ``ds_config`` names."""
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST
@@ -80,22 +80,22 @@ class ZeroStrategy(Strategy):
         return f"DeepSpeed {self.deepspeed_version}"
 
     def written(self, key: str) -> Written:
-        """Return the offload section of ds_config for the states that the scenario names by ``key``."""
+        """Return the offload section of ds_config for the data that the scenario places with ``key``."""
         section: Written = getattr(self.ds_config.zero_optimization, _SECTIONS[key])
         return section
 
     def tier(self, key: str, machine: Machine) -> tuple[str, tuple[str, ...]]:
-        """The tier of the states called ``key``, and what to warn of.
+        """Return the tier of the data that the scenario places with ``key``, and warnings.
 
         Raises InputError if the machine has no such tier.
         """
         return _tier(key, getattr(self, key), self.written(key), machine)
 
     def swap_path(self, key: str, tier: str, machine: Machine) -> str | None:
-        """The ``nvme_path`` of a tier: what is written where it stands for the tier, else /mnt/<tier>.
+        """Return the ``nvme_path`` of a tier: the path in ds_config if it is for this tier, else /mnt/<tier>.
 
-        None for what is no storage. No profile knows where storage is mounted; ``tier`` reads the tier from
-        either path.
+        None for a tier that is not storage. Profiles do not state where storage is mounted; ``tier``
+        recognises the tier from either path.
         """
         if device_of(tier, machine) != "nvme":
             return None
@@ -107,16 +107,19 @@ class ZeroStrategy(Strategy):
         return f"/mnt/{tier}"
 
     def places(self, machine: Machine) -> Placement:
-        """Return the tiers of the states. Raises InputError if the machine has no tier of a device."""
+        """Return the tiers of weights and optimizer. Raises InputError if the machine has no tier for a
+        device."""
         return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return each combination of tiers for the states."""
+        """Return all combinations of tiers for weights and optimizer."""
         return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """The weights elsewhere, and the optimizer if it is named. Raises PlacementError for one that it does
-        not have."""
+        """Return the edits that move the weights, and the optimizer if the placement names it.
+
+        Raises PlacementError if the strategy does not have this placement.
+        """
         weights = self._tier_edits("weights", placement.weights, machine)
         if placement.optimizer is None:
             return weights
@@ -125,7 +128,7 @@ class ZeroStrategy(Strategy):
         return (*weights, *self._tier_edits("optimizer", placement.optimizer, machine))
 
     def _tier_edits(self, key: str, tier: str, machine: Machine) -> tuple[Edit, ...]:
-        """Edits that name a tier under ``strategy.key`` and bring what ds_config says into line with it."""
+        """Return edits that name a tier in ``strategy.key`` and make ds_config agree with it."""
         edits = [Edit(("strategy", key), tier)]
         section = (*_ZERO, _SECTIONS[key])
         written, path = self.written(key), self.swap_path(key, tier, machine)
@@ -136,17 +139,20 @@ class ZeroStrategy(Strategy):
         return tuple(edits)
 
     def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
-        """Return warnings where weights are read straight into the GPU; InputError for a GPU that cannot."""
+        """Return warnings if the GPU reads weights directly from storage; InputError for a GPU that
+        cannot."""
         if not (settings.use_gds and settings.device == "nvme"):
             return ()
         return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
 
     def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Return edits of the keys of ds_config that repeat the workload."""
+        """Return edits that remove the keys of ds_config which repeat the batch, so that the batch can
+        change."""
         return released(self.ds_config, *changed)
 
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
-        """Yield edits to stage 3, large enough swap buffers, and no mode that requires another tier."""
+        """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires
+        another tier."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
         )
@@ -160,25 +166,25 @@ class ZeroStrategy(Strategy):
         )
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
-        """Return edits to stage 3 with weights in host memory unless a place is given."""
+        """Return edits to stage 3, with weights in host memory unless a tier is given."""
         section, stage = self.written("weights"), self.ds_config.zero_optimization.stage
         message = self.weights is not None or (section is not None and section.device is not None)
         return () if message or stage < 3 else (Edit.at("strategy.weights", "dram"),)
 
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
-    """Return DeepSpeed's name of the device of a tier."""
+    """Return DeepSpeed's name for the device of a tier."""
     devices: dict[str, OffloadDevice] = {"hbm": "none", "dram": "cpu"}
     return devices.get(machine.tiers[tier].kind, "nvme")
 
 
 def within_config(problems: Iterable[Problem]) -> InputError:
-    """Return an error with DeepSpeed's keys as one with the scenario's keys."""
+    """Convert the keys of an error from DeepSpeed's to the scenario's."""
     return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
 
 
 def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
-    """Raise InputError for swap buffers that DeepSpeed finds too small at start-up."""
+    """Raise InputError if DeepSpeed would find the swap buffers too small at start-up."""
     stored = (tensor for tensor in tensors if tensor.on_nvme)
     largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
     if largest is not None and largest.slice_numel > settings.buffer_size:
@@ -191,10 +197,10 @@ def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> N
 
 
 def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tuple[str, tuple[str, ...]]:
-    """A tier of the machine and what to warn of.
+    """Return a tier of the machine, and warnings.
 
-    ``named`` is what the scenario says under ``strategy.key``, ``written`` what ds_config does. Of several
-    tiers of storage ``nvme_path`` says which, by the name of a folder in it.
+    ``named`` is the tier in ``strategy.key`` of the scenario, ``written`` the section of ds_config. If there
+    are several storage tiers, a folder in ``nvme_path`` with the name of a tier selects it.
     """
     section = _SECTIONS[key]
     configured = written.device if written else None
@@ -223,7 +229,8 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 
 
 def _tier_of_path(path: str, machine: Machine) -> str | None:
-    """Return the tier of storage that the innermost folder of a path is named after; None without one."""
+    """Return the storage tier with the name of the innermost possible folder of a path; None if there is
+    none."""
     folders = reversed(PurePosixPath(path).parts)
     return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
 
@@ -233,14 +240,15 @@ _RANK = 16
 
 
 def gathered(tier: str, *, ranks: int) -> str:
-    """Return what must follow "weights on hbm" of inference, to prevent misreading as HBM-resident."""
+    """Return a note for weights in HBM in inference: they are gathered for every token, not resident."""
     return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
 
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
 ) -> Iterator[tuple[Change, ...]]:
-    """Yield weights on each tier, the smaller ones first; ``before`` are edits that precede all others."""
+    """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
+    first."""
     for tier in _smaller_first(plan.machine):
         description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
@@ -250,7 +258,8 @@ def inference_moves(
 def training_moves(
     plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
 ) -> Iterator[tuple[Change, ...]]:
-    """Optimizer, weights, both on each tier; as they are partitioned, and in the ``stages`` above."""
+    """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
+    ``stages``."""
     machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
     dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
 
@@ -291,7 +300,8 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> 
 
 
 def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Change]:
-    """Yield adapters in PEFT's default layers, with a rank of our choice; then with 4-bit weights."""
+    """Yield LoRA adapters of rank 16 in PEFT's default layers, first with 16-bit and then with 4-bit
+    weights."""
     targets = list(model.traits.lora_targets)
     if not targets:
         return

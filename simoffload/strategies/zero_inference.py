@@ -43,7 +43,7 @@ __all__ = ["ZeroInference", "ZeroInferencePlan"]
 _PREFETCH = (
     "lower stage3_prefetch_bucket_size, stage3_max_live_parameters or stage3_param_persistence_threshold"
 )
-_MOSTLY = 0.9  # of the weights; our choice: with less on the target an answer is not about it alone
+_MOSTLY = 0.9  # fraction of the weights on the target below which a warning is given (our choice)
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
@@ -56,11 +56,12 @@ class ZeroInference(ZeroStrategy):
     kind: Literal["zero_inference"] = "zero_inference"
 
     def caveat(self, tier: str, *, ranks: int) -> str:
-        """Return text that says that every GPU gathers weights in HBM for every token."""
+        """Return a note for weights in HBM: every GPU gathers them for every token."""
         return gathered(tier, ranks=ranks)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
-        """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
+        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
+        refuses."""
         try:
             settings, warnings = resolve_settings(
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
@@ -81,13 +82,14 @@ class ZeroInference(ZeroStrategy):
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the weights on every tier."""
+        """Yield changes that move the weights to each tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
         return inference_moves(plan, ranks=self.ranks, buffer_size=size)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
-        """Return edits to host memory unless ds_config places the weights, with large enough swap buffers."""
+        """Return edits that put weights in host memory unless ds_config places them, with large enough swap
+        buffers."""
         placed = super().filled(model)
         section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
         slice_numel = -(-model.largest_parameter // self.ranks)
@@ -106,7 +108,7 @@ class ZeroInference(ZeroStrategy):
 
 @dataclass(frozen=True)
 class ZeroInferencePlan(InferencePlan):
-    """A ZeroInferencePlan is ZeRO-Inference of one model on one machine."""
+    """A ZeroInferencePlan is the plan of ZeRO-Inference for one model on one machine."""
 
     model: ModelShape
     workload: Inference
@@ -126,7 +128,8 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """Return the plan without ZeRO; None if the weights are in HBM."""
+        """Return the plan with a full copy of the weights on each GPU; None if the weights are already in
+        HBM."""
         if self.target == "hbm":
             return None
         return ResidentPlan(
@@ -135,7 +138,8 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Upper bound of spread weights; none for one GPU, and for weights outside HBM."""
+        """Upper bound of the throughput with divided weights; None for one GPU and for weights outside
+        HBM."""
         place = self.placement
         if place.settings.device != "none" or place.ranks == 1:
             return Facts()
@@ -144,7 +148,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @cached_property
     def templates(self) -> ScheduleTemplates:
-        """Templates of the passes, without the durations of kernels."""
+        """Templates of the passes, in which the durations of kernels are filled in later."""
         return schedule_templates_of(self.model, self.machine, self.placement)
 
     @property
@@ -154,7 +158,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def layered(self) -> InferenceLayers:
-        """Model for the coordinator's replay."""
+        """Model that the coordinator replays with any number of layers."""
         return self.templates.layered
 
     @property
@@ -164,7 +168,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         place = self.placement
         return (
             *ranks_beyond(place.ranks, self.machine, costs=self.machine.host.deepspeed),
@@ -179,7 +183,8 @@ class ZeroInferencePlan(InferencePlan):
         )
 
     def remarks(self, kind: str) -> list[str]:
-        """Return warnings about likely misreadings: weights on another tier, requirements of GDS."""
+        """Return warnings about likely misreadings, such as weights on another tier or the requirements of
+        GDS."""
         settings = self.placement.settings
         remarks = []
         if settings.device == "nvme":

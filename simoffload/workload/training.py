@@ -91,8 +91,8 @@ class Writer(Frozen):
     """Whether PyTorch's zip format is used, whose CRC-32 is computed over every byte; otherwise the older
     format."""
     patched_torch: bool = False
-    """Whether torch/serialization.py hands tensors to the fast writer, as with FastPersist's patch; without
-    it they go through Python byte by byte."""
+    """Whether torch/serialization.py passes tensors directly to the fast writer, as with FastPersist's patch;
+    without the patch they pass through Python byte by byte."""
     io_buffer_size: PositiveBytes = 64 * 2**20
     """Size of the write buffer [B]."""
     io_buffer_double: bool = True

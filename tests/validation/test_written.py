@@ -21,7 +21,7 @@ MISSED = {
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),
 }
-"""The limits that predictions miss, each explained under "Known misses" in docs/VALIDATION.md."""
+"""The limits that predictions miss, each explained under "Known errors" in docs/VALIDATION.md."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The sizes that every family has in its configuration, and how a configuration becomes a shape."""
+"""The sizes that every family has in its configuration, and their conversion to a shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "invalid",
 ]
 
-# Limits far above any model, so that a slip of the keyboard is a message and not a day of work.
+# Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, positions, feed-forward
@@ -43,7 +43,7 @@ class ModuleLists(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """Sizes under names that all families share."""
+    """Derived sizes have the same names in all families."""
 
     num_key_value_heads: int
     head_dim: int
@@ -55,10 +55,10 @@ class Derived(NamedTuple):
 
 
 class FamilyConfig(Frozen, ABC):
-    """A configuration in Hugging Face's key names; keys without influence on the shape are ignored.
+    """A configuration with Hugging Face's keys; keys without influence on the shape are ignored.
 
-    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. A class that derives
-    from one must state the first two itself: Python refuses a class (TypeError) that would inherit them.
+    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. Every class must state
+    the first two itself: Python refuses one that would inherit them (TypeError).
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -113,8 +113,10 @@ class FamilyConfig(Frozen, ABC):
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of ``base`` (in their first spelling), replaced by those of ``overrides`` in any
-        spelling."""
+        """Return the configuration ``base`` with the values of ``overrides``.
+
+        Keys of ``overrides`` may have any accepted spelling; the result has the first spelling of each.
+        """
         gone = {cls.spellings.get(key, key) for key in overrides}
         return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
 
@@ -154,7 +156,7 @@ class FamilyConfig(Frozen, ABC):
 
     @abstractmethod
     def derived(self) -> Derived:
-        """Return the sizes that families name or derive differently."""
+        """Return the sizes for which families have different names or rules."""
 
     @abstractmethod
     def modules(self) -> ModuleLists:
@@ -185,7 +187,7 @@ def _shown(value: object) -> str:
 
 
 def invalid(key: str, message: str, value: object) -> ValidationError:
-    """Return an error that pydantic reports at ``key`` of whatever is being validated."""
+    """Return an error that pydantic reports at ``key`` of the object that it validates."""
     return all_invalid([(key, message, value)])
 
 

@@ -92,12 +92,11 @@ class Falcon(FamilyConfig):
 
     @property
     def default_attention(self) -> Attention:
-        """The default of the family, but eager for one head of keys, for which PyTorch has no fused kernel
-        and falls back."""
+        """The default of the family; eager for one head of keys, for which PyTorch has no fused kernel."""
         return self.traits.attention if self._projected > 1 else "eager"
 
     def derived(self) -> Derived:
-        """Return the derived sizes, with defaults for those that the configuration leaves out."""
+        """Return sizes under common names, with defaults for those that the configuration leaves out."""
         cached = self.num_attention_heads if self.new_decoder_architecture else self._projected
         return Derived(
             num_key_value_heads=cached,

@@ -92,7 +92,7 @@ class Gemma2(GemmaConfig):
         return (self.num_hidden_layers + 1) // 2
 
     def derived(self) -> Derived:
-        """Return the derived sizes, with defaults for those that the configuration leaves out."""
+        """Return sizes under common names, with defaults for those that the configuration leaves out."""
         return super().derived()._replace(softcapped=self.attn_logit_softcapping is not None)
 
     def modules(self) -> ModuleLists:

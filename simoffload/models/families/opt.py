@@ -70,7 +70,7 @@ class Opt(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Return the derived sizes; every head has its own keys."""
+        """Return sizes under common names; there are as many key-value heads as query heads."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,

@@ -87,7 +87,7 @@ class RotaryConfig(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Return the derived sizes, with defaults for those that the configuration leaves out."""
+        """Return sizes under common names, with defaults for those that the configuration leaves out."""
         return Derived(
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
@@ -154,7 +154,7 @@ class RotaryConfig(FamilyConfig):
 
 
 class SlidingConfig(RotaryConfig):
-    """A model of which some layers have a sliding window; ``layer_types`` or a pattern says which."""
+    """A model in which some layers have a sliding window, as ``layer_types`` or a pattern specifies."""
 
     sliding_window: Extent | None
     layer_types: tuple[LayerType, ...] | None = None
@@ -184,7 +184,7 @@ class SlidingConfig(RotaryConfig):
         """Return how many layers have the window where ``layer_types`` is not given."""
 
     def derived(self) -> Derived:
-        """Return the derived sizes, with defaults for those that the configuration leaves out."""
+        """Return sizes under common names, with defaults for those that the configuration leaves out."""
         sliding = self.pattern() if self.layer_types is None else self.layer_types.count("sliding_attention")
         if self.sliding_window is None or not sliding:
             return super().derived()

@@ -1,4 +1,4 @@
-"""Sections about what a result depends on, its predicted range, and what would make it faster or cheaper."""
+"""Sections about sensitivity, the predicted range, and changes that would make a run faster or cheaper."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ _MOST = 12
 _FEW = 5
 """Number of changes that are listed with a result."""
 _CLEAR = 1.02
-"""Gain from which a verdict names a setting: our choice, as for faster storage."""
+"""Gain from which a verdict mentions a setting (our choice, the same as for faster storage)."""
 _MOST_BARS = 15
 """Number of gains that are drawn."""
 _MOST_REASONS = 3
 """Number of reasons for refusals that are given."""
 _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
-"""Columns of the tables of changes that a terminal has no room for, by what the table is about."""
+"""Columns of the tables of changes that are shown on a page only, by the subject of the table."""
 
 
 # -- explanations --------------------------------------------------------------------------------
 
 
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
-    """Explain a result: storage bandwidth, sensitivity to inputs, and the predicted range."""
+    """Return the sections that explain a result: storage bandwidth, sensitivity to inputs, and predicted
+    range."""
     return (
         _bandwidth(explanation.storage),
         _sensitivity(explanation.sensitivity),
@@ -73,7 +74,7 @@ def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
 
 
 def _bandwidth(curve: StorageCurve | None) -> ReportSection:
-    """List the throughput at rates of the storage; None = there is no storage in use."""
+    """Return the throughput by rate of the storage; None if no storage is in use."""
     if curve is None:
         return ReportSection(STORAGE, (NO_STORAGE,))
     head = ("storage", f"{curve.unit}s/s", "upper bound", "")
@@ -145,7 +146,7 @@ def _uncertainty(one: UncertaintyTerm) -> tuple[str, ...]:
 
 
 def advice_verdict(advice: Advice) -> str:
-    """The answer in a sentence: the bottleneck, and the changes that gain most."""
+    """Return the verdict of advice: the bottleneck, and the changes with the largest gains."""
     result = advice.result
     if not result.fits:
         return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
@@ -161,7 +162,7 @@ def advice_verdict(advice: Advice) -> str:
 
 
 def _what_fits(advice: Advice) -> str:
-    """The fastest change that makes it fit, and the cheapest of which the price is known."""
+    """Return the fastest change that makes the scenario fit, and the cheapest of those with a known price."""
     if not advice.helping:
         tried = _first([one.description for one in advice.impossible])
         return f"No change that was tried makes it fit. Tried: {tried}."
@@ -173,7 +174,7 @@ def _what_fits(advice: Advice) -> str:
 
 
 def _took(result: SimulationResult) -> str:
-    """ "A step takes 1.2 s", "TPOT is 1.2 s"."""
+    """Return the time as a sentence: "A step takes 1.2 s", "TPOT is 1.2 s"."""
     what, time = presentation(result).step, format_seconds(result.step_time_s or 0.0)
     return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
 
@@ -192,7 +193,8 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, ...]:
-    """List gains, their costs, changes without effect, settings to copy, and the storage bandwidth."""
+    """Return gains and costs of changes, changes that do not help, settings to copy, and the storage
+    bandwidth."""
     currency, fits = advice.economics.costs.currency, advice.result.fits
     helping = advice.helping
     fewer = len(helping) - _MOST
@@ -288,7 +290,8 @@ def _settings(advice: Advice) -> tuple[ReportSection, ...]:
 def searched(
     search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
 ) -> tuple[ReportSection, ...]:
-    """Describe the search, its best purchase, and the front of purchase against throughput."""
+    """Return the section about a search for purchases: what was tried, the best purchase, the Pareto
+    front."""
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
     how = "all simulated" if search.method == "grid" else "searched by Optuna's NSGA-II"
@@ -315,7 +318,7 @@ def searched(
 
 
 def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> str:
-    """Describe the best purchase, or the one that comes nearest to the limits."""
+    """Return a sentence about the best purchase, or about the one that is closest to the limits."""
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest

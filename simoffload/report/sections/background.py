@@ -1,4 +1,4 @@
-"""Sections about what an answer was computed from, and how to compute it again."""
+"""Sections about the inputs of a result, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scenario(tree: Mapping[str, Any], command: str = "") -> ReportSection:
 
 
 def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") -> tuple[ReportSection, ...]:
-    """Show the configuration files that were simulated, to be copied; nothing where there are none."""
+    """Return the configuration files that were simulated, to be copied; nothing if there are none."""
     listings = tuple(Listing(name, ds_config_text(content)) for name, content in origins.exports.items())
     if not listings:
         return ()
@@ -71,5 +71,5 @@ def versions(
 
 
 def limits() -> ReportSection:
-    """State what must not be concluded from a prediction."""
+    """Return a section about what the prediction does not cover."""
     return ReportSection("Limits", (_LIMITS,), page_only=True)

@@ -1,4 +1,4 @@
-"""Sections about memory: what each tier must hold, and which changes would make it fit."""
+"""Sections about memory: the need of each tier, and changes that would make the scenario fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNITS = (
 
 
 def capacity(result: SimulationResult) -> ReportSection:
-    """List every tier with the parts of what it holds."""
+    """Return every tier with the parts of its memory."""
     tables = [_peaks(result.capacity)]
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))
     if isinstance(result, TrainingResult):
@@ -55,7 +55,7 @@ def _peaks(uses: Iterable[TierUse]) -> ReportTable:
 
 
 def _memory_stages(result: TrainingResult) -> tuple[ReportTable, ...]:
-    """List what each tier holds at each stage; nothing where there is only one."""
+    """Return the memory of each tier at each stage; nothing if there is only one stage."""
     found = stage_needs(result)
     if len(found) < 2:
         return ()
@@ -76,7 +76,7 @@ def _at_a_stage(use: TierUse) -> Datum:
 
 
 def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
-    """List published rules of thumb of the memory; nothing where there are none."""
+    """Return published rules of thumb for the memory; nothing if there are none."""
     rows = []
     for one in result.estimates:
         sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in total"))
@@ -87,7 +87,8 @@ def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
 
 
 def remedies_section(remedies: Remedies) -> ReportSection:
-    """List each change with what it leaves free and its options; or what was tried."""
+    """Return each change with the memory that is then free and its options; or the changes that were
+    tried."""
     if remedies.changes:
         listings = tuple(map(_change, remedies.changes))
         return ReportSection(CHANGES, ("each of these changes makes it fit",), listings=listings)

@@ -1,4 +1,4 @@
-"""Sections about costs: hardware, energy, tokens; of one result, and of several side by side."""
+"""Sections about costs: hardware, energy and cost per token, of one result and of several."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_BREAK_EVENS = 3
 
 
 def money(value: float | None, currency: str) -> Entry:
-    """A cell for an amount, as "221,000 USD" or "5.7 USD"; empty for None."""
+    """Return a cell for an amount, such as "221,000 USD" or "5.7 USD"; empty for None."""
     return "" if value is None else Datum(_amount(value, currency), value, currency)
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, or all before the point."""
+    """Return a number with three significant digits, or with all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{format_number(value)}"
 
 
@@ -47,7 +47,7 @@ def _joules(value: float | None) -> Entry:
 
 
 def costs(result: SimulationResult, one: Economics) -> tuple[ReportSection, ...]:
-    """State the costs of one result; a terminal leaves out the lines of the bill and of the power."""
+    """Return the costs of one result; a terminal does not show the lines of the bill and of the power."""
     lines = ReportSection(COSTS, tuple(_sentences(result, one)))
     details = ReportSection(
         "Bill, power and prices",
@@ -82,7 +82,7 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
 
 
 def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
-    """State the costs of a million tokens, and of a step or a checkpoint."""
+    """Return the costs of a million tokens, and of a step or a checkpoint."""
     currency, lines = one.costs.currency, []
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
@@ -103,7 +103,8 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
 
 
 def _one_run(result: SimulationResult) -> str:
-    """ "one generation (all 128 sequences, 100 tokens each)", "one training step"."""
+    """Return the unit of work, such as "one generation (all 128 sequences, 100 tokens each)" or "one training
+    step"."""
     if not isinstance(result, InferenceResult):
         return "one training step" if isinstance(result, TrainingResult) else f"one {result.unit}"
     sequences, tokens = result.batch_size * result.replicas, result.output_length
@@ -112,7 +113,7 @@ def _one_run(result: SimulationResult) -> str:
 
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
-    """The least that tokens could cost if ZeRO-3 did not gather weights in HBM for every token."""
+    """Return the lower bound of the cost of tokens if weights in HBM were not gathered for every token."""
     bound = result.spread_bound_tokens_per_s if isinstance(result, InferenceResult) else None
     if bound is None or found["cost_per_h"] is None:
         return []
@@ -189,8 +190,8 @@ def _figures(one: Economics) -> ReportTable:
 
 
 def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
-    """Compare costs in a table, and give for each model and kind of work the break-even prices between the
-    cheapest result and the next."""
+    """Return a table of costs and, for each model and kind of work, the break-even prices between the
+    cheapest result and the next one."""
     rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
     head = (
         *("result", "purchase", "cost/1M", "work per price", "worn out", "power"),
@@ -209,7 +210,7 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
         ),
     ]
     idle = {one.economics.idle for one in found}
-    common = set.intersection(*(set(one.economics.slips) for one in found))  # slips of all machines
+    common = set.intersection(*(set(one.economics.slips) for one in found))  # those of all results
     about: dict[str, list[str]] = {}
     for one in found:
         for text in one.economics.warnings:
@@ -246,14 +247,14 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
 
 
 def _at_least(one: Costed, cell: Entry) -> Entry:
-    """Mark a sum in which a price is missing."""
+    """Mark a sum in which a price is missing, so that the actual value is larger."""
     if not one.economics.bill.missing or isinstance(cell, str):
         return cell
     return cell._replace(text=f"≥ {cell.text}")
 
 
 def _lifetimes(result: SimulationResult) -> str:
-    """Lifetimes of the drives that steps or checkpoints write to; inference writes nothing."""
+    """Return the lifetimes of the drives to which steps or checkpoints write; nothing for inference."""
     found = result.drive_lifetime if isinstance(result, TrainingResult | CheckpointResult) else ()
     return ", ".join(
         f"{one.tier}: {duration(one.drive_lifetime.years)}"
@@ -263,7 +264,7 @@ def _lifetimes(result: SimulationResult) -> str:
 
 
 def _verdict(one: CostVerdict, currency: str) -> list[str]:
-    """Which result has the lowest cost per unit of work, and which prices would reverse that."""
+    """Return which result has the lowest cost per unit of work, and which prices would change that."""
     ratio = format_number(one.ratio)
     if ratio == "1":
         return [NameFirst(f"{one.cheapest} and {one.next} cost the same per unit of work")]

@@ -56,7 +56,7 @@ _MOST_LINKS = 8
 
 
 def unit_of(metric: str) -> str:
-    """Return the unit of a metric, in which its name ends; empty for a fraction."""
+    """Return the unit of a metric, with which its name ends; "" for a fraction."""
     return next((unit for end, unit in _UNITS.items() if metric.endswith(end)), "")
 
 
@@ -76,7 +76,7 @@ def speed(result: SimulationResult) -> ReportSection:
 
 
 def phases(result: TrainingResult) -> ReportSection:
-    """List the phases of a step; a terminal shows them where there is not exactly one of each."""
+    """Return the phases of a step; a terminal shows them unless each phase occurs exactly once."""
     step = result.step_s or 0.0
     rows = tuple(
         (
@@ -97,7 +97,7 @@ def phases(result: TrainingResult) -> ReportSection:
 
 
 def causes(result: SimulationResult, step: PassResult) -> ReportSection:
-    """List the causes of the step that stands for the run, then those of all other simulated passes."""
+    """Return the causes of the step that represents the run, then those of all other simulated passes."""
     text = f"bottleneck: {bottleneck(step, presentation(result).called)}"
     if isinstance(result, TrainingResult):
         table, *folded = _of_training(result, step)
@@ -110,7 +110,7 @@ def causes(result: SimulationResult, step: PassResult) -> ReportSection:
 
 
 def _groups(step: PassResult) -> ReportTable:
-    """List the causes of a step by what works: the GPU, the host, transfers, storage."""
+    """Return the times of a step by group: the GPU, the host, transfers, storage, waiting."""
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (one.group, seconds(one.exposed_s), fraction(one.exposed_s / step.time_s), seconds(one.hidden_s))
         for one in step.groups
@@ -145,7 +145,7 @@ def _by_cause(
     phases: tuple[str, ...] = (),
     splits: Mapping[str, tuple[float, ...]] | None = None,
 ) -> ReportTable:
-    """List causes with their share of a pass; those of a step also with their time in each phase."""
+    """Return causes with their share of a pass; those of a step also with their time in each phase."""
     rows: list[tuple[Entry, ...]] = []
     for share in one.shares:
         parts = [seconds(part or None) for part in splits[share.cause]] if splits else []
@@ -158,7 +158,7 @@ def _by_cause(
 
 
 def bounds(result: SimulationResult, step: PassResult) -> ReportSection:
-    """List the shortest time that each resource allows."""
+    """Return the shortest time that each resource allows."""
     rows = tuple(
         (group_cell(names), seconds(time), fraction(time / step.time_s)) for names, time in group_bounds(step)
     )
@@ -169,7 +169,7 @@ def bounds(result: SimulationResult, step: PassResult) -> ReportSection:
 
 
 def links(result: SimulationResult, step: PassResult) -> ReportSection:
-    """List what each link carried, and for how long."""
+    """Return the bytes over each link, and the time for which it was used."""
     rows: list[tuple[Entry, ...]] = []
     for names, use in group_links(step.links):
         each = f"{carried(use)} each" if len(names) > 1 else carried(use)
@@ -198,5 +198,5 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
 
 
 def how_sure(result: SimulationResult) -> ReportSection:
-    """State the prediction error on real runs that applies to a result with times."""
+    """Return the expected prediction error of a result with times."""
     return ReportSection("Confidence", (confidence(result).sentence,))

@@ -31,7 +31,8 @@ _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
 def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
-    """What a run does in addition to its steps; nothing for inference."""
+    """Return the sections about storage traffic, checkpoints, data loading and drive endurance of
+    training."""
     found: list[ReportSection] = []
     if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
         found.append(_checkpoint(result.checkpoint))
@@ -118,7 +119,7 @@ def _failures(outlook: Outlook) -> list[str]:
 
 
 def _efficiency(share: float) -> str:
-    """ "99.87 %": the digits in which such fractions differ."""
+    """Return an efficiency as text with enough digits to distinguish it from 100 %, such as "99.87 %"."""
     return f"{share * 100:.2f} %"
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of training: contents, writers, times, and cost for a run."""
+"""Checkpoints of training: their contents, how they are written, and the time that they cost a run."""

@@ -1,21 +1,21 @@
-"""Contents of a checkpoint: parts, writers, files; and CPU time per byte
+"""Contents of a checkpoint (parts, writers, files), and the CPU time per byte of saving it.
 
 File names, writers and layouts: deepspeedai/DeepSpeed@edaa7221 (0.19.6), runtime/engine.py
 (``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``save_checkpoint``, ``save_16bit_model``),
 runtime/zero/stage3.py (``_rigid_state_dict``) and runtime/model_checkpointing.
 
-The thread's costs are beyond copying: measured on one machine (an H200 in a virtual machine of 16 vCPU, Xeon
-of the Emerald Rapids generation, Linux 6.18 with huge pages on request, ext4, PyTorch 2.11, 2026-11-21;
-medians of two to five runs), each mechanism by itself: what ``torch.save`` takes from the GPU as a whole was
-measured there, too, and serves as the test (tests/strategies/checkpoint/data/torch-save-h200.json). Other
-hosts are taken to be alike. The copy itself goes at the host's ``memcpy_rate`` (6.84 GB/s on such a machine)
-or over the path from the GPU.
+The constants are the times of the host thread in addition to copying. They were measured on one machine (an
+H200 in a virtual machine of 16 vCPU, Xeon of the Emerald Rapids generation, Linux 6.18 with huge pages on
+request, ext4, PyTorch 2.11, 2026-11-21; medians of two to five runs), each mechanism alone. A complete
+``torch.save`` from the GPU was measured there, too, and is the test
+(tests/strategies/checkpoint/data/torch-save-h200.json). Other hosts are assumed to be equal. The copy runs at
+the host's ``memcpy_rate`` (6.84 GB/s on such a machine) or at the rate of the path from the GPU.
 
-Why it is so slow: a tensor that comes from the GPU goes to fresh memory, whose pages the kernel maps and
-clears one by one (PyTorch frees the memory after each tensor, and glibc gives blocks above 32 MiB back to the
-kernel at once: mallopt(3), M_MMAP_THRESHOLD); the zip format has a CRC-32 over everything
-(torch.serialization.set_crc32_options); the page cache is a copy more. A maintainer of PyTorch saw 1.4 GB/s
-into fresh memory of an A100's host against 12.6 GB/s into pinned memory (pytorch/pytorch#138018).
+Three mechanisms make saving slow. A tensor that comes from the GPU is copied to new memory, whose pages the
+kernel maps and clears one by one (PyTorch frees the memory after each tensor, and glibc immediately returns
+blocks above 32 MiB to the kernel: mallopt(3), M_MMAP_THRESHOLD). The zip format needs a CRC-32 of all bytes
+(torch.serialization.set_crc32_options). The page cache needs one more copy. A maintainer of PyTorch measured
+1.4 GB/s into new memory of an A100's host, and 12.6 GB/s into pinned memory (pytorch/pytorch#138018).
 """
 
 from __future__ import annotations
@@ -52,38 +52,44 @@ __all__ = [
 ]
 
 FRESH_FROM_GPU_S = (0.1293 - 0.0133) / 2**28
-"""[s/B] more for a copy from the GPU into fresh pageable memory than into pages already there (256 MiB:
-129.3 against 13.3 ms, that is 1.8 us for each page of 4 KiB)."""
+"""[s/B] by which a copy from the GPU takes longer if the pageable memory is new, because the kernel must map
+and clear its pages (256 MiB: 129.3 ms into new memory, 13.3 ms into existing memory; 1.8 us per page of 4
+KiB)."""
 FRESH_CAST_S = (0.3078 - 0.1446) / 2**29
-"""[s/B] of one thread more for a cast into fresh pageable memory than into pages already there (512 MiB in
-bfloat16: 307.8 against 144.6 ms; with 4, 8 and 16 threads together 0.34, 0.24 and 0.31 ns x threads)."""
+"""[s/B] of one thread by which a cast takes longer if its result is in new pageable memory (512 MiB in
+bfloat16: 307.8 ms into new memory, 144.6 ms into existing memory; 4, 8 and 16 threads: 0.34, 0.24 and 0.31 ns
+x threads)."""
 FREED_S = 0.0546 / 2**31
-"""Time per byte to release pageable memory [s/B] (2 GiB in 54.6 ms, 512 MiB in 13.3 ms, for any threads)."""
+"""[s/B] for releasing pageable memory (2 GiB in 54.6 ms, 512 MiB in 13.3 ms, for any number of threads)."""
 FRESH_READ_S = 1.370 / 3.2e9 - 1 / 6.84e9
-"""[s/B] of ``torch.load`` from the page cache into fresh memory beyond the copy (3.2 GB in 1.37 s)."""
+"""[s/B] by which ``torch.load`` from the page cache into new memory takes longer than the copy (3.2 GB in
+1.37 s)."""
 FRESH_COPY_S = (0.0588 - 0.0187) / 2**28
-"""[s/B] more for a copy into fresh memory by NumPy, which asks for huge pages, than into pages already there
-(256 MiB: 58.8 against 18.7 ms)."""
+"""[s/B] by which a copy by NumPy, which requests huge pages, takes longer if its memory is new (256 MiB: 58.8
+ms into new memory, 18.7 ms into existing memory)."""
 PAGE_CACHE_S = 0.604 / 3.2e9 - 1 / 6.84e9
-"""[s/B] of ``write`` into the page cache beyond the copy: pages are found and entered (3.2 GB in 0.604 s)."""
+"""[s/B] by which ``write`` into the page cache takes longer than the copy, for finding and entering pages
+(3.2 GB in 0.604 s)."""
 CRC32_S = (1.267 - 0.604) / 3.2e9
-"""[s/B] of the zip format's checksum (3.2 GB in 1.267 s with it, 0.604 s without)."""
+"""[s/B] for the checksum of the zip format (3.2 GB in 1.267 s with it, 0.604 s without)."""
 
 FILE_COPY_S = 0.755 / 3.2e9 - 1 / 6.84e9
-"""[s/B] of ``shutil.copyfile`` from page cache to page cache beyond the copy (3.2 GB in 0.755 s)."""
+"""[s/B] by which ``shutil.copyfile`` within the page cache takes longer than the copy (3.2 GB in 0.755 s)."""
 
 KEPT_BY_MALLOC = 32 * 2**20
-"""[B] up to which freed memory is used again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
+"""[B] Largest block of freed memory that malloc keeps and uses again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX
+on 64 bits."""
 
 DIRTY_LIMIT = 0.20
 """Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in
 mm/page-writeback.c)."""
 DIRTY_BACKGROUND = 0.10
-"""Fraction of host memory at which the kernel begins to write (vm.dirty_background_ratio, default there)."""
+"""Fraction of host memory that is dirty when the kernel begins to write (vm.dirty_background_ratio, its
+default)."""
 
 
 def fresh_share(sizes: Iterable[int]) -> float:
-    """Fraction of the bytes of tensors of ``sizes`` [B] that go to fresh memory."""
+    """Return the fraction of the bytes of tensors of ``sizes`` [B] that are copied to new memory."""
     total = fresh = 0
     for size in sizes:
         total += size
@@ -92,14 +98,15 @@ def fresh_share(sizes: Iterable[int]) -> float:
 
 
 _STATES: dict[Optimizer, int] = {"adam": 2 * SINGLE, "momentum": SINGLE, "sgd": 0, "adam_8bit": 2}
-_SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, whatever the machine has
+_SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, for any machine
 _WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 
 Device = Literal["hbm", "dram", "nvme"]
 
 
 class CheckpointPart(NamedTuple):
-    """A CheckpointPart is the bytes that one or several ranks write simultaneously, each the same number."""
+    """A CheckpointPart is data that one or several ranks write at the same time, each the same number of
+    bytes."""
 
     name: str
     size: int
@@ -109,7 +116,7 @@ class CheckpointPart(NamedTuple):
     device: Device
     """Memory from which the bytes are written."""
     fresh: float
-    """Fraction of the bytes that lie in tensors above 32 MiB, for which the host maps new memory."""
+    """Fraction of the bytes that are in tensors above 32 MiB, for which the host maps new memory."""
     largest: int
     """Size of the largest tensor [B]."""
     pattern: str
@@ -137,7 +144,7 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
 def checkpoint_parts(
     model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int
 ) -> tuple[CheckpointPart, ...]:
-    """The parts in the order in which they are written.
+    """Return the parts of a checkpoint in the order in which they are written.
 
     Raises InputError for writers that DeepSpeed cannot assign.
     """
@@ -165,7 +172,8 @@ def checkpoint_parts(
 def _replicated(
     model: ModelShape, workload: Checkpointing, ranks: int, nodes: int
 ) -> tuple[CheckpointPart, ...]:
-    """Stages 0 to 2, where every rank has all weights; at stage 0 all optimizer states, too."""
+    """Return the parts at stages 0 to 2, where every rank has all weights, and at stage 0 all optimizer
+    states."""
     name = "mp_rank_00_model_states.pt"
     tensors = weights_of(model)
     if workload.stage == 0:
@@ -179,7 +187,7 @@ def _replicated(
     alone = workload.writer.type == "torch_save"
     if workload.writer.type == "fast":
         name += "-0.1"
-    if workload.stage == 2:  # frozen ones once more, as copies (frozen_param_fragments)
+    if workload.stage == 2:  # copies of the frozen parameters (frozen_param_fragments)
         tensors += tuple(weight for weight in tensors if not weight.trainable)
     weights = _weights(model, tensors, 1, (0,) if alone else everyone, "hbm", name)
     shards = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))
@@ -187,7 +195,7 @@ def _replicated(
 
 
 def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[CheckpointPart, ...]:
-    """Combine both parts into one file unless they are in different memories."""
+    """Combine both parts into one file, unless they are in different memories."""
     if states.device != weights.device:
         return weights, states
     size = weights.size + states.size
@@ -202,7 +210,8 @@ def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[Checkpoint
 
 
 def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]:
-    """Ranks that write a piece each of what all have (``DataParallelWriterFactory``)."""
+    """Return the ranks that each write a piece of the data that all ranks have
+    (``DataParallelWriterFactory``)."""
     unit = workload.writer.data_parallel
     if unit == "none":
         return (0,)
@@ -244,11 +253,11 @@ def _optimizer(
 
 
 def _optimizer_numel(model: ModelShape, workload: Checkpointing, pieces: int) -> tuple[int, list[int]]:
-    """Elements of each writer, and of the tensors of which one state consists: of what is trained.
+    """Return the trained elements of each writer, and the sizes of the tensors of one optimizer state.
 
-    DeepSpeed keeps flat fp32 groups: below stage 3 all parameters in a row, cut into equal aligned pieces; at
-    stage 3 each tensor's partition, in groups of ``sub_group_size``. torch.distributed.checkpoint has a shard
-    of each tensor.
+    DeepSpeed keeps flat groups in single precision. Below stage 3 all parameters are in one sequence, which
+    is cut into equal aligned pieces; at stage 3 each tensor has its own partition, in groups of
+    ``sub_group_size``. torch.distributed.checkpoint has a shard of each tensor.
     """
     weights = weights_of(model)
     if workload.contents != "zero":
@@ -271,7 +280,7 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
 
 
 def checkpoint_files(parts: Sequence[CheckpointPart]) -> Iterator[File]:
-    """Yield every file with significant bytes: without ``latest`` and without ZeRO-3's names and shapes."""
+    """Yield every file of significant size: not ``latest``, nor the names and shapes of ZeRO-3."""
     for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)
@@ -283,5 +292,6 @@ def checkpoint_bytes(parts: Sequence[CheckpointPart]) -> int:
 
 
 def written_bytes(parts: Sequence[CheckpointPart]) -> int:
-    """[B] that all ranks write for one checkpoint; more than its size where several write one file."""
+    """Return the bytes [B] that all ranks write for one checkpoint; if several write the same file, each
+    counts."""
     return sum(part.size * len(part.writers) for part in parts)

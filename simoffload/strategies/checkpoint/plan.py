@@ -1,4 +1,4 @@
-"""Plan of a checkpoint from a machine's ranks to one of its tiers: schedules, memory and warnings."""
+"""Plan of a checkpoint from the ranks of a machine to one of its tiers: schedules, memory and warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from simoffload.workload.training import Checkpointing
 __all__ = ["CheckpointPlan", "plan_checkpoint"]
 
 _COMMIT_TIMEOUT = 300.0
-"""[s] after which a decoupled commit raises (DEFAULT_CHECKPOINT_TIMEOUT_SECONDS of DeepSpeed)."""
+"""[s] after which DeepSpeed raises an error while it waits for a decoupled checkpoint
+(DEFAULT_CHECKPOINT_TIMEOUT_SECONDS)."""
 _BUFFER = "lower writer.io_buffer_size"
 _HOSTS = "take hosts with more"
 
@@ -42,7 +43,7 @@ class CheckpointPlan(Plan):
     machine: Machine
     ranks: int
     tier: str
-    """Tier that takes the checkpoints."""
+    """Tier to which checkpoints are written."""
     swap: str = ""
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
     extrapolations: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class CheckpointPlan(Plan):
 
     @property
     def movable(self) -> tuple[int, str]:
-        """Size [B] and name of one checkpoint, the part that can be placed elsewhere."""
+        """Size [B] and name of one checkpoint, which can be placed on another tier."""
         return self.size, "checkpoint"
 
     @property
@@ -116,12 +117,12 @@ class CheckpointPlan(Plan):
         return save_phases(self.parts, self.model, self.workload, self.group)
 
     def restore(self) -> tuple[Phase, ...]:
-        """Phases of reading it back, one after the other; the other runs are taken to go on training."""
+        """Phases of restoring a checkpoint, in sequence; the other runs are assumed to continue training."""
         return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
-        """Return the effect of simulated times [s] on the run: of saving while training waits and behind
-        it, of restoring."""
+        """Return the effect of simulated times [s] on the run: of saving while training waits, of saving in
+        the background, and of restoring."""
         workload = self.workload
         mtbf = workload.node_mtbf
         return outlook(
@@ -149,7 +150,7 @@ class CheckpointPlan(Plan):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory stages of the plan: one, while a checkpoint is saved."""
+        """Memory that each tier must hold while a checkpoint is saved, which is the only stage."""
         return (MemoryStage("", self.memory),)
 
     @property
@@ -180,7 +181,7 @@ class CheckpointPlan(Plan):
         )
 
     def _in_writers(self) -> list[MemoryTerm]:
-        """Buffers of the writers of the part with the most writers on a node."""
+        """Return the buffers of the writers, for the part with the most writers on a host."""
         writer, terms = self.workload.writer, []
         crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
         if writer.type == "fast":
@@ -199,12 +200,14 @@ class CheckpointPlan(Plan):
         return terms
 
     def _one_tensor(self) -> int:
-        """Host memory that a thread needs for one tensor [B]: a copy from the GPU and a NumPy array."""
+        """Return the host memory that a thread needs for one tensor [B]: a copy from the GPU, and a NumPy
+        array."""
         largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
         return largest * (2 if self.workload.writer.type == "fast" else 1)
 
     def _dirty(self) -> MemoryTerm:
-        """Page cache that is not yet written to storage; clean pages are reclaimed when memory is needed."""
+        """Return the page cache that is not yet written to storage; other pages can be reclaimed when
+        needed."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
         most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
@@ -272,7 +275,7 @@ class CheckpointPlan(Plan):
         return notes
 
     def commit_warning(self, outlook: Outlook) -> str:
-        """A sentence if DeepSpeed would give up waiting for a decoupled checkpoint; else empty."""
+        """Return a warning if DeepSpeed would stop waiting for a decoupled checkpoint; otherwise ""."""
         if self.workload.mode != "decoupled" or outlook.stall_s <= _COMMIT_TIMEOUT:
             return ""
         wait = format_seconds(outlook.stall_s)
@@ -290,8 +293,9 @@ def plan_checkpoint(
 ) -> CheckpointPlan:
     """Check that the machine has what the checkpoint needs, and plan it.
 
-    ``swap`` is the tier of the optimizer's swap files; by default the first with local drives. Raises
-    InputError for ranks or tiers that the machine lacks, and for writers that DeepSpeed cannot assign.
+    ``swap`` is the tier of the optimizer's swap files, by default the first tier with local drives. Raises
+    InputError for ranks or tiers that the machine does not have, and for writers that DeepSpeed cannot
+    assign.
     """
     if not 1 <= ranks <= machine.gpus:
         raise InputError.at(

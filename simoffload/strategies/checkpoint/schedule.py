@@ -1,8 +1,8 @@
-"""Schedules of saving and restoring: what host thread, copy engine and storage do for a checkpoint's parts.
+"""Schedules of saving and restoring a checkpoint: operations of host thread, copy engine and storage.
 
-Each function below writes one way of getting bytes to storage; ``save_phases`` puts them one after the
-other. ZeRO's ranks do not wait for each other between parts, so with few ranks on a filesystem that is full
-the sum is a little too long: the other ranks' optimizer states could already be written.
+Each function writes one method of bringing bytes to storage; ``save_phases`` combines them. All ranks are
+assumed to finish a part before the next one begins. ZeRO's ranks do not wait for each other, so if few ranks
+write to a saturated filesystem the predicted sum is a little too long.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from simoffload.workload.training import Checkpointing, Writer
 __all__ = ["restore_phases", "save_phases"]
 
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
-"""[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
+"""[B] of the blocks into which tensors and files are cut if the writer has no buffer, and the largest number
+of blocks (our choice)."""
 _MOST_PORTIONS = 200
-"""Portions per rank; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
+"""Largest number of portions per rank (our choice): with more, the start of a pipeline changes by less than 1
+% of the whole."""
 _FLUSHED_AT_CLOSE = frozenset({"nfs", "pfs"})
-"""An NFS client flushes when a file is closed (nfs(5), close-to-open consistency). A Lustre client sends an
-RPC as soon as it is full and keeps little dirty (osc max_dirty_mb; from memory, unverified)."""
+"""Kinds of storage whose clients write everything before a file is closed: an NFS client flushes at close
+(nfs(5), close-to-open consistency); a Lustre client sends an RPC as soon as it is full, and keeps little
+dirty data (osc max_dirty_mb; from memory, unverified)."""
 _SENT_AT_ONCE = 0, 2
-"""[blocks] dirty when a Lustre client begins to send and when its writers wait."""
+"""[blocks] that are dirty when a Lustre client begins to send, and when its writers wait."""
 
 
 _T = TypeVar("_T")
@@ -64,7 +67,7 @@ def _phase(
     kind: PhaseKind = "save",
     background: bool = False,
 ) -> Phase:
-    """Make a phase of which ``write`` writes block after block once its schedule is asked for."""
+    """Return a phase for which ``write`` writes one block after the other when the schedule is requested."""
 
     def schedule(_earlier: object) -> Schedule:
         out = PhaseWriter(name, group)
@@ -77,15 +80,17 @@ def _phase(
 
 
 def _tensors(part: CheckpointPart) -> list[int]:
-    """Cut what a part has of tensors and files into blocks [B], where the writer has no buffer."""
+    """Return the sizes of the blocks [B] into which a part is cut if the writer has no buffer."""
     return blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
 
 
 def save_phases(
     parts: Sequence[CheckpointPart], model: ModelShape, workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
-    """Return all phases from the call of save until the checkpoint is stored, in order; ``group`` are all
-    ranks."""
+    """Return all phases from the call of save until the checkpoint is stored, in order.
+
+    ``group`` has all ranks.
+    """
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
         before.append(_phase("gather weights", group, _modules(model), partial(_gathered, model.dtype_bytes)))
@@ -119,8 +124,8 @@ def _part_phases(part: CheckpointPart, workload: Checkpointing, group: RankGroup
 def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
 
-    A half is filled again once it is written, and written once it is full and the other one is through: the
-    copy waits for the write two halves back, with a single buffer for the one just before.
+    A half is filled again when it has been written, and written when it is full and the other half has been
+    written. The copy therefore waits for the last write but one, or with a single buffer for the last write.
     """
     writer, call = workload.writer, phase.costs.blocking_copy_call.value
     free = phase.earlier(IO, 1 if writer.io_buffer_double else 0)
@@ -135,8 +140,8 @@ def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, s
 
 
 def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
-    """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
-    the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
+    """Write as the fast writer does with an unmodified PyTorch: every tensor is copied into a NumPy array and
+    from there into the buffer (FastFileWriter.write, bytes_to_tensor), by one thread in sequence."""
     writer = workload.writer
     back = 1 if writer.io_buffer_double else 0
     _to_host(phase, part, size)
@@ -148,7 +153,7 @@ def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseW
 
 
 def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[Dependency, ...]) -> None:
-    """The aio library writes what is in the buffer, a portion at a time."""
+    """Write the content of the buffer with the aio library, one portion at a time."""
     phase.write(
         size,
         each=writer.portion,
@@ -165,11 +170,11 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 def _buffered_phases(
     name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup
 ) -> list[Phase]:
-    """``torch.save`` to a file, or a copy of swap files, through the page cache.
+    """Write through the page cache, as ``torch.save`` does to a file, or as swap files are copied.
 
-    The call returns when everything is in the page cache, unless writers are told to flush or there is more
-    than may be dirty; what is left is written behind the training. As much as may be dirty counts as left,
-    though fast drives will have written some of it.
+    The call returns when all data is in the page cache, unless writers must flush or the data exceeds the
+    limit of dirty memory; the rest is written in the background while training continues. The rest is taken
+    as large as the limit, although fast drives will have written some of it.
     """
     kind = group.machine.tiers[group.tier].kind
     sizes = _tensors(part)
@@ -179,7 +184,7 @@ def _buffered_phases(
     steps = range(max(len(sizes), begin + flushed))
     write = partial(_buffered, part, workload, sizes, (begin, limit, flushed))
     phases = [_phase(name, group, steps, write)]
-    if left := sizes[flushed:]:  # the kernel writes what is dirty
+    if left := sizes[flushed:]:  # the kernel writes the dirty pages
         phases.append(
             _phase(f"write back {part.name}", group, left, lambda out, size: out.write(size), background=True)
         )
@@ -187,7 +192,8 @@ def _buffered_phases(
 
 
 def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
-    """[blocks] of each writer that are dirty when the kernel begins to write and when writers wait."""
+    """Return the blocks of each writer that are dirty when the kernel begins to write, and when writers
+    wait."""
     memory = group.machine.tiers["dram"].capacity - group.machine.host.reserved_bytes
     share = memory / group.per_node
     limit = max(2, int(DIRTY_LIMIT * share) // block)
@@ -202,10 +208,10 @@ def _buffered(
     phase: PhaseWriter,
     index: int,
 ) -> None:
-    """Take block after block into the page cache; the kernel writes them to storage behind it.
+    """Copy block after block into the page cache, from which the kernel writes them to storage.
 
-    ``lags`` [blocks]: the kernel begins when so many are dirty; the thread waits when so many are; so many
-    are written in this phase.
+    ``lags`` [blocks] are the numbers of dirty blocks at which the kernel begins to write and at which the
+    thread waits, and the number of blocks that are written in this phase.
     """
     begin, limit, flushed = lags
     if index < len(sizes):
@@ -225,7 +231,7 @@ def _buffered(
 
 
 def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
-    """The thread has new pages mapped and waits for the copy, then goes on with what it got."""
+    """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data."""
     if part.device == "hbm":
         phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages")
         phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
@@ -240,7 +246,7 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 
 
 def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
-    """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
+    """Copy everything into host memory while training waits (``async_save``, BlockingAsyncStager)."""
     if part.device == "hbm":
         if not workload.pin_memory:
             phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages", after=phase.so_far(COPY))
@@ -252,14 +258,17 @@ def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter,
 
 
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
-    """List the modules that are gathered at once: those before the layers, of each layer, and after them."""
+    """Return the sets of modules that are gathered together: those before the layers, each layer, those
+    after."""
     groups = (model.modules_before, *[model.layer] * model.num_hidden_layers, model.modules_after)
     return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
 
 
 def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -> None:
-    """Gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with ``modifier_rank=0``,
-    ``_zero3_consolidated_16bit_state_dict``). DeepSpeed goes module by module."""
+    """Gather parameters from all ranks, copy them on rank 0 and broadcast them, module by module.
+
+    (GatheredParameters with ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``.)
+    """
     ranks, costs = phase.ranks, phase.costs
     tensors = [one.numel * dtype_bytes for module in modules for one in module.parameters if not one.tied]
     size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
@@ -280,11 +289,12 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
 def restore_phases(
     parts: Sequence[CheckpointPart], workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
-    """Return all phases from the call of load until training can go on, in order; ``group`` are all ranks.
+    """Return all phases from the call of load until training can continue, in order; ``group`` has all ranks.
 
-    ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
-    ``load_state_dict`` copies tensor by tensor. Below stage 3 every rank reads the whole file of the weights
-    (and at stage 0 of all states); ranks of a node find it in the page cache once one of them has read it.
+    ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221 reads each file into host memory (``torch.load``);
+    ``load_state_dict`` then copies tensor by tensor. Below stage 3 every rank reads the whole file of the
+    weights (at stage 0, of all states); ranks of a host find it in the page cache when one of them has read
+    it.
     """
     phases = []
     for part in parts:
@@ -306,12 +316,13 @@ def restore_phases(
 
 
 def _split(workload: Checkpointing) -> bool:
-    """Pieces of one state that all ranks hold."""
+    """Return the pieces of one state that all ranks hold."""
     return workload.contents == "zero" and workload.stage == 0
 
 
 def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -> None:
-    """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
+    """Read from storage to the page cache and copy to new memory; ``sharers`` ranks of a host read a file
+    together."""
     phase.read(-(-size // sharers), tier=phase.group.tier)
     phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
     phase.in_host("from the page cache", size)

@@ -1,4 +1,4 @@
-"""Writing of the operations of a checkpoint phase: its streams, and the routes of its bytes."""
+"""Writer of the operations of a checkpoint phase: its streams, and the routes of its bytes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
 _LUSTRE_READ_AHEAD = 64 * 2**20
 
 _COPIED = Fraction(2)
-"""Host memory traffic per copied byte: read once and written once."""
+"""[B] of host memory traffic per copied byte: it is read once and written once."""
 
 
 class RankGroup(NamedTuple):
-    """A RankGroup is the ranks that do the same simultaneously, and the tier of their bytes."""
+    """A RankGroup is a set of ranks that do the same at the same time, and the tier of their data."""
 
     machine: Machine
     ranks: tuple[int, ...]
-    """Ranks of the group; rank i is GPU i, and the first one's transfers set a single transfer's rate."""
+    """Ranks of the group; rank i uses GPU i. The first one determines the rate of a single transfer."""
     tier: str
     """Tier to which or from which the checkpoint is transferred."""
     swap: str = ""
-    """Tier of the optimizer's swap files, if there are any."""
+    """Tier of the optimizer's swap files; "" if there are none."""
     jobs: int = 1
-    """Number of equal runs that use the same filesystem simultaneously."""
+    """Number of identical runs that use the same filesystem at the same time."""
 
     @property
     def per_node(self) -> int:
@@ -49,26 +49,29 @@ class RankGroup(NamedTuple):
 
 
 def blocks(size: int, block: int, *, most: int) -> list[int]:
-    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder, or into ``most`` larger ones."""
+    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder; into ``most`` larger ones if that is
+    fewer."""
     times = max(1, -(-size // (block * most)))
     full_blocks, rest = divmod(size, block * times)
     return [block * times] * full_blocks + ([rest] if rest else [])
 
 
 class PhaseWriter(StreamWriter):
-    """A PhaseWriter writes the operations of one phase, equal for every rank of the group."""
+    """A PhaseWriter writes the operations of one phase, which are the same for every rank of the group."""
 
     def __init__(self, name: str, group: RankGroup) -> None:
         super().__init__(name=name, gpus=group.ranks, streams=STREAMS, machine=group.machine)
         self.group = group
 
     def capacity(self, resource: Resource) -> int:
-        """Return what the ranks may take [B/s]: equal runs take as much of a filesystem as this one."""
+        """Return the capacity that the ranks may use [B/s]: identical runs get equal parts of a
+        filesystem."""
         shared = resource.kind == "server"
         return max(1, resource.capacity // self.group.jobs) if shared else resource.capacity
 
     def earlier(self, stream: int, back: int) -> tuple[Dependency, ...]:
-        """Return the dependency on the operation ``back`` before the last of a stream, if there is one."""
+        """Return the dependency on the operation ``back`` before the last one of a stream; none if there is
+        no such one."""
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
     def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
@@ -86,7 +89,7 @@ class PhaseWriter(StreamWriter):
         call_s: float = 0.0,
         after: tuple[Dependency, ...] = (),
     ) -> None:
-        """Copy to host memory in pieces of ``each`` [B], with ``call_s`` [s] per call."""
+        """Copy from the GPU to host memory in pieces of ``each`` [B], with ``call_s`` [s] per call."""
         path, hops = self.way(
             ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
         )
@@ -123,8 +126,11 @@ class PhaseWriter(StreamWriter):
         gds: bool = False,
         after: tuple[Dependency, ...] = (),
     ) -> None:
-        """Write to the tier, ``each`` [B] at a time, one after the other: with ``outstanding`` [B] in flight
-        in requests of ``block`` [B], or with as much as it takes (the kernel's writeback)."""
+        """Write to the tier in operations of ``each`` [B], one after the other.
+
+        Either ``outstanding`` [B] are in flight in requests of ``block`` [B], or as many as the device can
+        use (the kernel's writeback).
+        """
         tier = self.group.tier
         path, hops = self.way(
             ("write", tier, gds), lambda gpu: self.machine.storage_write(tier, gpu, gds=gds)
@@ -137,10 +143,10 @@ class PhaseWriter(StreamWriter):
         self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
-        """Read from a tier into the page cache; the kernel has so much in flight as it reads ahead.
+        """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight.
 
-        On an array these are two stripes (disk_update_readahead of Linux), for a Lustre client 64 MiB of a
-        file (llite max_read_ahead_per_file_mb; from memory, unverified), else read_ahead_kb.
+        Read-ahead is two stripes on an array (disk_update_readahead of Linux), 64 MiB of a file for a Lustre
+        client (llite max_read_ahead_per_file_mb; from memory, unverified), and read_ahead_kb otherwise.
         """
         path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
         ahead = max(READ_AHEAD, 2 * path.chunk * path.width)

@@ -1,4 +1,4 @@
-"""Strategy of scenarios of checkpoints alone, and the checkpoints of a training run with its ds_config."""
+"""Strategy for scenarios with only checkpoints, and the plan of the checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = ["CheckpointStorage", "config_warnings", "plan_of_training"]
 
 
 class CheckpointStorage(Strategy):
-    """A CheckpointStorage is the strategy of checkpoints that are simulated without training."""
+    """CheckpointStorage is the strategy for checkpoints that are simulated without training."""
 
     serves: ClassVar = frozenset({"checkpoint"})
     tier_keys: ClassVar = {"tier": "storage", "swap": "storage"}
 
     kind: Literal["checkpoint"] = "checkpoint"
     tier: Annotated[str, Field(min_length=1)]
-    """Storage tier that takes the checkpoints."""
+    """Storage tier to which checkpoints are written."""
     swap: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first with local
-    drives."""
+    """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first tier with
+    local drives."""
 
     def places(self, _machine: Machine) -> Placement:
-        """Return the tier that takes the checkpoints."""
+        """Return the tier to which checkpoints are written."""
         return Placement(self.tier)
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
@@ -63,14 +63,14 @@ class CheckpointStorage(Strategy):
         raise refused("resident", self.kind, "checkpoints go to storage")
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the placement of checkpoints on every storage tier."""
+        """Yield changes that write checkpoints to each storage tier."""
         machine = plan.machine
         tiers = [one.weights for one in self.placements(machine)]
         for tier in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
             yield (Change("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
-        """Apply the strategy; InputError for missing hardware or what DeepSpeed cannot do."""
+        """Apply the strategy. Raises InputError for missing hardware and for what DeepSpeed cannot do."""
         return plan_checkpoint(model, workload, machine, ranks=self.ranks, tier=self.tier, swap=self.swap)
 
 
@@ -84,10 +84,10 @@ _OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
 
 
 def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> CheckpointPlan:
-    """Plan the checkpoints of a run whose time of a step is not known yet.
+    """Plan the checkpoints of a training run, before the time of its step is known.
 
-    Until it is (``CheckpointPlan.after``) ``interval_steps`` says nothing. Raises InputError, with keys below
-    ``checkpoint``, for options that contradict each other or the run.
+    ``interval_steps`` has an effect only once this time is known (``CheckpointPlan.after``). Raises
+    InputError, with keys below ``checkpoint``, for options that contradict each other or the run.
     """
     workload = _workload(options, plan)
     try:
@@ -110,7 +110,8 @@ def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Ch
 
 
 def _below_checkpoint(problem: Problem) -> Problem:
-    """Replace keys of a scenario of checkpoints alone by those of the section ``checkpoint``."""
+    """Convert the keys of an error from a scenario with only checkpoints to those of the section
+    ``checkpoint``."""
     for room in ("workload.", "strategy."):
         if problem.key.startswith(room):
             return problem._replace(key=f"checkpoint.{problem.key.removeprefix(room)}")
@@ -138,7 +139,8 @@ def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpoin
 
 
 def _writer(written: Writer, plan: ZeroTrainingPlan) -> Writer:
-    """DeepSpeed's writer as ``checkpoint.writer`` and ``aio`` set it up, and what the scenario has beyond."""
+    """Return the writer that ``checkpoint.writer`` and ``aio`` of ds_config specify, with the scenario's
+    additions."""
     aio, section = plan.settings.params, plan.config.checkpoint
     values: dict[str, Any] = {
         "block_size": aio.block_size,

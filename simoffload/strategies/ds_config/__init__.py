@@ -1,4 +1,4 @@
-"""DeepSpeed's own configuration: the sections of ds_config.json, and the settings derived from them."""
+"""DeepSpeed's configuration: the sections of ds_config.json, and the settings derived from them."""
 
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig, OffloadParamSection
 from simoffload.strategies.ds_config.settings import (

@@ -1,8 +1,9 @@
-"""ds_config as it is written: the one that says all that was simulated, and other values to try.
+"""Writing a ds_config: the complete one that reproduces a simulation, and other values of its keys to try.
 
-The first is what was written with what was assumed laid over it: tiers as devices and paths, the version's
-defaults, values for "auto", the batch. Keys that matter nowhere, or that not every version knows, stand there
-only if they were written. Names and defaults: deepspeed/runtime/config.py and zero/ (0.19.8).
+The complete one is the user's configuration with the values that the simulation used: devices and paths of
+tiers, defaults of the version, values for "auto", and the batch. Keys that have no effect, or that some
+versions do not know, are included only if the user wrote them. Names and defaults:
+deepspeed/runtime/config.py and zero/ (0.19.8).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ __all__ = [
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""Keys that repeat the workload and the number of ranks of a scenario."""
+"""Keys that repeat the batch and the number of ranks of the scenario."""
 _MAX_GRAD_NORM = 1.0
 """Norm that "auto" clips gradients to: default of ``max_grad_norm`` (transformers, training_args.py)."""
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 _AUTO_STAYS = ("zenflow", "optimizer", "scheduler")
-"""Sections in which "auto" is DeepSpeed's own, or a hyperparameter that nothing simulated depends on."""
+"""Sections in which "auto" stays: it is a value of DeepSpeed's own, or no simulated time depends on it."""
 _OFFLOADED = {
     "offload_param": {"cpu": ("pin_memory",), "nvme": ("pin_memory", "buffer_count", "buffer_size")},
     "offload_optimizer": {
@@ -81,7 +82,7 @@ class Work(NamedTuple):
 
 
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
-    """The configuration of ZeRO-Inference: without an optimizer, with which DeepSpeed would train."""
+    """Return the configuration of ZeRO-Inference, without an optimizer, with which DeepSpeed would train."""
     written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
     zero, path = written_.get("zero_optimization", {}), work.weights_path
     return _overlay(
@@ -102,7 +103,7 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
 
 
 def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
-    """The configuration of training, with AdamW where no optimizer is named."""
+    """Return the configuration of training, with AdamW if no optimizer is named."""
     written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
     zero = written_.get("zero_optimization", {})
     weights, optimizer = settings.params.device, settings.optimizer_device
@@ -133,7 +134,7 @@ def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: 
 
 
 def _written(tree: Tree) -> Tree:
-    """Return the user's configuration without values that others set."""
+    """Return the user's configuration without the values that are set elsewhere."""
     kept = {key: value for key, value in tree.items() if value not in (None, "auto")}
     return {
         key: _written(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
@@ -156,7 +157,7 @@ def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collecti
 
 
 def _batch_and_type(written_: Tree, work: Work) -> Tree:
-    """Return batch size and data type, without which DeepSpeed does not start, not even for inference."""
+    """Return batch size and data type, without which DeepSpeed does not start, even for inference."""
     sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
     mine = _PRECISIONS.get(work.dtype)
     types = {key: {"enabled": key == mine} for key in _PRECISIONS.values()}
@@ -167,7 +168,7 @@ def _batch_and_type(written_: Tree, work: Work) -> Tree:
 
 
 def _offloaded(section: str, device: str | None, path: str | None, values: Tree, zero: Tree) -> Tree:
-    """Return the offload sections: devices and effective buffer settings."""
+    """Return the offload sections: devices, and the settings of buffers in effect."""
     needed = _OFFLOADED[section].get(device or "none", ())
     return {
         "device": device or "none",
@@ -190,7 +191,7 @@ _ALL_GPUS, _MICRO_BATCH, _ACCUMULATION = BATCH
 _REPEATED = {"batch_size": _MICRO_BATCH, "gradient_accumulation_steps": _ACCUMULATION}
 """Keys of ds_config that repeat the workload, by the workload's key."""
 _BUFFERS = (8, 16, 32, 64, 128)
-"""Numbers of swap buffers to try where DeepSpeed requires more."""
+"""Numbers of swap buffers to try if DeepSpeed requires more."""
 _WITHIN_ZERO = ("offload_param", "offload_optimizer", "zenflow")
 Value = int | bool
 
@@ -216,16 +217,16 @@ def _toggled(now: Value) -> Iterator[Value]:
 
 
 class _TunedKey(NamedTuple):
-    """A _TunedKey is a key of ds_config of which other values are tried."""
+    """A _TunedKey is a key of ds_config for which other values are tried."""
 
     section: str
     key: str
     less: Callable[[Value], Iterator[Value]] | None = None
     """Function that yields values that may need less memory, the nearest first."""
     factors: tuple[float, ...] = ()
-    """Factors on the value of the key that may make a run faster."""
+    """Factors by which the value of the key is multiplied to try to make a run faster."""
     word: str = ""
-    """Label that distinguishes settings for speed from those of other keys."""
+    """Label of settings that only change speed, to distinguish them from those of other keys."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ _FETCHING = (
     _TunedKey("offload_param", "max_in_cpu", _halved),
     _TunedKey("offload_param", "pin_memory", _off),
 )
-"""Tuned keys of parameters that are gathered, prefetched and swapped."""
+"""Keys to try for parameters that are gathered, prefetched and swapped."""
 _STORAGE_READS = (
     _TunedKey("aio", "block_size", factors=(4,), word="block"),
     _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
@@ -258,9 +259,10 @@ _TRAINING = (
     _TunedKey("zenflow", "overlap_step", _off),
     _TunedKey("zenflow", "offload", _toggled),
 )
-"""Tuned keys of gradients, sub-groups, the optimizer and activation checkpoints."""
+"""Keys to try for gradients, sub-groups, the optimizer and activation checkpoints."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
-"""Names of keys in the output of ``fit``; others have their key, with section for offloading and ZenFlow."""
+"""Names of keys in the output of ``fit``; others have their own name, with the section for offload and
+ZenFlow."""
 
 
 def _path(section: str, key: str) -> tuple[str, ...]:
@@ -284,7 +286,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
-    """Yield ZeRO stages above that of the settings."""
+    """Yield changes to each ZeRO stage above the present one."""
     for stage in range(settings.stage + 1, 4):
         yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 
@@ -292,9 +294,9 @@ def stages(settings: TrainingSettings) -> Iterator[Change]:
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
 ) -> Iterator[tuple[Edit, ...]]:
-    """Yield edits with which DeepSpeed takes all states on a tier, divided among so many ranks.
+    """Yield edits with which DeepSpeed accepts all states on a tier, divided among ``ranks`` processes.
 
-    How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
+    The edits differ in the number of swap buffers, because what DeepSpeed requires is known only by trying.
     """
     found = []
     largest = -(-model.largest_parameter // ranks)
@@ -313,7 +315,7 @@ def allowing(
 
 
 def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
-    """Return edits that leave to the workload the total batch and the keys that repeat ``changed`` ones."""
+    """Return edits that remove the total batch and the keys that repeat ``changed`` keys of the workload."""
     repeated = (_ALL_GPUS, *(_REPEATED[key] for key in changed))
     return tuple(_edit("", key, "auto") for key in repeated if getattr(config, key) not in (None, "auto"))
 
@@ -324,9 +326,9 @@ def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
 def faster_settings(
     config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
 ) -> Iterator[Change]:
-    """Knobs, switches and the version; those that DeepSpeed would refuse drop out when they are tried.
+    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse.
 
-    ``storage`` and ``direct`` as ``Strategy.settings`` says; ``trains`` = there are an optimizer and stages.
+    ``storage`` and ``direct`` are those of ``Strategy.settings``; ``trains``: there is an optimizer.
     """
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)
@@ -363,7 +365,7 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
 
 
 def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
-    """Yield other ZeRO stages, which train the same."""
+    """Yield other ZeRO stages, with which training gives the same result."""
     now = config.zero_optimization.stage
     for stage in (1, 2, 3):
         if stage != now:

@@ -1,11 +1,12 @@
-"""Keys of ds_config.json that are not simulated: silent, warned about, refused, or unknown to DeepSpeed.
+"""Keys of ds_config.json that are not simulated: without effect, with a warning, refused, or unknown to
+DeepSpeed.
 
-A key that DeepSpeed reads is a field of its section in ``sections``, which is simulated, or stands in the
-table below. The table says whether no time and no memory of a steady state depends on the key (silent),
-whether a warning tells of every value but the one that is simulated, or whether it is refused because the
-answer would be far off. Read in DeepSpeed 0.19.6, in deepspeed/runtime: config.py, engine.py,
-precision_config.py, zero/config.py, zero/offload_config.py, zenflow/zenflow_config.py. Combinations of values
-that DeepSpeed refuses come last (asserts in engine.py, stage3.py, stage_1_and_2.py).
+A key that DeepSpeed reads is either a field of its section in ``sections``, and simulated, or in the table
+below. The table states for each key whether it has no effect on time and memory of a long run (no warning),
+whether a value other than the simulated one gives a warning, or whether it is refused because the result
+would be far off. Read in DeepSpeed 0.19.6, in deepspeed/runtime: config.py, engine.py, precision_config.py,
+zero/config.py, zero/offload_config.py, zenflow/zenflow_config.py. Combinations of values that DeepSpeed
+refuses are checked by the functions at the end (asserts in engine.py, stage3.py, stage_1_and_2.py).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 
 
 class Key(NamedTuple):
-    """A Key is a key of ds_config that is not simulated, with its consequence."""
+    """A Key states what happens if ds_config has a certain key that is not simulated."""
 
     simulated: Any = None
     """Value that is simulated; other values cause a warning."""
@@ -57,9 +58,9 @@ class Key(NamedTuple):
     training: bool = False
     """Whether the key affects training only."""
     matters: Callable[[Any], bool] = lambda _section: True
-    """Function that tells whether the key is read, given the rest of its section."""
+    """Function that returns whether the key has an effect, given its section."""
     refused: str = ""
-    """Reason for which a value of true is refused."""
+    """Reason for which the value true is refused; "" if it is not."""
 
 
 def _all(names: str, key: Key) -> dict[str, Key]:
@@ -67,7 +68,8 @@ def _all(names: str, key: Key) -> dict[str, Key]:
 
 
 def _other_type(config: DeepSpeedConfig) -> bool:
-    """Whether gradients are sent in another type than the enabled one (``DeepSpeedEngine``)."""
+    """Return whether gradients are communicated in another type than the enabled one
+    (``DeepSpeedEngine``)."""
     enabled = "fp16" if config.fp16.enabled is True else "bfp16" if config.bf16.enabled is True else ""
     return getattr(config, "communication_data_type", None) != enabled
 
@@ -200,10 +202,10 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
     },
     CheckpointWriterSection: {"io_multiplier": Key(simulated=1), "show_statistics": _SILENT},
 }
-"""Keys that are not simulated, by section; for fields, their other values."""
+"""Keys that are not simulated, by section; also fields of which only some values are simulated."""
 
 _STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSection, PrecisionSection)
-"""Sections that DeepSpeed reads with ``extra="forbid"`` (config_utils.py)."""
+"""Sections in which DeepSpeed refuses unknown keys (``extra="forbid"`` in config_utils.py)."""
 
 
 def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
@@ -249,7 +251,8 @@ def _similar(key: str, section: ConfigSection) -> str:
 
 
 def _stopped_by(config: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield a problem for each unknown key at which DeepSpeed stops; it reads all sections for any work."""
+    """Yield a problem for each unknown key at which DeepSpeed stops, in any section and for any kind of
+    work."""
     for where, section in _sections(config, training=True):
         for key in _unknown(section) if isinstance(section, _STRICT) else ():
             if f"stage3_{key}" not in type(section).model_fields:
@@ -258,8 +261,7 @@ def _stopped_by(config: DeepSpeedConfig) -> Iterator[Problem]:
 
 
 def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
-    """Raise InputError, with DeepSpeed's keys, for unknown keys at which DeepSpeed stops and for what would
-    make the answer far off."""
+    """Raise InputError, with DeepSpeed's keys, for keys at which DeepSpeed stops, and for refused values."""
     problems = [
         *_stopped_by(config),
         *(
@@ -320,12 +322,13 @@ def _because(instead: str) -> str:
 
 
 def refused_key(key: str, message: str) -> InputError:
-    """Return the error for a key of ds_config."""
+    """Return the error for a key of ds_config that is refused, for a given reason."""
     return InputError((Problem("", None, None, key, message),))
 
 
 def refuse_values(config: DeepSpeedConfig) -> None:
-    """Raise InputError, with DeepSpeed's keys, for values that it refuses together in training."""
+    """Raise InputError, with DeepSpeed's keys, for combinations of values that DeepSpeed refuses in
+    training."""
     zero, key = config.zero_optimization, "zero_optimization."
     offload = zero.offload_optimizer or OffloadOptimizerSection()
     params = zero.offload_param or OffloadParamSection()
@@ -365,7 +368,7 @@ def refuse_selection(section: ZenFlowSection) -> None:
 
 
 def trains(config: DeepSpeedConfig) -> bool:
-    """Whether a ds_config alone is for training: it configures the optimizer or gradients."""
+    """Return whether a ds_config is for training: whether it configures the optimizer or gradients."""
     zero, given = config.zero_optimization, config.model_fields_set
     of_training = ("optimizer", "gradient_accumulation_steps", "gradient_clipping", "data_types")
     sections = (zero.offload_optimizer, zero.zenflow)

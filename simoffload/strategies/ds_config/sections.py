@@ -1,8 +1,8 @@
-"""The sections of a ds_config.json that decide how ZeRO offloads parameters, gradients and optimizer.
+"""The sections of a ds_config.json that determine how ZeRO offloads parameters, gradients and optimizer.
 
 Names and defaults are DeepSpeed's (deepspeed/runtime/zero/config.py, offload_config.py,
 runtime/zenflow/zenflow_config.py and runtime/swap_tensor/constants.py, read at 0.19.6 and run at 0.19.8).
-Elements are elements, not bytes.
+Sizes are in elements, not in bytes, unless stated.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ class ConfigSection(Frozen):
 
 
 class OffloadParamSection(ConfigSection):
-    """``zero_optimization.offload_param`` says where weights are."""
+    """``zero_optimization.offload_param`` specifies where weights are."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
     """Device of the weights, unless the scenario names a tier."""
     nvme_path: str | None = None
-    """Folder on the storage; its path has a folder with a tier's name unless the scenario names a tier."""
+    """Folder on the storage. Unless the scenario names a tier, the name of a folder in this path selects
+    it."""
     buffer_count: Positive = 5
     """Number of swap buffers for weights on storage."""
     buffer_size: AutoElements = 100_000_000
-    """[elements] of each swap buffer; the largest slice of a parameter must fit."""
+    """[elements] of each swap buffer; it must hold the largest partition of a parameter."""
     max_in_cpu: AutoElements = 1_000_000_000
     """[elements] of weights that stay in host memory under NVMe offload."""
     pin_memory: bool | None = None
@@ -82,12 +83,13 @@ class OffloadParamSection(ConfigSection):
 
 
 class OffloadOptimizerSection(ConfigSection):
-    """``zero_optimization.offload_optimizer`` says where and how the optimizer runs."""
+    """``zero_optimization.offload_optimizer`` specifies where and how the optimizer runs."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """Device of the optimizer states, unless the scenario names a tier."""
     nvme_path: str | None = None
-    """Folder on the storage; its path has a folder with a tier's name unless the scenario names a tier."""
+    """Folder on the storage. Unless the scenario names a tier, the name of a folder in this path selects
+    it."""
     buffer_count: Positive = 4
     """Number of swap buffers of the optimizer, each of the size of the largest sub-group."""
     pin_memory: bool | None = None
@@ -97,8 +99,8 @@ class OffloadOptimizerSection(ConfigSection):
     pipeline_write: bool = False
     """Whether a sub-group is written while the next is updated."""
     fast_init: bool = False
-    """Only of start-up: master weights are made from parameters on storage through the parameters' swap
-    buffers, the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
+    """Whether master weights are made through the parameters' swap buffers. It only affects start-up:
+    the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
     ratio: Fraction = 1.0
     """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
     super_offload: bool = False
@@ -123,7 +125,8 @@ class ZenFlowSection(ConfigSection):
     offload: bool = False
     """Whether moments of the selected columns are kept in host memory."""
     auto_ratio: Fraction = 0.99
-    """Share of the tensors that make an update under ``update_interval: auto``, whose interval is assumed."""
+    """Fraction of the tensors that must be due before an update with ``update_interval: auto``; only its
+    default is simulated, as an assumed interval."""
     full_warm_up_rounds: Elements = 0
     """Number of first steps in which everything is updated."""
     pt_reserved_cores_perc: Fraction = 0.5
@@ -131,7 +134,7 @@ class ZenFlowSection(ConfigSection):
 
 
 class ZeroSection(ConfigSection):
-    """``zero_optimization`` says what is partitioned and what is offloaded."""
+    """``zero_optimization`` specifies what is partitioned and what is offloaded."""
 
     stage: Literal[0, 1, 2, 3] = 3
     """Partitioned states: 0 none, 1 optimizer states, 2 also gradients, 3 also weights."""
@@ -142,11 +145,12 @@ class ZeroSection(ConfigSection):
     zenflow: ZenFlowSection | None = None
     """ZenFlow: important columns are updated on the GPU, the others later on the CPU."""
     contiguous_gradients: bool = True
-    """False is not simulated: no bucket of ``reduce_bucket_size``, and no copies into it (stage3.py,
-    ``__add_grad_to_ipg_bucket``)."""
+    """Whether gradients are copied into a bucket of ``reduce_bucket_size``. False is not simulated
+    (stage3.py, ``__add_grad_to_ipg_bucket``)."""
     reduce_scatter: bool = True
-    """False is not simulated in stage 3 (``__avg_scatter_contiguous_grads``: an all-reduce); stages 1 and 2
-    all-reduce either way (stage_1_and_2.py, ``average_tensor``)."""
+    """Whether gradients are reduce-scattered. False is not simulated in stage 3, where it is an all-reduce
+    (``__avg_scatter_contiguous_grads``); stages 1 and 2 all-reduce in any case (stage_1_and_2.py,
+    ``average_tensor``)."""
     reduce_bucket_size: AutoElements = 500_000_000
     """[elements] of gradients that are reduced in one operation."""
     allgather_bucket_size: AutoElements = 500_000_000
@@ -154,28 +158,29 @@ class ZeroSection(ConfigSection):
     sub_group_size: AutoElements = 1_000_000_000
     """[elements] that stage 3 updates in one operation."""
     round_robin_gradients: bool = False
-    """Whether the ranks' copies to host memory are spread over the backward pass, as always simulated."""
+    """Whether the ranks' copies to host memory are spread over the backward pass; true is always
+    simulated."""
     overlap_comm: bool | None = None
     """Whether gradients are reduced in parallel with the backward pass; None: in stage 3."""
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
     """[elements] that are gathered in advance."""
     stage3_param_persistence_threshold: AutoElements = 100_000
-    """[elements] Smaller parameters stay gathered."""
+    """Largest size [elements] of a parameter that always stays gathered."""
     stage3_model_persistence_threshold: AutoElements = sys.maxsize
     """[elements] in total of parameters that stay gathered because of their size."""
     stage3_max_live_parameters: AutoElements = 1_000_000_000
     """[elements] of gathered parameters on a GPU, at most."""
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
-    """[elements] A parameter that is used again within this distance is kept."""
+    """Largest distance [elements] to the next use of a parameter at which it stays gathered."""
 
 
 class AioSection(ConfigSection):
-    """``aio`` says how storage is read and written."""
+    """``aio`` specifies how storage is read and written."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
     """Size of one request [B]; files are opened with O_DIRECT."""
     queue_depth: Positive = 8
-    """Number of requests in flight per thread."""
+    """Number of requests in flight of each thread."""
     intra_op_parallelism: Positive | None = None
     """Number of threads that share one read or write."""
     thread_count: Positive | None = None
@@ -205,10 +210,11 @@ class DataTypesSection(ConfigSection):
 
 
 class ActivationCheckpointingSection(ConfigSection):
-    """``activation_checkpointing``: read only by DeepSpeed's own checkpoint function."""
+    """``activation_checkpointing`` is read only by DeepSpeed's own checkpoint function."""
 
     partition_activations: bool = False
-    """Partitioning of checkpoints among tensor-parallel ranks, of which there is one here."""
+    """Whether checkpoints are divided among tensor-parallel ranks; without effect, as there is one such
+    rank."""
     cpu_checkpointing: bool = False
     """Whether checkpointed activations are kept in host memory."""
 
@@ -219,7 +225,10 @@ def _lower(value: Any) -> Any:
 
 
 class CheckpointWriterSection(ConfigSection):
-    """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
+    """``checkpoint.writer`` selects and configures the writer of checkpoints.
+
+    (deepspeed/runtime/model_checkpointing/constants.py; "mock" writes nothing.)
+    """
 
     type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
     """Writer of files: Python's file object, or FastPersist."""
@@ -234,7 +243,7 @@ class CheckpointWriterSection(ConfigSection):
 
 
 class CheckpointSection(ConfigSection):
-    """``checkpoint`` says how checkpoints are written."""
+    """``checkpoint`` specifies how checkpoints are written."""
 
     checkpoint_serialization: bool = True
     """Whether checkpoints use PyTorch's zip format; otherwise the older one."""
@@ -250,7 +259,7 @@ class PrecisionSection(ConfigSection):
 
 
 def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSection:
-    """Raise ValueError for both, which DeepSpeed refuses (deepspeed/runtime/config.py)."""
+    """Raise ValueError if both are enabled, which DeepSpeed refuses (deepspeed/runtime/config.py)."""
     other = info.data.get("fp16")
     if value.enabled is True and other is not None and other.enabled is True:
         raise ValueError("bf16 and fp16 cannot both be enabled; leave one out")
@@ -258,7 +267,7 @@ def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSe
 
 
 class DeepSpeedConfig(ConfigSection):
-    """A ds_config.json, as far as it determines what is offloaded and how."""
+    """DeepSpeedConfig is a ds_config.json, as far as it determines what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
     """Settings of partitioning and offloading."""
@@ -277,7 +286,7 @@ class DeepSpeedConfig(ConfigSection):
     gradient_accumulation_steps: AutoPositive | None = None
     """Micro-steps per step; must agree with the scenario."""
     gradient_clipping: Annotated[float, Field(ge=0.0)] | Literal["auto"] = 0.0
-    """Largest norm of the gradients; 0: the norm is not computed."""
+    """Largest norm of the gradients; with 0 the norm is not computed."""
     data_types: DataTypesSection = DataTypesSection()
     """Data types of accumulated values."""
     activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()

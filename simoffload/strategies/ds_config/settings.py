@@ -1,7 +1,5 @@
-"""The values of ds_config, resolved: the version's defaults and Hugging Face's "auto" applied.
-
-Versions in which a default or a name changed are said where they matter.
-"""
+"""Settings of a run: ds_config with the defaults of the DeepSpeed version and Hugging Face's values for
+"auto"."""
 
 from __future__ import annotations
 
@@ -74,13 +72,13 @@ _KINDS: dict[str, OptimizerKind] = {
 }
 _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _ZENFLOW_STEPS_AUTO = 4
-"""Steps between CPU updates where ``update_interval`` is "auto": it depends on the gradients' values (an
-update comes when 99 % of the tensors have gathered enough of the norm). The published runs use 4
+"""Steps between CPU updates if ``update_interval`` is "auto", which depends on gradients: an update comes
+when 99 % of the tensors have accumulated enough of the norm. The published runs use 4
 (blogs/deepspeed-zenflow; an estimate)."""
 
 
 class OffloadSettings(NamedTuple):
-    """OffloadSettings are the resolved settings of one run."""
+    """OffloadSettings are the settings of parameter offloading, with the defaults of the version."""
 
     version: tuple[int, ...]
     device: Literal["none", "cpu", "nvme"] | None
@@ -96,13 +94,13 @@ class OffloadSettings(NamedTuple):
     model_persistence_threshold: int
     """[elements]"""
     overlap_comm: bool
-    """Whether copies and gathers have their own stream; false: they share that of the kernels."""
+    """Whether copies and gathers have their own stream; if not, they are on the stream of the kernels."""
     pin_memory: bool
     buffer_count: int
     buffer_size: int
     """[elements]"""
     max_in_cpu: int
-    """[elements] of parameters that training keeps in host memory although their tier is storage."""
+    """[elements] of parameters that training keeps in host memory although they are offloaded to storage."""
     block_size: int
     """[B]"""
     queue_depth: int
@@ -111,31 +109,33 @@ class OffloadSettings(NamedTuple):
     use_gds: bool
 
     def copies_directly(self, ranks: int) -> bool:
-        """One rank copies its parameters asynchronously and gathers nothing; before DeepSpeed 0.9.0 even
-        one rank made blocking copies and an all-gather with itself (pull request 2953)."""
+        """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
+        request 2953)."""
         return ranks == 1 and self.version >= (0, 9, 0)
 
     @property
     def swap_buffers_pinned(self) -> bool:
-        """Whether CUDA knows the swap buffers; since DeepSpeed 0.19.4 they are only locked in memory (pull
-        request 8212), and copies from them go at the pace of pageable memory."""
+        """Whether copies from the swap buffers run at the rate of pinned memory.
+
+        Since DeepSpeed 0.19.4 the buffers are locked in memory but unknown to CUDA (pull request 8212), and
+        copies from them run at the rate of pageable memory.
+        """
         return self.version < (0, 19, 4)
 
     def source(self, on_nvme: bool) -> bool | None:
-        """Whether a partition is copied from pinned memory; None if it is not copied, being read by GPUDirect
-        Storage into the GPU's."""
+        """Return whether a partition is copied from pinned memory; None if GDS reads it into the GPU."""
         if not on_nvme:
             return self.pin_memory
         return None if self.use_gds else self.swap_buffers_pinned
 
     @property
     def min_swap_bytes(self) -> int:
-        """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""
+        """[B] below which a partition stays in host memory (partitioned_param_swapper.py)."""
         return max(1 << 20, self.block_size)
 
     @property
     def outstanding_bytes(self) -> int:
-        """[B] the most that one rank has in flight to storage."""
+        """[B] that one rank has in flight to storage, at most."""
         return self.block_size * self.queue_depth * self.threads
 
     @property
@@ -158,12 +158,13 @@ class OffloadSettings(NamedTuple):
         return _ALIGNED * self.threads
 
     def aligned(self, size: int) -> int:
-        """[B] that a file or swap buffer of ``size`` takes: whole units of every aio thread."""
+        """Return the size [B] of a file or swap buffer for ``size`` [B] of data, padded for every aio
+        thread."""
         return -(-size // self.alignment) * self.alignment
 
 
 class ZenFlow(NamedTuple):
-    """ZenFlow applies important gradient columns on the GPU immediately, the others later on the CPU."""
+    """ZenFlow updates important gradient columns on the GPU immediately, and the others later on the CPU."""
 
     topk_ratio: float
     update_interval: int
@@ -180,11 +181,11 @@ class ZenFlow(NamedTuple):
 
 
 class TrainingSettings(NamedTuple):
-    """TrainingSettings are the resolved settings of one training run."""
+    """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version."""
 
     stage: int
     params: OffloadSettings
-    """Settings of fetching parameters; below stage 3 they stay on the GPU."""
+    """Settings of fetching parameters; below stage 3 parameters are not fetched."""
     optimizer: OptimizerKind
     optimizer_device: Literal["none", "cpu", "nvme"]
     pin_memory: bool
@@ -207,7 +208,7 @@ class TrainingSettings(NamedTuple):
     """[elements]"""
     overlap_comm: bool
     gradient_bytes: int
-    """[B] of an element in which gradients are accumulated (``data_types.grad_accum_dtype``)."""
+    """[B] of an element of the accumulated gradients (``data_types.grad_accum_dtype``)."""
     gradient_clipping: bool
     cpu_checkpointing: bool
     """Whether checkpointed activations are kept in host memory."""
@@ -238,7 +239,7 @@ def _values(settings: NamedTuple, *names: str) -> dict[str, Any]:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Turn "0.16.4" into (0, 16, 4); ValueError if it is no such thing."""
+    """Convert "0.16.4" to (0, 16, 4). Raises ValueError for text that is not a version."""
     parts = text.split(".")
     if not 2 <= len(parts) <= 4 or not all(part.isdigit() and len(part) < 5 for part in parts):
         raise ValueError(f'{quoted(text)} is not a DeepSpeed version; write e.g. "0.16.4"')
@@ -246,12 +247,12 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def threads_key(version: tuple[int, ...]) -> str:
-    """Return the key of ``aio`` from which a version reads how many threads share one read or write."""
+    """Return the key of ``aio`` that a version reads for the number of threads of one read or write."""
     return "intra_op_parallelism" if version >= _FIRST_INTRA_OP else "thread_count"
 
 
 def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> int:
-    """Return the threads of one aio handle; the key that the version does not know is silently ignored."""
+    """Return the threads of one aio handle; a version ignores the key that it does not know."""
     key = threads_key(version)
     (other,) = {"intra_op_parallelism", "thread_count"} - {key}
     threads, ignored = getattr(aio, key) or 1, getattr(aio, other)
@@ -268,8 +269,8 @@ def resolve_settings(
 ) -> tuple[OffloadSettings, tuple[str, ...]]:
     """Apply the version's defaults and Hugging Face's "auto" rules; return settings and warnings.
 
-    Raises ValueError for what is no version and InputError, with DeepSpeed's key, for a stage that does not
-    offload parameters and for keys that would make the answer far off.
+    Raises ValueError for text that is not a version, and InputError, with DeepSpeed's key, for a stage that
+    does not offload parameters and for refused keys.
     """
     stage = config.zero_optimization.stage
     if stage != 3:
@@ -283,10 +284,10 @@ def resolve_settings(
 def fetch_settings(
     config: DeepSpeedConfig, *, version: str, hidden_size: int
 ) -> tuple[OffloadSettings, tuple[str, ...]]:
-    """The knobs of stage 3, which say nothing below it, and warnings about what the version makes of them.
+    """Return the settings of fetching parameters in stage 3, and warnings about the effect of the version.
 
-    Raises ValueError for what is no version. "auto" follows transformers' integration: prefetch 0.9 h^2,
-    persistence 10 h; other keys fall back to DeepSpeed's default.
+    "auto" is what transformers' integration sets: prefetch 0.9 h^2, persistence 10 h; for other keys
+    DeepSpeed's default. Raises ValueError for text that is not a version.
     """
     number = parse_version(version)
     zero, aio = config.zero_optimization, config.aio
@@ -322,7 +323,7 @@ def fetch_settings(
 
 
 def _pick(section: BaseModel, key: str, auto: Mapping[str, int] | None = None) -> int:
-    """Return the value of a key; for "auto" that of Hugging Face, else DeepSpeed's default."""
+    """Return the value of a key; for "auto" that of Hugging Face, for a missing key DeepSpeed's default."""
     value = getattr(section, key)
     return int((auto or {}).get(key, type(section).model_fields[key].default) if value == "auto" else value)
 
@@ -334,7 +335,7 @@ def _pinned(section: OffloadParamSection | OffloadOptimizerSection, version: tup
 def resolve_training(
     config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int, dtype_bytes: int
 ) -> tuple[TrainingSettings, tuple[str, ...]]:
-    """Apply defaults, "auto" and what DeepSpeed refuses; return settings and warnings.
+    """Apply defaults and "auto" for training; return settings and warnings.
 
     Raises InputError, with DeepSpeed's key, for combinations that DeepSpeed refuses or that are not modelled.
     """

@@ -1,9 +1,9 @@
-"""PyTorch's FSDP with its states on the GPU or in host memory: what offloading under ZeRO is compared with.
+"""PyTorch's FSDP with its states on the GPU or in host memory, for comparison with offloading under ZeRO.
 
-What its hooks decide is in ``fsdp_runtime``, what that takes in ``fsdp_writer``. Reference: Zhao et al.,
-PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit (``transformer_auto_wrap_policy``), the rest is
-the root. With gradient accumulation gradients are summed up whole on the GPU (``no_sync``), as PyTorch
-asks for with offloading.
+``fsdp_runtime`` replays the decisions of its hooks, ``fsdp_writer`` writes the operations. Reference: Zhao et
+al., PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit (``transformer_auto_wrap_policy``), all
+other modules are the root unit. With gradient accumulation, unsharded gradients are added up on the GPU
+(``no_sync``), as PyTorch requires with offloading.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from simoffload.workload import Training
 __all__ = ["Fsdp", "FsdpPlan"]
 
 _LIMITED = 3
-"""Layers whose parameters are on the GPU at most with ``limit_all_gathers``: one at work, one waiting for it,
-one being gathered."""
+"""Largest number of layers whose parameters are on the GPU with ``limit_all_gathers``: one in use, one that
+is ready, one that is being gathered."""
 _SETTLED = 3
-"""Number of steps, and of micro-steps in each, after which FSDP's state repeats."""
+"""Number of steps, and of micro-steps in each, after which FSDP's state repeats (our choice)."""
 _BATCH = "lower batch_size or sequence_length"
 _KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _OFFLOAD = "set cpu_offload, or take more ranks"
@@ -50,7 +50,7 @@ _UNMEASURED = "host-thread costs of FSDP and its AdamW: scaled from another host
 
 
 class Fsdp(Strategy):
-    """Training under PyTorch's FSDP, with its names for the knobs and its defaults."""
+    """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
 
     serves: ClassVar = frozenset({"training"})
     method: ClassVar = "FSDP"
@@ -62,16 +62,17 @@ class Fsdp(Strategy):
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer are in host memory (``CPUOffload``)."""
     backward_prefetch: Prefetch = "pre"
-    """When the next unit is gathered: before or after this one's gradients are computed, or on demand."""
+    """When the next unit is gathered in backward: before or after the gradients of the present one, or on
+    demand."""
     limit_all_gathers: bool = True
     """Whether at most two units are gathered ahead of the one in use."""
     reshard_after_forward: bool = True
     """Whether sharding is ``FULL_SHARD``; otherwise it is ``SHARD_GRAD_OP``."""
     mixed_precision: bool = True
-    """Whether only shards and optimizer are in single precision; the rest has the model's type."""
+    """Whether only shards and optimizer states are in single precision and all else has the model's type."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 unless it is set
-    already); by default the cores over the ranks."""
+    """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
+    default the host's cores over its ranks."""
 
     def places(self, _machine: Machine) -> Placement:
         """Return the tier that holds parameters, gradients and optimizer."""
@@ -83,7 +84,8 @@ class Fsdp(Strategy):
         return Placement("hbm", "hbm"), Placement("dram", "dram")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edit of ``cpu_offload``. Raises PlacementError for what FSDP cannot do."""
+        """Return the edit of ``cpu_offload``. Raises PlacementError for placements that FSDP does not
+        support."""
         weights, optimizer = placement
         if (weights, optimizer or weights) not in self.placements(machine):
             why = (
@@ -94,11 +96,11 @@ class Fsdp(Strategy):
         return (Edit.at("strategy.cpu_offload", weights == "dram"),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield all states in host memory."""
+        """Yield the change that moves all states to host memory."""
         yield (Change("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
-        """Apply the strategy; InputError for what is not modelled."""
+        """Apply the strategy. Raises InputError for settings that are not modelled."""
         modules = (*model.modules_before, *model.layer, *model.modules_after)
         if not all(one.trainable for module in modules for one in module.parameters):
             text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
@@ -109,7 +111,7 @@ class Fsdp(Strategy):
 
 @dataclass(frozen=True)
 class FsdpPlan(StepWork):
-    """An FsdpPlan is FSDP training of one model on one machine."""
+    """An FsdpPlan is the plan of FSDP training for one model on one machine."""
 
     model: ModelShape
     workload: Training
@@ -131,7 +133,7 @@ class FsdpPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         host = self.machine.host
         unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
         return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))
@@ -157,7 +159,7 @@ class FsdpPlan(StepWork):
 
     @property
     def options(self) -> FsdpOptions:
-        """Options that the writer needs."""
+        """FSDP's settings, with the sizes of elements that follow from the model's type."""
         strategy, element = self.strategy, self.model.dtype_bytes
         return FsdpOptions(
             cpu_offload=strategy.cpu_offload,
@@ -216,7 +218,7 @@ class FsdpPlan(StepWork):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory of each tier in a micro-step and in the optimizer's step (an estimate)."""
+        """Memory of each tier in a micro-step and in the optimizer step (an estimate)."""
         states, host = self._states, self._host
         adam = "temporaries of AdamW"
         size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
@@ -259,7 +261,7 @@ class FsdpPlan(StepWork):
         limited = options.limit_all_gathers and options.reshard_after_forward and units.ranks > 1
         unsharded = root + layer * (min(layers, _LIMITED) if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
-        # One layer's gradients are put together while those before are reduced; the root's stay to the end.
+        # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
         gradients = 2 * root + 3 * layer
         if self._micro_steps > 1:
             gradients += root + layer * layers

@@ -1,8 +1,8 @@
 """FSDP's runtime, replayed: which unit is brought to the GPU, freed and reduced when.
 
-Source: torch/distributed/fsdp/_runtime_utils.py, _flat_param.py and _limiter_utils.py of PyTorch 2.13
-(``FullyShardedDataParallel``); real runs are compared with in the tests. What its hooks decide depends on the
-order of the units and on the knobs, not on the clock.
+The decisions of its hooks depend on the order of units and on the settings, not on time. Source:
+torch/distributed/fsdp/_runtime_utils.py, _flat_param.py and _limiter_utils.py of PyTorch 2.13
+(``FullyShardedDataParallel``); the tests compare with real runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ROOT", "FsdpOptions", "FsdpRuntime", "FsdpSink", "Prefetch"]
 
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
-"""The unit that owns all that is in no layer; a layer's unit is its number."""
+"""Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""
 _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 
@@ -26,7 +26,7 @@ class FsdpOptions(NamedTuple):
     limit_all_gathers: bool
     reshard_after_forward: bool
     element: int
-    """Size of an element as it is gathered and computed with [B]."""
+    """Size of an element in the type in which parameters are gathered and used [B]."""
     shard_element: int
     """Size of an element of a shard and its gradient [B]."""
 
@@ -35,27 +35,28 @@ class FsdpSink:
     """An FsdpSink receives FSDP's operations in the order of the host thread; this base ignores them."""
 
     def unshard(self, unit: int, /) -> None:
-        """Bring the shard to the GPU and cast it."""
+        """Copy the shard to the GPU and cast it."""
 
     def limit(self, event: int, /) -> None:
-        """Let the host wait until memory is free, by what :meth:`free` returned."""
+        """Let the host wait until the memory of an earlier :meth:`free` is available; ``event`` is its return
+        value."""
 
     def gather(self, unit: int, /) -> None:
-        """All-gather the shards that were brought."""
+        """All-gather the shards that were copied."""
 
     def need(self, unit: int, /) -> None:
-        """Let compute wait for the unit."""
+        """Let the kernels wait for the unit."""
 
     def free(self, _unit: int, /) -> int:
-        """Free memory behind what was launched so far; return a name of that point."""
+        """Free memory when all kernels launched so far are done; return an identifier of this point."""
         return -1
 
     def reduce(self, unit: int, /) -> None:
-        """Reduce the unit's gradients and keep them where the optimizer runs."""
+        """Reduce the unit's gradients, and keep them in the memory of the optimizer."""
 
 
 class FsdpRuntime:
-    """FsdpRuntime is FSDP's state of one rank; until ``begin`` names a sink it is only updated."""
+    """FsdpRuntime is the state of FSDP on one rank; before ``begin`` it makes no calls."""
 
     def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
         self._layers = layers
@@ -67,7 +68,7 @@ class FsdpRuntime:
         self._sink = FsdpSink()
 
     def begin(self, sink: FsdpSink) -> None:
-        """Begin to send calls to a sink; all earlier calls count as done."""
+        """Begin to send calls to a sink; all earlier calls count as finished."""
         self._sink = sink
         self._free_events = deque([None] * len(self._free_events))
 
@@ -110,7 +111,8 @@ class FsdpRuntime:
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
-        """Handle complete gradients of a unit; within ``no_sync`` (no ``boundary``) they stay unsharded."""
+        """Handle the complete gradients of a unit; within ``no_sync`` (``boundary`` is false) they stay
+        unsharded."""
         if boundary or self._options.reshard_after_forward:
             self._reshard(unit)
         if self._options.backward_prefetch == "post" and unit != ROOT:

@@ -1,13 +1,11 @@
-"""Writing a micro-step and the optimizer's step under PyTorch's FSDP down as operations.
+"""Operations of a micro-step and of the optimizer step under PyTorch's FSDP.
 
 Units are the decoder layers and the root, which owns all else; each is one flat parameter. Streams: ``copy``
-(the pre-unshard stream: shards to the GPU and their cast), ``comm`` (NCCL: all-gathers and reduce-scatters
-of one process group, in the order in which they are issued), ``compute`` and ``reduce`` (the post-backward
-stream). Sources as in ``fsdp_runtime``. One rank is not sharded (``NO_SHARD``): nothing is gathered, and
-copies of gradients block.
-
-What FSDP's Python takes is in ``FsdpCosts``; launches of forward are PyTorch's own and cost what they do
-without ZeRO-3.
+(the pre-unshard stream: copies of shards to the GPU, and their cast), ``comm`` (NCCL: the all-gathers and
+reduce-scatters of one process group, in the order in which they are issued), ``compute`` and ``reduce`` (the
+post-backward stream). Sources: those of ``fsdp_runtime``. A single rank is not sharded (``NO_SHARD``):
+nothing is gathered, and copies of gradients block. The times of FSDP's Python code are in ``FsdpCosts``;
+launches of forward have the cost that they have without ZeRO-3.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class Units(NamedTuple):
 
     ranks: int
     numels: Mapping[int, int]
-    """Number of elements by layer, and of ``ROOT`` [elements]."""
+    """Number of elements by layer, and of ``ROOT``."""
     layer_tensors: int
     """Number of parameters of a layer."""
     root_tensors: int
@@ -58,12 +56,12 @@ class Units(NamedTuple):
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """Return the number of elements of one rank's shards [elements]."""
+        """Number of elements of one rank's shard of each unit, the layers and the root."""
         return tuple(self.slice(unit) for unit in self.numels)
 
 
 class FsdpWriter(StreamWriter, FsdpSink):
-    """FsdpWriter writes one part of a step as the runtime requests."""
+    """An FsdpWriter writes one part of a step, called by the runtime."""
 
     def __init__(self, *, name: str, units: Units, options: FsdpOptions, timing: TrainingTiming) -> None:
         super().__init__(name=name, gpus=range(units.ranks), streams=_STREAMS, machine=timing.machine)
@@ -73,13 +71,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
-        """Ratio of the launch times of forward and inference."""
+        """Ratio of the host time of an operation in forward, which autograd records, to that in inference."""
         self._ready: dict[int, tuple[int, int]] = {}
-        """Operation for which the users of a unit wait, as (stream, ordinal)."""
+        """Operation after which a unit can be used, as (stream, number)."""
         self._awaited_by_compute: list[tuple[int, int]] = []
         self._element = options.element
         self._forward = True
-        """Whether the pass is a forward pass, whose units make views of their parameters."""
+        """Whether the pass is a forward pass, in which views of the parameters are made."""
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -104,14 +102,15 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_COMPUTE)
 
     def backward(self, trace: Trace, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
-        """Write the backward pass; ``accumulates`` = it adds to gradients of earlier micro-steps."""
+        """Write the backward pass; ``accumulates``: its gradients are added to those of earlier
+        micro-steps."""
         self._forward = False
         runtime.begin(self)
         self._begin(trace.backward[0])
         runtime.pre_backward(ROOT)
 
         def leave(unit: int) -> None:
-            # Its tensors' gradients are put together, and added to those of earlier micro-steps.
+            # The gradients of its tensors are concatenated, and added to those of earlier micro-steps.
             passes = 5 if accumulates else 2
             self.label = _name(unit)
             self._kernel("reduce", self._time.hbm_traffic(passes * self._units.numel(unit) * self._element))
@@ -135,7 +134,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_COMPUTE)
 
     def optimizer(self, *, threads: int) -> None:
-        """Write PyTorch's AdamW over all shards on their device, one operation after the other."""
+        """Write PyTorch's AdamW over all shards on their device, in a sequence of operations."""
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
@@ -180,7 +179,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_COMPUTE, event)
 
     def gather(self, unit: int) -> None:
-        """All-gather the unit's shards after all copies and casts so far."""
+        """All-gather the unit's shards after all copies and casts written so far."""
         self.spend(self._fsdp.gather.value)
         ordinal = self._collective("all-gather", "gather", self._units.slice(unit), behind=_COPY)
         self._ready[unit] = _COMM, ordinal
@@ -204,8 +203,8 @@ class FsdpWriter(StreamWriter, FsdpSink):
         return self.builder.written[_COMPUTE] - 1
 
     def reduce(self, unit: int) -> None:
-        """Divided lest it overflow, reduced, divided again and cast to the shard's type; then, with
-        offloading, copied to page-locked memory."""
+        """Write a reduction of gradients: division against overflow, reduce-scatter, second division, cast to
+        the type of the shard, and with offloading a copy to page-locked memory."""
         options, numel = self._options, self._units.slice(unit)
         self.spend(self._fsdp.reduce.value)
         if options.cpu_offload:
@@ -265,13 +264,15 @@ class FsdpWriter(StreamWriter, FsdpSink):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, size: int, *, stream: int, to_device: bool) -> int:
-        """Write an asynchronous copy between the GPU and page-locked memory; return its ordinal."""
+        """Write an asynchronous copy between the GPU and page-locked memory; return its number on the
+        stream."""
         route, fixed = self.copies([size], to_device=to_device, pinned=True)
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
-        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its ordinal."""
+        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
+        stream."""
         size = numel * (self.ranks - 1) * self._element
         return self.exchange(kind, name, _COMM, size, behind=(behind,))
 

@@ -1,7 +1,7 @@
-"""A micro-step of training: its gradients' buckets, its replay, what it gathers and reads, and its layers.
+"""A micro-step of training: buckets of gradients, the replay of its hooks, and its peaks and reads.
 
-The forward and backward passes of homogeneous layers are walked through with as few of these as stand for all
-(``layer_period``); what waits in a bucket and in swap buffers has a period of its own.
+Forward and backward of identical layers are replayed with as few layers as possible (``layer_period``). The
+gradients in a bucket and in swap buffers have a period of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST = 1000
 
 
 class Bucket:
-    """A Bucket collects gradients up to ``size`` [elements], which ``reduce`` then gets."""
+    """A Bucket collects gradients up to ``size`` [elements] and then passes them to ``reduce``."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Bucket:
 
 
 class MicroStepReplay(Replay):
-    """MicroStepReplay replays one micro-step with known trace."""
+    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace."""
 
     _out: MicroStepWriter
 
@@ -92,9 +92,9 @@ class MicroStepReplay(Replay):
         self._backward = False
 
     def backward(self) -> bool:
-        """Write the backward pass; forward is gone through without writing.
+        """Write the backward pass, after a replay of forward without writing.
 
-        Return whether the layers that are left out of both are like those before them.
+        Return whether the layers of both that are not replayed repeat those before them.
         """
         right = True
         if self._coordinator is not None:
@@ -106,7 +106,8 @@ class MicroStepReplay(Replay):
         return right
 
     def _state(self) -> State:
-        """Return what decides how things are written down, and which gradients are reduced together."""
+        """Return the state that determines which operations are written and which gradients are reduced
+        together."""
         return (*super()._state(), self._bucket.state)
 
     def _back(self, event: Event) -> None:
@@ -127,14 +128,16 @@ _SIDE_STREAM = (0, 19, 6)
 
 
 class ActivationOffload:
-    """Copies of layers' inputs of ``size`` [B] each (``activation_checkpointing.cpu_checkpointing``).
+    """ActivationOffload copies the inputs of layers, ``size`` [B] each, to host memory and back
+    (``activation_checkpointing.cpu_checkpointing``).
 
     Sources: deepspeed/runtime/activation_checkpointing/checkpointing.py and, since DeepSpeed 0.19.6,
-    offload_activations.py (``_ActivationOffloadEngine``). There, a side stream copies into page-locked
-    memory and back: a layer's input leaves the GPU once the next layer's forward pass has been launched, the
-    last one not at all, and the one before it is still at hand when backward asks for it. Earlier versions
-    copy to pageable memory before a layer begins, and back before it is computed again, and wait each time.
-    Left out: mask and position ids, and page-locking anew once more than 64 layers have used up the pool.
+    offload_activations.py (``_ActivationOffloadEngine``). Since 0.19.6 a side stream copies to page-locked
+    memory and back. The input of a layer is copied once the next layer's forward pass has been launched; that
+    of the last layer is never copied, and that of the one before it is still on the GPU when backward needs
+    it. Earlier versions copy to pageable memory before a layer begins, and back before it is recomputed, and
+    wait each time. Not modelled: mask and position ids, and new page-locked memory if there are more than 64
+    layers.
     """
 
     def __init__(self, *, size: int, layers: int, version: tuple[int, ...]) -> None:
@@ -165,14 +168,15 @@ class ActivationOffload:
             out.add("compute", COMPUTE, label="checkpoint", after=after)
 
     def _offload(self, out: MicroStepWriter) -> None:
-        """Write the copy after all kernels launched so far."""
+        """Write a copy that starts after all kernels launched so far."""
         out.spend(out.costs.copy_call.value)
         out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=COMPUTE)
 
 
 @dataclass(frozen=True)
 class TrainedLayers(LayeredModel):
-    """TrainedLayers are the hooks and tensors of a micro-step."""
+    """TrainedLayers give the hooks and tensors of a micro-step, for all or only some of the identical
+    layers."""
 
     state: TrainingState
     workload: Training
@@ -189,35 +193,35 @@ class TrainedLayers(LayeredModel):
 
     @property
     def ranks(self) -> int:
-        """Number of GPUs that share the states."""
+        """Number of GPUs among which the states are divided."""
         return self.state.places.ranks
 
     @property
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
+        """Whether the tensors of all layers are on the same tiers, so that the layers are interchangeable."""
         return self.state.homogeneous
 
     def trace_of(self, count: int) -> Trace:
-        """Lay out forward and backward through ``count`` layers."""
+        """Return the order of hooks in forward and backward of a model with ``count`` layers."""
         work, model = self.workload, replace(self.model, num_hidden_layers=count)
         return micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
-        """Cut and place all tensors of ``count`` layers."""
+        """Return the partitioned tensors, with their tiers, of a model with ``count`` layers."""
         return self.state.of_layers(count)
 
     @cached_property
     def full(self) -> LayerStack:
-        """Micro-step with all layers, of which none may be left out."""
+        """Stack of all layers, with which nothing is left out of the replay."""
         trace = self.trace_of(self.count)
         return LayerStack(trace, Parameters.of(trace, self.state.tensors))
 
     # -- gradients ------------------------------------------------------------------------------
 
     def stacks_back(self, swapper: GradientSwapper | None, *, warm: bool = True) -> Iterator[LayerStack]:
-        """Yield the stacks that may stand for forward and backward, the shortest first.
+        """Yield the stacks that can represent the model in forward and backward, the shortest first.
 
-        With a ``swapper`` gradients go to storage.
+        With a ``swapper``, gradients go to storage.
         """
         gradients = self._gradients(swapper) if self.homogeneous else None
         short = None if gradients is None else self.shortest(gradients, warm=warm)
@@ -245,7 +249,7 @@ class TrainedLayers(LayeredModel):
 
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
-        """Return the gradients that backward completes before the layers, in a layer, and after them."""
+        """Return the gradients that backward completes before the layers, in each layer, and after them."""
         trace, parameters, *_ = self.stack(1)
         return [
             [tensor for event in events for tensor in parameters.completed(event)]
@@ -253,7 +257,7 @@ class TrainedLayers(LayeredModel):
         ]
 
     def fill(self, swapper: GradientSwapper) -> None:
-        """Set the swap buffers to the state at the end of backward."""
+        """Bring the swapper to the state that it has at the end of backward."""
         before, layer, after = self._completed
         swapper.insert(GradientSink(), before)
         met: dict[State, int] = {}
@@ -271,14 +275,14 @@ class TrainedLayers(LayeredModel):
 
 
 class _Reads(CoordinatorSink):
-    """Counts the partitions that are read from storage."""
+    """A _Reads collects the partitions that are read from storage."""
 
     def __init__(self) -> None:
         self.slices: list[Tensor] = []
         self._repeated: list[tuple[int, int, int]] = []
 
     def repeat(self, first: int, times: int) -> None:
-        """Repeat what has been read from number ``first`` on."""
+        """Repeat the reads from number ``first`` on."""
         self._repeated.append((first, len(self.slices), times))
 
     @property
@@ -296,22 +300,22 @@ class _Reads(CoordinatorSink):
 
 
 class ReplayPeaks(NamedTuple):
-    """ReplayPeaks are the peaks and reads of a replayed micro-step, without times."""
+    """ReplayPeaks are the largest sizes of gathered parameters in a micro-step, and its reads."""
 
     gathered: int
-    """Maximum size of simultaneously gathered parameters [elements]."""
+    """Largest size of all parameters that are gathered at the same time [elements]."""
     largest: int
-    """Maximum size of a batch gathered in one call [elements]."""
+    """Largest size of parameters that are gathered in one call [elements]."""
     read: tuple[Tensor, ...]
     """Partitions that were read from storage."""
     while_reducing: int
-    """Maximum size of gathered parameters while a bucket is reduced [elements]."""
+    """Largest size of gathered parameters while a bucket is reduced [elements]."""
 
 
 def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> ReplayPeaks | None:
-    """Walk through a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+    """Replay a micro-step of stage 3 for its peaks and reads; raises InputError where DeepSpeed stops.
 
-    None if the layers that are left out are not like those before them.
+    None if the layers that are not replayed do not repeat those before them.
     """
     reads, parameters = _Reads(), step.parameters
     coordinator = step.coordinator(state.settings.params, state.places.ranks, reads, warm=warm)

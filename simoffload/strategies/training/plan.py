@@ -53,7 +53,7 @@ __all__ = ["Places", "ZeroTrainingPlan"]
 
 @dataclass(frozen=True)
 class ZeroTrainingPlan(StepWork):
-    """A ZeroTrainingPlan is ZeRO training of one model on one machine."""
+    """A ZeroTrainingPlan is the plan of training under ZeRO for one model on one machine."""
 
     model: ModelShape
     workload: Training
@@ -62,11 +62,11 @@ class ZeroTrainingPlan(StepWork):
     places: Places
     warnings: tuple[str, ...] = ()
     weight_bits: float | None = None
-    """Size of an element of frozen weights where they are quantized [bit]."""
+    """Size of an element of quantized frozen weights [bit]; None if they are not quantized."""
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """Configuration from which the settings of the run and of its checkpoints are read."""
     saved: CheckpointPlan | None = None
-    """Plan of the run's checkpoints, if it saves any."""
+    """Plan of the run's checkpoints; None if it saves none."""
 
     @property
     def target(self) -> str:
@@ -80,7 +80,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """Describe what is outside the range in which the machine was measured."""
+        """Warnings about numbers used outside the range in which they were measured."""
         return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
 
     @cached_property
@@ -95,19 +95,19 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state."""
+        """Parts of one step of a long run."""
         return self.step.parts
 
     # -- state ----------------------------------------------------------------------------------
 
     @cached_property
     def state(self) -> TrainingState:
-        """State of the run: tensors, partitions and sub-groups, and their places."""
+        """State of the run: tensors, partitions and sub-groups, with their tiers."""
         return TrainingState(self.model, self.settings, self.places, self.weight_bits)
 
     @cached_property
     def parameters(self) -> Parameters:
-        """All tensors with their partitions, and the modules that need them."""
+        """All tensors with their partitions, and the modules that use them."""
         return self.layered.full.parameters
 
     @cached_property
@@ -116,7 +116,7 @@ class ZeroTrainingPlan(StepWork):
         return TrainedLayers(self.state, self.workload)
 
     def check(self) -> None:
-        """Raise InputError for what DeepSpeed refuses at start-up."""
+        """Raise InputError for settings that DeepSpeed refuses at start-up."""
         self.step.check()
         check_buffers(self.state)
 
@@ -150,7 +150,7 @@ class ZeroTrainingPlan(StepWork):
         return out.build()
 
     def _writer(self, part: StepPart, swapper: GradientSwapper | None, layers: int = 0) -> MicroStepWriter:
-        """Return the writer of a part that replays the given number of ``layers``."""
+        """Return the writer of a part, for a stack with the given number of ``layers``."""
         return MicroStepWriter(
             name=part.title,
             state=self.state,
@@ -167,14 +167,14 @@ class ZeroTrainingPlan(StepWork):
         return {}
 
     def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
-        """Yield the stacks that may stand for a pass through the model, the shortest first."""
+        """Yield the stacks that can represent the model in a pass, the shortest first."""
         if part.phase == "forward":
             return self.layered.stacks()
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
         return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
     def _fill(self, swapper: GradientSwapper) -> None:
-        """Set the swap buffers to the state at the end of backward."""
+        """Bring the swapper to the state that it has at the end of backward."""
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
@@ -182,7 +182,8 @@ class ZeroTrainingPlan(StepWork):
             swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
-        """Return the copies of activation checkpoints to host memory, for a model of so many ``layers``."""
+        """Return the copies of activation checkpoints to host memory, for a model with this number of
+        ``layers``."""
         work, model = self.workload, self.model
         if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
             return None
@@ -233,13 +234,14 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
-        """Bytes that one rank moves to and from storage between two updates of the steady state."""
+        """Transfers of one rank to and from storage in one later step."""
         read = self.peak.read if self.peak else ()
         return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
-        """Bytes that one rank moves to and from storage from the start to the end of the first step."""
+        """Transfers of one rank to and from storage from the start of the run to the end of its first
+        step."""
         passed: list[tuple[Sequence[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else ()
@@ -261,7 +263,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Memory by DeepSpeed's own estimators and a rule of thumb."""
+        """Memory that DeepSpeed's own estimators and a rule of thumb give."""
         settings, machine = self.settings, self.machine
         return estimates_for(
             self.model,
@@ -274,7 +276,6 @@ class ZeroTrainingPlan(StepWork):
 
 
 def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
-    """Return the step of the configured mode."""
     if plan.settings.zenflow is not None:
         return ZenFlowStep(plan)
     return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)

@@ -1,8 +1,8 @@
-"""The state of a training run: the model's tensors, cut up among ranks, in sub-groups, each in its place.
+"""The state of a training run: the model's tensors, divided among ranks and in sub-groups, with their tiers.
 
-The one account of it: schedules, storage traffic, memory stages and checkpoints all read it here.
-Partitioning by stage: Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their
-places are read in deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6).
+Schedules, storage traffic, memory stages and checkpoints are all computed from it. Partitioning by stage:
+Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their tiers are read in
+deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Weight(NamedTuple):
     numel: int
     """Number of elements of the tensor [elements]."""
     sums: int
-    """[elements] of the sums over rows and over columns; equal to ``numel`` for a vector."""
+    """Number of sums over rows and over columns [elements], which Adafactor keeps; ``numel`` for a vector."""
     trainable: bool
     quantizable: bool
-    """Whether it is a linear layer's matrix, which bitsandbytes replaces; the output layer's is not."""
+    """Whether bitsandbytes replaces it, as the matrices of linear layers except for the output layer."""
     place: Literal["before", "layer", "after"]
-    """Position of its module; gradients come in the opposite order."""
+    """Position of its module relative to the layers; gradients come in the opposite order."""
 
 
 def weights_of(model: ModelShape) -> tuple[Weight, ...]:
@@ -79,7 +79,8 @@ def _weights(
 
 
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
-    """Return rows plus columns of a matrix; of each matrix where experts are stacked in one tensor."""
+    """Return the rows plus columns of a matrix; the sum over all matrices if experts are stacked in one
+    tensor."""
     if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
         return parameter.numel
     if module.kind == "embedding":
@@ -129,7 +130,8 @@ class Partitions:
         return sum(weight.numel for weight in self.trained)
 
     def slice_numel(self, numel: int) -> int:
-        """[elements] of one rank's slice of a tensor of ``numel``; stage 0 does not cut."""
+        """Return the size of one rank's slice of a tensor of ``numel`` [elements]; stage 0 does not divide
+        tensors."""
         return -(-numel // self.ranks) if self.stage else numel
 
     @cached_property
@@ -139,15 +141,16 @@ class Partitions:
 
     @cached_property
     def part(self) -> int:
-        """[elements] of one rank's part of what is trained: stage 3 pads every tensor, stages 1 and 2 all of
-        them in a row."""
+        """Size of one rank's part of the trained tensors [elements]; stage 3 pads every tensor, stages 1 and
+        2 only the sequence of all."""
         if self.stage in (0, 3):
             return sum(self.slices)
         return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:
-        """Trained tensors that the optimizer updates together: sub-groups in stage 3, else everything."""
+        """Sets of trained tensors that the optimizer updates together: sub-groups in stage 3, otherwise all
+        tensors."""
         if self.stage < 3:
             return (slice(0, len(self.trained)),)
         return sub_groups(self.slices, self.sub_group_size)
@@ -179,26 +182,27 @@ class SubGroup(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An Update describes where a sub-group's states are, and where its updated parameters go."""
+    """An Update states where the states of a sub-group are, and where its updated parameters go."""
 
     group: SubGroup
     on_gpu: bool
     """Whether the optimizer runs on the GPU."""
     swapped: bool
-    """Whether states and gradients are on storage, independent of ``on_gpu``."""
+    """Whether states and gradients are on storage, which ``on_gpu`` does not affect."""
     params: Literal["hbm", "dram", "nvme"]
-    """Place of the sub-group's 16-bit parameters."""
+    """Tier of the sub-group's 16-bit parameters."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The TrainingState is what ZeRO keeps of one model under the settings of a run."""
+    """A TrainingState lists all tensors that ZeRO keeps for a model with the settings of a run, and their
+    tiers."""
 
     model: ModelShape
     settings: TrainingSettings
     places: Places
     weight_bits: float | None = None
-    """Size of an element of frozen matrices where they are quantized (QLoRA) [bit]."""
+    """Size of an element of quantized frozen matrices (QLoRA) [bit]; None if they are not quantized."""
 
     @cached_property
     def partitions(self) -> Partitions:
@@ -209,29 +213,30 @@ class TrainingState:
 
     @property
     def fetching(self) -> OffloadSettings | None:
-        """Settings of fetching parameters; None below stage 3, where every rank has all of them."""
+        """Settings of fetching parameters; None below stage 3, where every rank has all parameters."""
         return self.settings.params if self.settings.stage == 3 else None
 
     @property
     def weights_on(self) -> Literal["hbm", "dram", "nvme"]:
-        """Place of the parameters; those below ``min_swap_bytes`` stay in host memory."""
+        """Tier of the parameters; those below ``min_swap_bytes`` stay in host memory."""
         device = self.settings.params.device
         return "nvme" if device == "nvme" else "dram" if device == "cpu" else "hbm"
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether the optimizer states leave the GPU, except for those that ``ratio`` keeps there."""
+        """Whether optimizer states are offloaded from the GPU, at least those that ``ratio`` does not keep
+        there."""
         return self.settings.optimizer_device != "none"
 
     def swapped(self, size: int) -> bool:
-        """Whether a partition of ``size`` [B] goes to the storage that the parameters are on."""
+        """Return whether a partition of ``size`` [B] is kept on the storage tier of the parameters."""
         return self.weights_on == "nvme" and size >= self.settings.params.min_swap_bytes
 
     # -- tensors --------------------------------------------------------------------------------
 
     @cached_property
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
+        """Whether the tensors of all layers are on the same tiers, so that the layers are interchangeable."""
         settings, params = self.settings, self.settings.params
         weights = self.partitions.weights
         in_layers = any(weight.place == "layer" for weight in weights)
@@ -242,7 +247,7 @@ class TrainingState:
             return False
         if not any(tensor.on_nvme for tensor in self.of_layers(1)):
             return True
-        # A first sub-group that has no room leaves none for others.
+        # If the first sub-group does not fit, none does.
         return not self.partitions.groups or self.partitions.group_numels[0] > params.max_in_cpu
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
@@ -258,7 +263,7 @@ class TrainingState:
         return found
 
     def _placed(self, tensors: Iterable[tuple[str, int]]) -> Iterator[Tensor]:
-        """Tensors by name and size [elements], one after the other."""
+        """Return the partitioned tensors, with their tiers, for names and sizes [elements]."""
         settings = self.settings
         ranks = self.places.ranks if settings.stage else 1
         cut = cut_tensors(tensors, settings.params, ranks=ranks, dtype_bytes=self.model.dtype_bytes)
@@ -266,7 +271,8 @@ class TrainingState:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors as they are cut and placed; where layers are not homogeneous, each its own object."""
+        """All partitioned tensors with their tiers; each is a separate object unless the layers are
+        interchangeable."""
         if self.homogeneous:
             return self.of_layers(self.model.num_hidden_layers)
         weights = self.partitions.weights
@@ -279,7 +285,7 @@ class TrainingState:
 
     @property
     def _kept(self) -> Iterator[slice]:
-        """Sub-groups that fit into ``max_in_cpu`` and stay in host memory."""
+        """Sub-groups that ``max_in_cpu`` keeps in host memory."""
         cut = self.partitions
         ends = accumulate(cut.group_numels)
         return (
@@ -298,14 +304,14 @@ class TrainingState:
 
     @cached_property
     def updates(self) -> tuple[Update, ...]:
-        """Update of every sub-group by the optimizer."""
+        """Update of every sub-group by the optimizer, in order."""
         settings, cut = self.settings, self.partitions
         on_cpu_from = int((1 - settings.ratio) * len(cut.groups))
         updates = []
         for index, (group, numel) in enumerate(zip(cut.groups, cut.group_numels, strict=True)):
             tensors = self.trained[group]
             swapped = (
-                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
+                settings.optimizer_device == "nvme"  # regardless of ``ratio`` (_swappable_optimizer_subgroup)
                 and numel * SINGLE >= settings.params.min_swap_bytes
             )
             params = self.weights_on
@@ -317,22 +323,22 @@ class TrainingState:
 
     @cached_property
     def on_gpu(self) -> tuple[SubGroup, ...]:
-        """Groups with their states in HBM (Twin-Flow: the first of them, unless they are on storage)."""
+        """Sub-groups with their states in HBM (Twin-Flow: the first ones, unless they are on storage)."""
         return tuple(one.group for one in self.updates if one.on_gpu and not one.swapped)
 
     @cached_property
     def in_memory(self) -> tuple[SubGroup, ...]:
-        """Groups with their states in host memory."""
+        """Sub-groups with their states in host memory."""
         return tuple(one.group for one in self.updates if not one.on_gpu and not one.swapped)
 
     @cached_property
     def on_storage(self) -> tuple[SubGroup, ...]:
-        """Groups with their states on storage."""
+        """Sub-groups with their states on storage."""
         return tuple(one.group for one in self.updates if one.swapped)
 
     @property
     def cpu_numel(self) -> int:
-        """Size of one rank's part that is updated on the CPU [elements]."""
+        """Number of elements of one rank that are updated on the CPU."""
         return sum(update.group.numel for update in self.updates if not update.on_gpu)
 
     @property

@@ -1,9 +1,9 @@
-"""A training step: its parts, and how the optimizer's is written, sub-group after sub-group.
+"""A training step: its parts, and the operations of the optimizer, one sub-group after the other.
 
-The plain step, which modes build on. Sources: ``step`` and what it calls in deepspeed/runtime/zero/stage3.py
-and stage_1_and_2.py (0.19.6), and partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py.
-Everything on the host is one after the other; only a pipelined swapper reads one sub-group ahead and writes
-one behind.
+This is the plain step, on which the other modes build. The host does everything in sequence; only a pipelined
+swapper reads the next sub-group and writes the previous one at the same time. Sources: ``step`` and its
+functions in deepspeed/runtime/zero/stage3.py and stage_1_and_2.py (0.19.6), partitioned_optimizer_swapper.py
+and pipelined_optimizer_swapper.py.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ PartWriter = Callable[[MicroStepWriter, StepPart], None]
 CPU_ADAM = "CPU Adam"
 CPU_LOOPS = "CPU casts and scaling"
 _SCALE = 8
-"""Memory traffic per gradient of scaling [B]: read and written."""
+"""[B] of memory traffic per gradient for scaling: it is read and written."""
 
 
 def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
-    """Forward and backward passes of a step of ``accumulation`` micro-steps, of which every ``cycle``-th is
-    followed by an update."""
+    """Return the forward and backward passes of a step of ``accumulation`` micro-steps, with an update after
+    every ``cycle``-th."""
     cycles = Fraction(accumulation, cycle)
     forward = StepPart("forward", "forward", Fraction(accumulation))
     if cycle == 1:
@@ -62,25 +62,25 @@ def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
 
 
 class StepPlan:
-    """A StepPlan adds up the gradients of all micro-steps, then updates everything."""
+    """A StepPlan is the plain step: gradients of all micro-steps are added up, then everything is updated."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         self.plan = plan
 
     @property
     def cycle(self) -> int:
-        """Return the number of micro-steps between two updates of the optimizer."""
+        """Number of micro-steps between two updates."""
         return self.plan.workload.gradient_accumulation_steps
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Return the parts of one step of the steady state, in the order in which they run."""
+        """Parts of one step of a long run, in the order in which they run."""
         accumulation = self.plan.workload.gradient_accumulation_steps
         return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._optimizer}
 
     def hooks(self) -> GradientHooks:
@@ -100,7 +100,7 @@ def refused(key: str, message: str) -> InputError:
 
 
 class OptimizerStep:
-    """Writes one step onto the streams of a micro-step's writer."""
+    """An OptimizerStep writes the optimizer step onto the streams of a micro-step's writer."""
 
     def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan) -> None:
         self._out = out
@@ -129,7 +129,7 @@ class OptimizerStep:
         self.end()
 
     def begin(self) -> None:
-        """Write the norm of all gradients, and those still in swap buffers."""
+        """Write the norm of all gradients, and the gradients that are still in swap buffers."""
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.part("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
@@ -138,7 +138,7 @@ class OptimizerStep:
             out.swapper.flush(out)
 
     def gather(self) -> None:
-        """Gather updated parameters of which every rank holds all."""
+        """Gather the updated parameters that every rank holds completely."""
         out = self._out
         out.part("after the step")
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
@@ -157,7 +157,8 @@ class OptimizerStep:
     # -- where the update is done ---------------------------------------------------------------
 
     def _on_gpu(self, update: Update) -> None:
-        """Write an update in HBM: gradients cast to single precision, scaled; Adam; parameters cast back."""
+        """Write an update in HBM: cast gradients to single precision, scale them, run Adam, cast the
+        parameters back."""
         numel = update.group.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
@@ -179,14 +180,14 @@ class OptimizerStep:
             self._swap_out(update, last=following is None)
 
     def _update(self, numel: int) -> None:
-        """Write Adam, for which the host thread waits."""
+        """Write Adam on the CPU, for which the host thread waits."""
         self._cpu.adam(DEEPSPEED_ADAM * numel)
 
     def give_back(self, update: Update, *, pinned: bool) -> None:
-        """Cast to 16 bit on the CPU, then to where the parameters are.
+        """Write the cast of updated parameters to 16 bit on the CPU and their copy to their tier.
 
         A copy between devices and types casts at its source, into a new pageable tensor (PyTorch,
-        aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned one of their own.
+        aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned buffer for it.
         """
         numel, out = update.group.numel, self._out
         self._cpu.loops((SINGLE + self._size) * numel)
@@ -203,7 +204,7 @@ class OptimizerStep:
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
-        """Gather the other ranks' updated parameters on every rank."""
+        """Gather the parameters that other ranks have updated, on every rank."""
         out = self._out
         if out.ranks == 1:
             return
@@ -220,7 +221,8 @@ class OptimizerStep:
     # -- storage --------------------------------------------------------------------------------
 
     def _swap_in(self, update: Update, following: Update | None) -> None:
-        """Read master, moments and gradient; with ``pipeline_read`` this was begun one sub-group ago."""
+        """Read master weights, moments and gradient; with ``pipeline_read`` the read began one sub-group
+        earlier."""
         out = self._out
         if self._ahead is None:
             self._ahead = self._read(update)
@@ -240,7 +242,7 @@ class OptimizerStep:
                 part, tier=self._plan.places.optimizer, label="optimizer states", after=after
             )
         if not self._settings.pipelined:
-            # The gradient is asked for only when the states are there.
+            # The gradient is read only after the states.
             out.host_waits(IO)
             out.flush()
             after = out.so_far(HOST)
@@ -257,7 +259,7 @@ class OptimizerStep:
         return min(size, held) if held else 0
 
     def _swap_out(self, update: Update, *, last: bool) -> None:
-        """Write master and moments; with ``pipeline_write`` the wait comes one sub-group later."""
+        """Write master weights and moments; with ``pipeline_write`` the host waits one sub-group later."""
         out = self._out
         if self._writing:
             out.wait_writes()
@@ -272,7 +274,7 @@ class OptimizerStep:
 
 
 def out_numel(update: Update, out: MicroStepWriter) -> int:
-    """Return the size of a sub-group's gradients that are kept on storage [B]."""
+    """Return the number of elements of a sub-group whose gradients are on storage."""
     swapper = out.swapper
     if swapper is None:
         return 0
@@ -280,12 +282,12 @@ def out_numel(update: Update, out: MicroStepWriter) -> int:
 
 
 class CpuWork:
-    """Writes what a rank's threads do in host memory: Adam, and PyTorch's loops over elements.
+    """CpuWork writes the work of a rank's threads on host memory: Adam, and PyTorch's loops over elements.
 
-    Work of the training process goes onto the host's stream, which then waits, that of so many ``threads`` of
-    another process onto a ``stream`` of its own. A mode that leaves cores to such a process binds only the
-    thread that calls (Linux: ``sched_setaffinity`` of one thread; psutil's ``cpu_affinity``): the training
-    process's OpenMP threads, which exist by then, keep all cores.
+    Work of the training process is on the host's stream, which waits for it. Work of ``threads`` threads of
+    another process is on a separate ``stream``. If a mode leaves cores to such a process, only the thread
+    that sets this is bound to the other cores (Linux: ``sched_setaffinity`` of one thread; psutil's
+    ``cpu_affinity``); the OpenMP threads of the training process, which already exist then, keep all cores.
     """
 
     def __init__(
@@ -303,14 +305,14 @@ class CpuWork:
         self._work(CPU_ADAM, traffic, rate)
 
     def scale(self, numel: int) -> None:
-        """Gradients in single precision multiplied in place (``unscale_and_clip_grads``): a byte takes as
-        long as one of Adam's ("scale" beside "cpu_adam" in calibrate micro: 27 GB/s of one thread each)."""
+        """Write the scaling of gradients in place (``unscale_and_clip_grads``), at the rate of Adam in bytes:
+        "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work(CPU_LOOPS, _SCALE * numel, rate)
 
     def fresh(self, size: int) -> None:
-        """Memory that was never written is written by all threads, and given back by one: the kernel maps and
-        clears its pages first and takes them back afterwards."""
+        """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
+        clears the pages, and later takes them back."""
         self._out.spend((FRESH_CAST_S / self._threads + FREED_S) * size)
 
     def loops(self, traffic: int) -> None:

@@ -1,10 +1,10 @@
 """Storage reads and writes of training: at start-up, in the first step, and in every later one.
 
-Source: the code path of DeepSpeed 0.18.3 and 0.19.6 (stage3.py ``_create_fp32_partitions``,
+Adam's moments do not exist before the first step, so that the first step reads only weights and gradients.
+Source: DeepSpeed 0.18.3 and 0.19.6 (stage3.py ``_create_fp32_partitions``,
 ``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``, ``step``; swap_tensor/:
 async_swapper.py for gradients, partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py,
-optimizer_utils.py). Adam's moments do not exist before the first step, so that it reads only weight and
-gradient.
+optimizer_utils.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARAMS = "16-bit parameters"
 
 
 class Transfer(NamedTuple):
-    """A Transfer is the files of one kind that one rank reads or writes."""
+    """A Transfer is a set of files of one kind that one rank reads or writes."""
 
     tier: str
     what: str
@@ -49,9 +49,9 @@ class Transfer(NamedTuple):
         return self.times * sum(self.sizes)
 
     def full_requests(self, *, block: int, threads: int) -> int:
-        """Requests of a whole ``block`` [B] that the files make on ``threads`` aio threads.
+        """Return the number of requests of a whole ``block`` [B] for the files, with ``threads`` aio threads.
 
-        Each thread takes an equal slice of a file; what a slice leaves over is a smaller request.
+        Each thread takes an equal slice of a file; the remainder of a slice is a smaller request.
         """
         return self.times * sum(threads * ((size // threads) // block) for size in self.sizes)
 
@@ -64,11 +64,11 @@ class StorageStage(NamedTuple):
 
 
 Passed = Sequence[tuple[Sequence[Tensor], int]]
-"""Partitions that forward and backward read, and how often: those of passes that read the same."""
+"""Partitions that passes read, and the number of passes that read them."""
 
 
 class RankFiles:
-    """RankFiles are the files of one rank: states of swapped sub-groups, gradients, and parameters."""
+    """RankFiles are the files of one rank: states of sub-groups on storage, gradients, and parameters."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -100,7 +100,7 @@ class RankFiles:
         )
 
     def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
-        """Return the stages of one later step."""
+        """Return the storage transfers of any step after the first, stage by stage."""
         both = "master weights and moments"
         return (
             _stage("forward and backward", self._pass_through(passed)),
@@ -108,7 +108,8 @@ class RankFiles:
         )
 
     def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
-        """Return transfers of an update: states are ``read`` with the gradients; all three are written."""
+        """Return the transfers of an update: ``read`` states are read with the gradients, and all three are
+        written."""
         states = self._move_states(3, what, written=True)
         return read, self._move_gradients(written=False), states, self._move_params(written=True)
 
@@ -118,7 +119,7 @@ class RankFiles:
         return *reads, self._move_gradients(written=True)
 
     def _move_states(self, times: int, what: str, *, written: bool) -> Transfer:
-        """Return transfers of a number of states of every swapped sub-group."""
+        """Return the transfers of a number of states of every sub-group on storage."""
         return Transfer(self._state.places.optimizer, what, written, self._states, times)
 
     def _move_gradients(self, *, written: bool) -> Transfer:
@@ -139,7 +140,7 @@ def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
 
 
 def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
-    """Sum the transfers by the tier that is read, and by the tier that is written."""
+    """Sum the bytes read and the bytes written for each tier."""
     sums: dict[str, tuple[int, int]] = {}
     for transfer in (one for stage in stages for one in stage.transfers):
         read, written = sums.get(transfer.tier, (0, 0))
@@ -162,16 +163,18 @@ class GradientSink:
 
 
 class GradientSwapper:
-    """Gradients in single precision on their way to storage, through buffers of the largest sub-group.
+    """GradientSwapper collects gradients in single precision in swap buffers, and writes the buffers to
+    storage.
 
-    A buffer is written when the next gradient finds no room in it; when no buffer is free, the host waits for
-    all that is being written. Partitions smaller than ``smallest`` [B] stay in host memory, and of others
-    what is no whole ``alignment`` (``_adjust_for_misaligned_lengths``).
+    Each buffer is as large as the largest sub-group. A buffer is written when the next gradient does not fit
+    into it; if no buffer is free, the host waits for all writes. Partitions smaller than ``smallest`` [B]
+    stay in host memory, and of others the remainder after whole units of ``alignment``
+    (``_adjust_for_misaligned_lengths``).
     """
 
     @classmethod
     def of(cls, state: TrainingState) -> GradientSwapper | None:
-        """Return the swapper of a run; None if its gradients stay in memory."""
+        """Return the gradient swapper for the settings of a run; None if its gradients stay in memory."""
         if not state.on_storage:
             return None
         params = state.settings.params
@@ -194,7 +197,7 @@ class GradientSwapper:
 
     @property
     def state(self) -> tuple[int | None, int]:
-        """State that determines the handling of the next gradients."""
+        """State that determines how the next gradients are handled."""
         return self._filled, self._free
 
     def size(self, tensor: Tensor) -> int:
@@ -203,7 +206,7 @@ class GradientSwapper:
         return aligned if aligned >= self._smallest else 0
 
     def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
-        """Take the partitions of a reduced bucket."""
+        """Add the partitions of a reduced bucket to the swap buffers."""
         pending: list[int] = []
         for tensor in tensors:
             size = self.size(tensor)
@@ -226,7 +229,8 @@ class GradientSwapper:
             sink.to_swap_buffer(pending)
 
     def flush(self, sink: GradientSink) -> None:
-        """Write what is left and wait for it (at the first sub-group of the step)."""
+        """Write the remaining gradients and wait for them (before the first sub-group of the optimizer
+        step)."""
         self._submit(sink)
         sink.wait_writes()
         self._free = self._buffers

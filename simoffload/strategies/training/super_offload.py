@@ -1,12 +1,13 @@
 """SuperOffload: a separate process updates sub-groups while backward continues.
 
-Sources: deepspeed/runtime/superoffload (0.19.6). Once all gradients of a sub-group have been copied, the host
-waits for the gradients' stream and queues the sub-group; the process copies its gradient into a buffer and
-runs Adam. ``step`` waits for the last one, multiplies gradients all the same, and casts and copies the
-parameters back. With gradient clipping, which needs the norm of all gradients, sub-groups are updated after
-backward, one by one. Tensors that are handed to another process lie in shared memory, which is not
-page-locked, so that copies of gradients hold the host up.
-Left out: queueing itself, and polls for results every millisecond.
+When all gradients of a sub-group have been copied, the host waits for the gradients' stream and queues the
+sub-group; the process copies its gradient into a buffer and runs Adam. ``step`` waits for the last sub-group,
+scales the gradients nevertheless, and casts and copies the parameters back. With gradient clipping, which
+needs the norm of all gradients, sub-groups are updated one by one after backward.
+
+Tensors that another process uses are in shared memory, which is not page-locked, so copies of gradients block
+the host. Not modelled: the queue itself, and polling for results every millisecond. Source:
+deepspeed/runtime/superoffload (0.19.6).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SuperOffloadStep(StepPlan):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Parts of one step of a long run, in the order in which they run."""
         overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
@@ -51,11 +52,11 @@ class SuperOffloadStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._write}
 
     def hooks(self) -> GradientHooks:
-        """Return hooks that queue sub-groups as they become complete."""
+        """Return the hooks that queue a sub-group when its gradients are complete."""
         return _Arrivals(self.plan)
 
     def _write(self, out: MicroStepWriter, part: StepPart) -> None:
@@ -63,27 +64,27 @@ class SuperOffloadStep(StepPlan):
 
 
 def update_threads(plan: ZeroTrainingPlan) -> int:
-    """Threads of the update's process: of the cores, what its share leaves is rounded down
-    (``_set_cpu_affinity``)."""
+    """Return the threads of the update process: the cores minus the share that ``cpuadam_cores_perc`` leaves
+    to training, rounded down (``_set_cpu_affinity``)."""
     threads = plan.places.threads
     return threads - int((1 - plan.settings.cpuadam_cores) * threads)
 
 
 def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
-    """Queue a gradient for the process, which copies it into a buffer of its own, and updates."""
+    """Queue a sub-group: the process copies its gradient into a buffer and updates it."""
     work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
     work.loops(2 * SINGLE * numel)
     work.adam(DEEPSPEED_ADAM * numel)
 
 
 class _Arrivals(GradientHooks):
-    """_Arrivals count the complete gradients of each sub-group (``sub_group_grad_partition_counts``)."""
+    """_Arrivals counts the complete gradients of each sub-group (``sub_group_grad_partition_counts``)."""
 
     shared = True
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         self._plan = plan
-        # Tensors of equal layers are equal: only identity tells them apart.
+        # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._group = {
             id(tensor): index
             for index, update in enumerate(plan.state.updates)
@@ -108,7 +109,7 @@ class _Arrivals(GradientHooks):
 
 
 class _UpdatedStep(OptimizerStep):
-    """An _UpdatedStep is the part of the step that remains after backward."""
+    """An _UpdatedStep is the part of the optimizer step that remains after backward."""
 
     def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float) -> None:
         super().__init__(out, plan)
@@ -123,7 +124,7 @@ class _UpdatedStep(OptimizerStep):
         super().begin()
 
     def _update(self, numel: int) -> None:
-        """Update nothing, unless the norm had to be known first."""
+        """Update nothing, unless the norm of all gradients had to be computed first."""
         if self._settings.gradient_clipping:
             self._out.flush()
             _queue(self._out, self._plan, numel)

@@ -24,7 +24,7 @@ _DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
 
 
 def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *, ranks: int) -> Plan:
-    """Return the plan of plain data parallelism, in which every GPU holds a whole copy (ZeRO stage 0)."""
+    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0)."""
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
     plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
     return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
@@ -39,7 +39,7 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plain data parallelism is ZeRO that divides nothing, and whose settings reduce no memory."""
+    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
 
     def tunables(self) -> Iterator[Tunable]:
         """Yield no settings, as none reduces the memory."""
@@ -47,7 +47,7 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
 
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Return the memory stages with another strategy as the remedy."""
+        """Memory stages, with another strategy as the remedy."""
         return tuple(
             stage._replace(terms=tuple(map(_without_settings, stage.terms)))
             for stage in super().memory_stages

@@ -1,9 +1,10 @@
-"""Writing forward and backward of a training micro-step down as operations.
+"""Operations of forward and backward of a training micro-step.
 
-Streams beside those of inference: ``reduce`` (DeepSpeed's reduce-and-partition stream: gradients are copied
-into a bucket, reduced, and brought to where they are accumulated; without ``overlap_comm`` all this is on
-``compute``), ``write`` (the aio handle that writes), ``update`` (a process of its own for the optimizer) and
-``activations`` (checkpoints on their way to host memory and back).
+Streams in addition to those of inference: ``reduce`` (DeepSpeed's reduce-and-partition stream: gradients are
+copied into a bucket, reduced, and moved to the memory in which they are accumulated; without ``overlap_comm``
+this is on ``compute``), ``write`` (the aio handle that writes), ``update`` (a separate process for the
+optimizer) and ``activations`` (copies of checkpoints to host memory and back).
+
 Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``,
 ``__reduce_and_partition_ipg_grads``, ``partition_grads``, ``_offload_grad_partition_at_boundary``; for stages
 0 to 2 stage_1_and_2.py: ``reduce_ipg_grads``, ``average_tensor``, ``copy_grads_in_partition``.
@@ -44,41 +45,46 @@ TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "param
 REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
-"""Traffic per element of a gradient's norm beyond reading it [B]: written and read in double precision."""
+"""[B] of traffic per element for the norm of a gradient in addition to reading it: a double-precision copy is
+written and read."""
 _BOUNDARY_KERNELS = 5
-"""Kernels per gradient at the boundary: to double precision, norm (two), its square, to single precision."""
+"""Number of kernels per gradient at the boundary: cast to double precision, norm (two), its square, cast to
+single precision."""
 
 
 class MicroStepStage(NamedTuple):
-    """A MicroStepStage is the role of a micro-step in its step."""
+    """A MicroStepStage states the position of a micro-step in its step."""
 
     accumulates: bool
     """Whether gradients are added to those of earlier micro-steps."""
     boundary: bool
-    """Whether gradients go to the optimizer afterwards."""
+    """Whether gradients go to the optimizer after the micro-step."""
 
 
 class GradientHooks:
     """GradientHooks let a training mode add to the handling of gradients; the base adds nothing."""
 
     always = False
-    """Stages 0 and 1 reduce in every micro-step, not only in the last one."""
+    """Whether gradients are reduced in every micro-step, as in stages 0 and 1, or only in the last one."""
     shared = False
-    """Gradients in single precision lie in memory shared with another process, which is not page-locked."""
+    """Whether gradients in single precision are in memory shared with another process, which is not
+    page-locked."""
 
     def passes(self, _tensor: Tensor, /) -> int:
-        """Times that the GPU reads or writes a gradient on its way into the bucket, beyond the copy."""
+        """Return how often the GPU reads or writes a gradient before the bucket, in addition to the copy into
+        it."""
         return 0
 
     def reduced(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
-        """Handle a bucket that is reduced and not yet stored."""
+        """Handle a bucket that has been reduced and not yet stored."""
 
     def stored(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
-        """Handle a bucket whose partitions are being copied to where they are accumulated."""
+        """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
 class MicroStepWriter(ForwardWriter, GradientSink):
-    """Writes a micro-step: what a forward pass has, and kernels of backward, gradients and checkpoints."""
+    """A MicroStepWriter writes a micro-step: forward, and the kernels, gradients and checkpoints of
+    backward."""
 
     def __init__(
         self,
@@ -104,7 +110,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._hooks = hooks
         self._activations = activations
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
-        # Tensors of equal layers are equal: only identity tells them apart.
+        # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
         self.gradients = REDUCE if settings.overlap_comm else COMPUTE
         """Name of the stream that handles gradients."""
@@ -112,7 +118,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._reduces: list[int] = []
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """State that determines all further operations, relative to those already written."""
+        """Return the state that determines all further operations, relative to those already written."""
         written = self.builder.written[self.gradients]
         reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
         return (*super().state(handles), reduces, self.swapper.state if self.swapper is not None else None)
@@ -120,7 +126,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
     # -- hooks and kernels ----------------------------------------------------------------------
 
     def part(self, segment: str) -> None:
-        """Begin a new segment, if ``segment`` names one; with the tail forward has left the last layer."""
+        """Begin a new segment if ``segment`` names one; the segment after the layers ends the last layer."""
         super().part(segment)
         if segment == "tail" and self._activations is not None:
             self._activations.leave(self)
@@ -130,7 +136,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
 
     def checkpoint(self, layer: int, *, again: bool) -> None:
-        """Keep a layer's input, or fetch it ``again``."""
+        """Save the input of a layer in forward, or restore it in backward (``again``)."""
         self.spend(self._more.checkpoint.value)
         if self._activations is None:
             return
@@ -140,7 +146,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self._activations.enter(self, layer)
 
     def launch_forward(self, module: Module) -> None:
-        """Launch the kernels of forward, which autograd records."""
+        """Launch forward kernels, which autograd records."""
         zero = self._settings.stage == 3
         self.spend(self.timing.launch_s(module, zero=zero) * (1 + self._more.graph.value))
         self._kernels(module, self.timing.compute(module))
@@ -150,7 +156,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         duration = self._time.backward(module)
         if duration and self._settings.stage == 3:
             self.spend(self._more.backward_call.value)
-        elif duration:  # no Python in it: a node of autograd for each operation (an estimate)
+        elif duration:  # no Python code, but a node of autograd for each operation (an estimate)
             self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
         self._kernels(module, duration)
 
@@ -158,11 +164,11 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     @property
     def reduces(self) -> bool:
-        """Whether gradients are reduced in this micro-step, not only added up where autograd puts them."""
+        """Whether gradients are reduced in this micro-step, not only added up in HBM by autograd."""
         return self._settings.stage >= 2 or self._stage.boundary or self._hooks.always
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
-        """Copy a complete gradient into the bucket, unless the bucket is too small for it."""
+        """Copy a complete gradient into the bucket, unless it is larger than the bucket."""
         self.spend(self._more.gradient.value)
         self.flush()
         passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
@@ -171,7 +177,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Reduce a bucket, and bring its partitions to where they are accumulated."""
+        """Reduce a bucket, and move its partitions to the memory in which they are accumulated."""
         if self._settings.stage == 3 and len(self._reduces) > _MAX_REDUCE_EVENTS:
             self.host_waits(self.gradients, self._reduces[-1 - _MAX_REDUCE_EVENTS])
         self.spend(self._more.reduce_call.value)
@@ -194,7 +200,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.host_waits(COMPUTE)
 
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
-        """Average over ranks: reordered (2 passes), divided (2 passes), reduced over the ring."""
+        """Average over the ranks: reorder (2 passes), divide (2 passes), and reduce over the ring."""
         size = sum(tensor.numel for tensor in tensors) * self._place.dtype_bytes
         self.on_gpu("reduce", 4 * size)
         if self.ranks == 1:
@@ -206,12 +212,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.collective("reduce", "reduction of gradients", shared)
 
     def collective(self, kind: str, name: str, size: int, *, calls: int = 1) -> None:
-        """Let all ranks receive ``size`` [B] together, in its place on the gradients' stream."""
+        """Let all ranks receive ``size`` [B] in a collective operation of the gradients' stream."""
         self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
     def on_gpu(self, kind: str, traffic: float, *, stream: int | None = None) -> None:
-        """``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
+        """Occupy the GPU for ``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream
         self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
@@ -227,8 +233,11 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return sum(tensor.slice_numel for tensor in tensors)
 
     def _partition(self, tensors: Sequence[Tensor]) -> None:
-        """Stage 3: to host memory and back to the GPU; at the boundary the norm, and in single precision to
-        the optimizer's gradient or into swap buffers."""
+        """Move the gradients of stage 3 to host memory and back to the GPU.
+
+        At the boundary: compute their norm, and move them in single precision to the optimizer or to swap
+        buffers.
+        """
         element = self._settings.gradient_bytes
         sizes = [tensor.slice_numel * element for tensor in tensors]
         pinned = self._settings.pin_memory
@@ -248,11 +257,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return self.machine.device_to_host(0, pinned=True).latency
 
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
-        """Return the time of gradients beyond their bytes: small kernels, changes from copies to kernels.
+        """Return the time of gradients in addition to their bytes: small kernels, and changes from copies to
+        kernels.
 
-        A change takes about as long as a small copy by itself (3.6 to 4.2 us on an H200:
-        docs/measurements/training.md). ``to_and_fro`` = what does not accumulate is copied to the host and
-        back all the same.
+        A change takes about as long as a small copy alone (3.6 to 4.2 us on an H200:
+        docs/measurements/training.md). ``to_and_fro``: gradients that are not accumulated are also copied to
+        the host and back.
         """
         stage = self._stage
         kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
@@ -279,7 +289,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.swapper.insert(self, leaving)
 
     def _single_precision(self, tensors: Sequence[Tensor]) -> list[int]:
-        """The norm of this rank's part, and its cast; returns the sizes [B]."""
+        """Write the norm of this rank's gradients and their cast; return the sizes [B]."""
         self.spend(self._more.boundary_gradient.value * len(tensors))
         numel = sum(tensor.slice_numel for tensor in tensors)
         self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
@@ -301,11 +311,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.host_waits(WRITE)
 
     def _accumulate_on_cpu(self, tensors: Sequence[Tensor]) -> None:
-        """Stages 1 and 2: gradients are kept in host memory between micro-steps; at the boundary
-        each rank sends its part in single precision to the optimizer.
+        """Accumulate the gradients of stages 1 and 2 in host memory.
 
-        A rank keeps the gradients of the parameters in its partition (``is_param_in_current_partition``), and
-        those whole; a partition's sum is one rank's share of the model.
+        Between micro-steps they stay there; at the boundary each rank sends its part in single precision to
+        the optimizer. A rank keeps the gradients of all parameters that its partition touches
+        (``is_param_in_current_partition``), each as a whole; in total a partition is one rank's share of the
+        model.
         """
         settings = self._settings
         kept = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
@@ -329,9 +340,10 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         stream: int | None = None,
         behind: int | None = None,
     ) -> None:
-        """Copies between GPU and host memory, one after the other; pageable memory holds the host up.
+        """Copy between GPU and host memory, in sequence; copies to or from pageable memory block the host.
 
-        On the gradients' stream unless another one is named; after all that is on stream ``behind``.
+        They are on the gradients' stream unless another one is named, and start after all work on stream
+        ``behind``.
         """
         self.flush()
         where = self.gradients if stream is None else stream
@@ -348,7 +360,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
     def read_state(
         self, size: int, *, tier: str, label: str, after: tuple[Dependency, ...], last: int = -1
     ) -> int:
-        """Begin a read into a swap buffer; return its ordinal on the stream of reads."""
+        """Begin a read into a swap buffer; return its number on the stream of reads."""
         if not size:
             return last
         route, latency = self.storage(tier, size)

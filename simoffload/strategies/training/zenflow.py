@@ -1,21 +1,23 @@
-"""ZenFlow: the most important columns are updated on the GPU in every micro-step, the rest now and then.
+"""ZenFlow: the most important gradient columns are updated on the GPU in every micro-step, the others every
+few micro-steps on the CPU.
+
+``update_interval`` replaces ``gradient_accumulation_steps``: gradients are accumulated in host memory, and at
+this interval the CPU updates everything. With ``overlap_step`` a separate process does this, on the cores
+that ``pt_reserved_cores_perc`` leaves. An update then waits for the one that was submitted one interval
+earlier, takes its parameters (which are therefore one interval old), and submits the new gradients. Memory
+shared with that process is not page-locked.
+
+Passes over HBM for the selected columns are counted in zenflow_stage_1_and_2.py
+(``_process_selected_fp32_groups_grad``, ``update_selected_channels``), engine_stage3.py (the same names) and
+zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), in the model's data
+type. ZenFlow keeps matrices transposed, so that a column is contiguous.
+
+Not modelled: competition between the process and the copies of gradients for memory bandwidth; in stage 3,
+the repeated gathering of small ("persistent") parameters in every micro-step; warm-up rounds, which are plain
+steps; and with ``update_interval: auto``, the norms for which the host waits.
 
 Sources: deepspeed/runtime/zenflow (0.19.6): engine.py, zenflow_stage_1_and_2.py, engine_stage3.py,
-zenflow_utils.py; deepspeed/ops/adam/zenflow_torch_adam.py; csrc/adam/cpu_adam_impl.cpp. ZenFlow puts
-``update_interval`` in the place of ``gradient_accumulation_steps``: gradients are added up in host memory as
-ever, and every so many micro-steps the CPU updates everything. With ``overlap_step`` this is done by a
-process of its own on the cores that ``pt_reserved_cores_perc`` leaves: an update waits for the one submitted
-an interval earlier, takes over the parameters that it left behind (so they are one interval old), and submits
-the new gradients. What it shares with that process is not page-locked.
-
-Passes over HBM of the selected columns are counted in zenflow_stage_1_and_2.py
-(``_process_selected_fp32_groups_grad``, ``update_selected_channels``), engine_stage3.py (the same names) and
-zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), each in the model's own
-data type. ZenFlow keeps matrices transposed, so that a column is contiguous.
-
-Left out: that the process and the copies of gradients compete for memory bandwidth; in stage 3, that small
-("persistent") parameters are gathered anew in every micro-step; warm-up rounds, which are plain steps; with
-``update_interval: auto``, the norms on which the host waits.
+zenflow_utils.py; deepspeed/ops/adam/zenflow_torch_adam.py; csrc/adam/cpu_adam_impl.cpp.
 """
 
 from __future__ import annotations
@@ -50,30 +52,32 @@ __all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
 _SELECTED = "selected columns"
 _SELECTION = "selection of columns"
 _NATIVE = (0, 19, 3)
-"""Version whose update runs in C++ from one loop (commit 1ddbe48); before, in Python."""
+"""Version from which the update is one loop in C++ (commit 1ddbe48); before, it is in Python."""
 _PARAMETERS_OFFLOADED = (0, 19, 2)
 """First version that works with offloaded parameters (commit 28a196f)."""
 
 _COPY = 2
-"""Memory passes of a copy: read and written."""
+"""Number of memory passes of a copy: data is read and written."""
 _ADAM_PASSES = 20
-"""Passes of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and
-2+1, its root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
+"""Number of memory passes of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second
+moment 1+1 and 2+1, its root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
 _SUM_PASSES = 3
-"""Passes of a column's sum of magnitudes: written, and read again."""
+"""Number of memory passes for the sums of magnitudes of columns: magnitudes are written, and read again."""
 _INDEX_BYTES = 4
 _SCALAR_READS = 3
-"""Values that the host asks of the GPU for each selected column in stage 3: two comparisons and an item()."""
+"""Number of values that the host reads from the GPU for each selected column in stage 3: two comparisons and
+an item()."""
 _OPERATIONS = 10
-"""PyTorch operations for a tensor's selected columns, counted in zenflow_stage_1_and_2.py: views of the
-gradient and of the buffer, indexing, copies, joining, a transposition (an estimate)."""
+"""Number of PyTorch operations for the selected columns of a tensor (an estimate), counted in
+zenflow_stage_1_and_2.py: views of gradient and buffer, indexing, copies, concatenation, a transposition."""
 
 
 def update_s(plan: ZeroTrainingPlan) -> float:
-    """[s] of an update by the process of its own.
+    """Return the time of an update by the separate process [s].
 
-    Adam, and a copy of the parameters for the training process to take (4 B read and written; before 0.19.3
-    a copy of a copy). Its threads allocate the moments, which so lie close to them.
+    It is the time of Adam and of a copy of the parameters for the training process (4 B per parameter, read
+    and written; before 0.19.3 a copy of a copy). The threads of the process allocate the moments, which are
+    therefore in the memory of their NUMA node.
     """
     copies = (2 if plan.settings.params.version >= _NATIVE else 4) * SINGLE
     optimizer = plan.machine.host.cpu_optimizer
@@ -82,17 +86,16 @@ def update_s(plan: ZeroTrainingPlan) -> float:
 
 
 def update_threads(plan: ZeroTrainingPlan) -> int:
-    """Threads of the update's process: all but the reserved cores, rounded up (``_split_affinity``).
-
-    Where nothing or everything would be left, it has all of them.
-    """
+    """Return the threads of the update process: all cores except the reserved ones, rounded up
+    (``_split_affinity``); all cores if no core or every core would be reserved."""
     threads, zenflow = plan.places.threads, plan.settings.zenflow
     reserved = ceil(zenflow.reserved_cores * threads) if zenflow is not None else 0
     return threads - reserved if 0 < reserved < threads else threads
 
 
 class ZenFlowStep(StepPlan):
-    """A ZenFlowStep is ``accumulation`` micro-steps; an update follows every ``update_interval`` of them."""
+    """A ZenFlowStep has ``accumulation`` micro-steps, with an update after every ``update_interval`` of
+    them."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         super().__init__(plan)
@@ -102,12 +105,12 @@ class ZenFlowStep(StepPlan):
 
     @property
     def cycle(self) -> int:
-        """Number of micro-steps between updates."""
+        """Number of micro-steps between two updates."""
         return self._zenflow.update_interval
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Parts of one step of a long run, in the order in which they run."""
         steps = self.plan.workload.gradient_accumulation_steps
         cycles = Fraction(steps, self.cycle)
         update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
@@ -119,11 +122,11 @@ class ZenFlowStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """Writers of the parts that do not replay the model, by their titles."""
+        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
         return {OPTIMIZER: self._update, _SELECTED: self._selected, _SELECTION: self._selection}
 
     def hooks(self) -> GradientHooks:
-        """Return hooks that extract selected columns and, before the last micro-step, update them."""
+        """Return the hooks that extract the selected columns and, before the last micro-step, update them."""
         return _SelectedGradients(self._columns, shared=self._zenflow.overlap_step)
 
     def check(self) -> None:
@@ -157,13 +160,14 @@ class ZenFlowStep(StepPlan):
             OptimizerStep(out, self.plan).write()
 
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
-        """Restore columns overwritten by the update, then update them (``selective_optimizer_step``)."""
+        """Restore the columns that the update has overwritten, then update them
+        (``selective_optimizer_step``)."""
         out.part(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
-        """Set master weights to those of the GPU; choose columns by the sums of their gradients."""
+        """Copy the GPU's weights to the master weights, and select columns by the sums of their gradients."""
         out.part(_SELECTION)
         plan = self.plan
         numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
@@ -191,7 +195,7 @@ class _SelectedGradients(GradientHooks):
         return 2 if self._columns.of(tensor) else 0
 
     def reduced(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
-        """Extract the selected columns, and keep them for the step, or update them immediately."""
+        """Extract the selected columns, and keep them for the step or update them immediately."""
         work = ColumnWork(out, self._columns)
         work.take(tensors)
         if boundary:
@@ -201,10 +205,11 @@ class _SelectedGradients(GradientHooks):
 
 
 class _OverlappedStep(OptimizerStep):
-    """An _OverlappedStep is the training process's part of an update that another process carries out."""
+    """An _OverlappedStep is the work of the training process for an update that another process carries
+    out."""
 
     def take_over(self, remaining_s: float) -> None:
-        """Wait for the last update, take its parameters over, scale the new gradients and submit them."""
+        """Wait for the last update, copy its parameters, scale the new gradients and submit them."""
         out, updates = self._out, self._plan.state.updates
         self.begin()
         out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
@@ -218,7 +223,10 @@ class _OverlappedStep(OptimizerStep):
         self.end()
 
     def _stale(self, update: Update) -> None:
-        """Until 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU."""
+        """Write the copy of the parameters of the last update to the GPU.
+
+        Until DeepSpeed 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU.
+        """
         numel = update.group.numel
         if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
@@ -228,7 +236,8 @@ class _OverlappedStep(OptimizerStep):
 
 
 class SelectedColumns:
-    """SelectedColumns are ``ratio`` of the columns of every matrix, and all of every other tensor."""
+    """SelectedColumns are the fraction ``ratio`` of the columns of every matrix, and all of every other
+    tensor."""
 
     def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
         self.plan = plan
@@ -243,11 +252,11 @@ class SelectedColumns:
 
     @property
     def matrices(self) -> list[Tensor]:
-        """All matrices that are trained."""
+        """All matrices that have gradients."""
         return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:
-        """Return the number of columns of a matrix; 0 for another tensor."""
+        """Return the number of columns of a matrix; 0 for other tensors."""
         return self._columns.get(tensor.name, 0)
 
     def picked(self, tensor: Tensor) -> int:
@@ -255,7 +264,8 @@ class SelectedColumns:
         return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
 
     def selected(self, tensor: Tensor) -> int:
-        """[elements] that one rank updates: in stages 1 and 2 every rank the same, in stage 3 its own."""
+        """Number of elements that one rank updates: in stages 1 and 2 all selected ones, in stage 3 those of
+        the rank."""
         numel = tensor.numel if self.plan.settings.stage < 3 else tensor.slice_numel
         columns = self.of(tensor)
         return numel * self.picked(tensor) // columns if columns else numel
@@ -279,8 +289,11 @@ class ColumnWork:
         self._out.spend(_OPERATIONS * operation * len(tensors))
 
     def take(self, tensors: Sequence[Tensor]) -> None:
-        """Gradients of selected columns: in stages 1 and 2 taken by the owner, put in a buffer, broadcast and
-        copied; in stage 3 taken and copied by every rank for itself."""
+        """Extract the gradients of the selected columns.
+
+        In stages 1 and 2 the owner extracts them into a buffer, broadcasts it, and every rank copies them; in
+        stage 3 every rank extracts and copies its own.
+        """
         self._spend(tensors)
         sizes = self._sizes(tensors)
         if self._plan.settings.stage == 3:
@@ -291,7 +304,7 @@ class ColumnWork:
         self._out.on_gpu("reduce", _COPY * sum(sizes))
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Keep the selected columns unchanged, as the last micro-step does."""
+        """Keep the selected columns unchanged, as in the last micro-step."""
         sizes = self._sizes(tensors)
         if self._in_host_memory:
             self._out.host_waits(self._out.gradients)
@@ -307,7 +320,8 @@ class ColumnWork:
         return zenflow is not None and zenflow.offload
 
     def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
-        """Extract columns, restore them to their ``snapshot`` first, update them and write them back."""
+        """Extract the columns, restore them to their ``snapshot`` if asked for, update them and write them
+        back."""
         self._spend(tensors)
         out, sizes = self._out, self._sizes(tensors)
         pinned = self._plan.settings.pin_memory
@@ -324,8 +338,12 @@ class ColumnWork:
             out.move(sizes * 2, to_device=False, pinned=pinned)
 
     def _by_way_of_the_host(self, sizes: list[int], *, snapshot: bool) -> None:
-        """Parameters in host memory: the CPU takes the columns out, the GPU updates them, the CPU puts them
-        back; every copy is pageable (``_selective_step_one_param``, one parameter after the other)."""
+        """Update columns of parameters in host memory, through pageable copies
+        (``_selective_step_one_param``).
+
+        For one parameter after the other, the CPU extracts the columns, the GPU updates them, and the CPU
+        writes them back.
+        """
         out = self._out
         out.host_waits(out.gradients)
         self._host.loops(_COPY * sum(sizes))
@@ -336,7 +354,8 @@ class ColumnWork:
         self._host.loops(_COPY * sum(sizes))
 
     def choose(self) -> None:
-        """Sum every column's gradients, find the largest sums, and send their numbers to all ranks."""
+        """Sum the gradients of every column, select the largest sums, and send their column numbers to all
+        ranks."""
         matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)
@@ -348,7 +367,7 @@ class ColumnWork:
             self._broadcast([_INDEX_BYTES * columns for columns in picked])
 
     def _broadcast(self, sizes: list[int]) -> None:
-        """Broadcast each parameter's part separately, from the rank that owns it."""
+        """Broadcast the part of each parameter separately, from the rank that owns it."""
         out, ranks = self._out, self._plan.places.ranks
         shared = sum(sizes) * (ranks - 1) // ranks
         if not shared:

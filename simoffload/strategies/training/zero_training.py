@@ -1,9 +1,9 @@
-"""Training under ZeRO: states partitioned over the ranks, and kept in HBM, host memory or on storage.
+"""Training under ZeRO: states divided among the ranks, and kept in HBM, host memory or on storage.
 
-One strategy for what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states on
-storage) and Twin-Flow (``ratio``): they differ in ds_config only. References: Ren et al., ZeRO-Offload,
-arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mechanism is replayed by ``walk``,
-``writer`` and ``step``.
+This one strategy covers what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states
+on storage) and Twin-Flow (``ratio``), which differ only in ds_config. References: Ren et al., ZeRO-Offload,
+arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857. ``micro_step``, ``writer`` and ``step``
+replay the mechanism.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from simoffload.workload import Training
 __all__ = ["Lora", "ZeroTraining"]
 
 _SAME_SHARE = 0.005
-"""Difference of shares below which messages show the same percentage."""
+"""Difference of shares below which messages would show the same percentage."""
 
 
 class Lora(Frozen):
-    """LoRA adapters with frozen weights, in PEFT's names."""
+    """Lora configures LoRA adapters on frozen weights, with PEFT's names."""
 
     r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
     """Rank of the adapters' matrices."""
@@ -57,22 +57,24 @@ class Lora(Frozen):
 
 
 class ZeroTraining(ZeroStrategy):
-    """Training with states partitioned over the ranks, in HBM, host memory or on storage."""
+    """Training with states divided among the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"training"})
     tier_keys: ClassVar = {"weights": "any", "optimizer": "any"}
 
     kind: Literal["zero_training"] = "zero_training"
     optimizer: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the optimizer's states; by default what ``ds_config`` says."""
+    """Tier of the optimizer states; by default the one that ``ds_config`` names."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
+    """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default the host's cores over its
+    ranks."""
 
     lora: Lora | None = None
     """Adapters that are trained instead of all weights."""
 
     def written(self, key: str) -> Written:
-        """Return the offload section of ds_config; None for device "none", which agrees with any tier."""
+        """Return the offload section of ds_config; None for device "none", which does not contradict any
+        tier."""
         section = super().written(key)
         return None if section is not None and section.device == "none" else section
 
@@ -89,7 +91,8 @@ class ZeroTraining(ZeroStrategy):
         return super().resident()
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
-        """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
+        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
+        refuses."""
         model, weight_bits = self._adapted(model)
         settings, warnings = self._settings(model, workload)
         weights, more = self.tier("weights", machine)
@@ -124,7 +127,7 @@ class ZeroTraining(ZeroStrategy):
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield weights, optimizer and both on every tier, also in higher stages."""
+        """Yield changes that move weights, optimizer or both to each tier, also in higher stages."""
         assert isinstance(plan, ZeroTrainingPlan)
         size = plan.settings.params.buffer_size
         return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
@@ -135,11 +138,11 @@ class ZeroTraining(ZeroStrategy):
         return stages(plan.settings)
 
     def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA, unless it is trained already."""
+        """Yield LoRA, unless adapters are already trained."""
         return lora_moves(model) if self.lora is None else iter(())
 
     def precisions(self) -> Iterator[Change]:
-        """Yield frozen weights in 4 bit."""
+        """Yield frozen weights in 4 bit, if adapters are trained."""
         if self.lora is not None and self.lora.quantize is None:
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
             yield Change("precision", "frozen weights in nf4", edits)
@@ -159,7 +162,7 @@ class ZeroTraining(ZeroStrategy):
         return {FILE: training_config(self.ds_config, plan.settings, work)}
 
     def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
-        """Return the model with its adapters, and the bits of a frozen weight."""
+        """Return the model with its adapters, and the size of an element of frozen weights [bit]."""
         if self.lora is None:
             return model, None
         try:
@@ -197,7 +200,7 @@ def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
 
 
 def _check_places(settings: TrainingSettings) -> None:
-    """Raise InputError for what DeepSpeed refuses once the scenario's tiers are known."""
+    """Raise InputError for combinations of tiers that DeepSpeed refuses."""
     params, optimizer = settings.params.device, settings.optimizer_device
     if settings.stage < 3 and params != "none":
         text = f"parameters leave the GPU only in stage 3, not {settings.stage}"
@@ -219,7 +222,7 @@ def _check_places(settings: TrainingSettings) -> None:
 
 
 def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
-    """Yield warnings about effects of a mode outside one step, or of the training program."""
+    """Yield warnings about effects of a mode that the simulated step does not show."""
     if settings.zenflow is not None:
         yield from _zenflow(settings.zenflow, workload.gradient_accumulation_steps)
     if settings.super_offload and settings.gradient_clipping:
@@ -237,7 +240,7 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
 
 
 def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
-    """Yield a warning about ZenFlow's update interval where gradients determine it."""
+    """Yield a warning if ZenFlow's update interval depends on the gradients."""
     if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
@@ -246,7 +249,7 @@ def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterato
 
 
 def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
-    """Yield the effect of Twin-Flow's ``ratio``: whole sub-groups go to the CPU, the last ones
+    """Yield a warning about Twin-Flow's ``ratio``: only whole sub-groups go to the CPU, the last ones first
     (stage3.py, ``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"

@@ -1,1 +1,1 @@
-"""Memory of a training run: what every tier holds, over time, and what others' estimates say."""
+"""Memory of a training run: the need of each tier at each stage, and published estimates."""

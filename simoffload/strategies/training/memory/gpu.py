@@ -1,8 +1,8 @@
 """Memory of one GPU at each stage of a training run.
 
-Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage3.py, stage_1_and_2.py, partition_parameters.py and
-runtime/comm/coalesced_collectives.py, read. Counted are tensors; PyTorch's allocator may hold more of
-what it has freed, and gives it back before it fails.
+Only tensors are counted; PyTorch's allocator may keep more memory that was freed, and returns it before an
+allocation fails. Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage3.py, stage_1_and_2.py,
+partition_parameters.py and runtime/comm/coalesced_collectives.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from simoffload.strategies.training.state import Weight
 __all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
 
 _DOUBLE = 8
-"""Gradient norms are summed in double precision, after a cast of the complete tensor [B]."""
+"""[B] per element of gradient norms, which are computed in double precision from a cast of the whole
+tensor."""
 _NORM_CHUNK = 250_000_000
 """[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
 _COPIES_ON_GPU = (0, 18, 3)
-"""Stages 1 and 2 clone a rank's part before it goes to the host."""
+"""Version from which stages 1 and 2 copy a rank's gradients on the GPU before they go to the host."""
 _SELECTED = 4
-"""16-bit tensors that ZenFlow keeps of the selected columns: two moments, a copy, the gradient."""
+"""Number of 16-bit tensors that ZenFlow keeps for the selected columns: two moments, a copy, the gradient."""
 
 _BATCH = "lower batch_size or sequence_length"
 _KEPT = f"{_BATCH}, or set gradient_checkpointing"
@@ -35,8 +36,8 @@ _SUB_GROUP = "lower sub_group_size"
 
 
 def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """While DeepSpeed starts: stage 3 partitions each parameter as it is made; moments come with the
-    first step."""
+    """Return the need at start-up: stage 3 partitions each parameter when it is made; moments do not exist
+    yet."""
     return (
         *_states(memory, moments=False),
         *_swap_pool(memory),
@@ -46,8 +47,8 @@ def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """The worst of four moments: the loss; the gradient of the output layer; a layer's backward pass while
-    gradients are reduced; the gradient of the embedding."""
+    """Return the need of a micro-step, the largest of four: during the loss, the gradient of the output
+    layer, the backward pass of a layer while gradients are reduced, and the gradient of the embedding."""
     worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
     return (
         *_states(memory, moments=True),
@@ -59,7 +60,7 @@ def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Memory between two micro-steps; only stage 3 keeps its bucket."""
+    """Return the need of the optimizer step, in which only stage 3 keeps its bucket."""
     return (
         *_states(memory, moments=True),
         *_swap_pool(memory),
@@ -103,7 +104,8 @@ def _states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
 
 
 def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """``contiguous_gradients``: gradients are collected in a buffer of ``reduce_bucket_size``."""
+    """Return the buckets of ``reduce_bucket_size`` in which gradients are collected
+    (``contiguous_gradients``)."""
     settings = memory.settings
     if memory.stage in (1, 2):
         # Stage 1 reduces what was accumulated, in its type.
@@ -142,7 +144,7 @@ def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
 
 
 def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
-    """Parameters gathered by stage 3; a single rank whose parameters stay gathers nothing."""
+    """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers nothing."""
     params, peak = memory.settings.params, memory.peak
     direct = params.copies_directly(memory.ranks)
     if memory.stage < 3 or (direct and memory.state.weights_on == "hbm"):
@@ -165,11 +167,12 @@ def _largest(weights: Iterable[Weight]) -> int:
 
 
 def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
-    """A new gradient, the bucket (``full`` = it is reduced now) put together once more, and the norm of its
-    largest part.
+    """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and the
+    norm of its largest part.
 
-    Stage 3 interleaves the bucket's tensors for its reduce-scatter even on one rank; stages 0 to 2 flatten
-    them where they belong to several ranks. What is larger than the bucket goes alone, without a copy.
+    Stage 3 interleaves the tensors of a bucket for its reduce-scatter, even on one rank; stages 0 to 2
+    flatten those that belong to several ranks. A gradient larger than the bucket is reduced alone and without
+    a copy.
     """
     alone = largest > memory.bucket
     yield _term("largest gradient", largest * memory.size, "")
@@ -188,7 +191,8 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
 
 
 def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Gradients are flattened and cast for the optimizer: all at once, in stage 3 by sub-group."""
+    """Return the need of flattening and casting gradients for the optimizer: by sub-group in stage 3, else
+    all."""
     gradient = memory.settings.gradient_bytes
     norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
     numel = max((group.numel for group in memory.state.on_gpu), default=0)
@@ -201,7 +205,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Memory of ``zero.Init``, then the buffers that are made before the first pass."""
+    """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
     yield _term(
         "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
     )
@@ -212,7 +216,8 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Memory of the model and of a second, flat copy where there is room (since DeepSpeed 0.19.0)."""
+    """Return the need of the model and of a second, flat copy if there is room for it (since DeepSpeed
+    0.19.0)."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
         yield _term(name, memory.size * memory.partitions.trained_numel, "")
@@ -223,7 +228,7 @@ def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Swap buffers in GPU memory, into which GPUDirect Storage reads parameters."""
+    """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
         yield _term(
             "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"

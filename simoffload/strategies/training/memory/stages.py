@@ -1,12 +1,14 @@
-"""Does a training run fit: what each tier holds while it starts, in a micro-step, and in the optimizer.
+"""Memory that a training run needs on each tier at start-up, in a micro-step and in the optimizer step.
 
-Host memory and storage are told here; the GPU in ``gpu``. Source: DeepSpeed 0.19.8,
+This module counts host memory and storage, ``gpu`` the memory of the GPU. Source: DeepSpeed 0.19.8,
 deepspeed/runtime/zero/stage3.py (``_create_param_groups_fp16_flat_cpu_memory``, ``_create_fp32_partitions``,
 ``_setup_for_real_optimizer``, ``initialize_optimizer_states``), stage_1_and_2.py (``__init__``,
 ``initialize_optimizer_states``, ``async_accumulate_grad_in_cpu_via_gpu``), swap_tensor/, zenflow/,
-superoffload/. Page-locked memory that PyTorch frees stays page-locked in its cache
+superoffload/.
+
+Page-locked memory that PyTorch frees stays page-locked in its cache
 (aten/src/ATen/core/CachingHostAllocator.h). Files on storage: one for every parameter partition of at least
-``max(1 MiB, aio.block_size)``, three for every sub-group (master weights and both moments), one for every
+``max(1 MiB, aio.block_size)``, three for every sub-group (master weights and both moments), and one for every
 gradient partition of at least that size.
 """
 
@@ -36,11 +38,11 @@ _STATES = 3
 def training_stages(
     state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
 ) -> tuple[MemoryStage, ...]:
-    """Account for all memory of a run, at three stages.
+    """Return the memory of a run at three stages.
 
-    ``peak`` is what a walk through a micro-step of stage 3 gathers at most; by default there is a bound from
-    ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``, of one call from the prefetch bucket and
-    the largest module.
+    ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
+    used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
+    from the prefetch bucket and the largest module for a single call.
     """
     memory = TrainingMemory(state, workload, machine, peak)
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
@@ -54,11 +56,11 @@ def training_stages(
 
 
 def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
-    """Storage needs of all ranks; before the first step (``started`` = False) there are neither moments nor
-    gradients."""
+    """Return the storage that all ranks need; at start-up (not ``started``) moments and gradients do not
+    exist."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
-        # Partitions that max_in_cpu keeps in memory leave their files behind.
+        # Files of partitions that max_in_cpu keeps in memory are not removed.
         sizes = Counter(memory.parameter_sizes)
         size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
         yield MemoryTerm(places.weights, "parameters", places.ranks * size)
@@ -82,20 +84,21 @@ _OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
 _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
 _PINNED = "unset offload_param.pin_memory"
 _SUB_GROUP = "lower sub_group_size"
-_PIN_KNOB = (0, 10, 1)
-"""Version from which ``pin_memory`` decides; before, stages 1 and 2 always pin gradients."""
-_MASTER_PINNED, _MASTER_AS_TOLD = (0, 14, 1), (0, 18, 3)
-"""Stages 1 and 2 pin master weights never before the first, as told from the second, always between them."""
+_GRADIENT_PIN_SETTING = (0, 10, 1)
+"""Version from which stages 1 and 2 pin gradients only if ``pin_memory`` is set; before, they always do."""
+_MASTER_PINNED, _MASTER_PIN_SETTING = (0, 14, 1), (0, 18, 3)
+"""Versions in which stages 1 and 2 changed the pinning of master weights. Before the first they are not
+pinned, from the first they are always pinned, and from the second ``pin_memory`` decides."""
 _COPY_IN_16_BIT = (0, 17, 0)
-"""Version from which stages 1 and 2 cast updated parameters into a buffer of their own."""
+"""Version from which stages 1 and 2 cast updated parameters into a separate buffer."""
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
 def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Host memory at the end of DeepSpeed's start, or, below stage 3, while every process holds the whole
+    """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
     model.
 
-    Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
+    Stage 3 is assumed to make the model under ``zero.Init``. Reading a checkpoint meanwhile is not counted.
     """
     ledger = _states(memory, moments=False)
     _transient(memory, ledger)
@@ -110,7 +113,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Host memory in forward and backward of the steady state."""
+    """Return the host memory in forward and backward of a later step."""
     ledger = _states(memory, moments=True)
     ledger.add(
         "checkpoints",
@@ -121,7 +124,8 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """The step: beside the states, casts and, in the first step, moments that are not yet on storage."""
+    """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
+    yet on storage."""
     ledger = _states(memory, moments=True)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
@@ -133,7 +137,8 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _states(memory: TrainingMemory, *, moments: bool) -> _Ledger:
-    """Host memory of the states at every stage; ``moments`` exist from the first step on."""
+    """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
+    step."""
     ledger = _ledger(memory)
     _weights(memory, ledger)
     _optimizer(memory, ledger, moments=moments)
@@ -163,7 +168,7 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
             if not weight.trainable
         ]
         ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
-        # One flat buffer, pinned whatever pin_memory says, takes the place of the partitions.
+        # One flat buffer, which is always pinned, replaces the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
             ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
@@ -180,7 +185,8 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
 
 
 def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
-    """Locking of swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed since."""
+    """Return the method that adds swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed
+    since."""
     if memory.settings.params.swap_buffers_pinned:
         return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
     return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
@@ -209,7 +215,8 @@ def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> Non
 def _states_in_memory(
     memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
 ) -> None:
-    """Single precision: master weights, gradients, moments, and what ZenFlow and SuperOffload double."""
+    """Add master weights, gradients and moments in single precision, and the copies of ZenFlow and
+    SuperOffload."""
     settings, numel = memory.settings, sum(groups)
     single = [SINGLE * group for group in groups]
     overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
@@ -234,18 +241,19 @@ def _states_in_memory(
 
 
 def _pins_gradients(memory: TrainingMemory) -> bool:
-    if memory.stage < 3 and memory.settings.params.version < _PIN_KNOB:
+    if memory.stage < 3 and memory.settings.params.version < _GRADIENT_PIN_SETTING:
         return True
     return memory.settings.pin_memory
 
 
 def _pins_master(memory: TrainingMemory) -> bool:
     version = memory.settings.params.version
-    return version >= _MASTER_PINNED and (version < _MASTER_AS_TOLD or memory.settings.pin_memory)
+    return version >= _MASTER_PINNED and (version < _MASTER_PIN_SETTING or memory.settings.pin_memory)
 
 
 def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
-    """Gradients that another process reads move to shared memory; what was page-locked for them stays."""
+    """Add gradients in memory that is shared with another process; their page-locked original stays
+    allocated."""
     if twice:
         ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
     else:
@@ -259,7 +267,8 @@ def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int]
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
-    """The updated partition in 16 bit, one gradient, and with accumulation all gradients of the partition."""
+    """Add the updated partition in 16 bit, one gradient, and with accumulation all gradients of the
+    partition."""
     pinned = _pins_gradients(memory)
     if memory.settings.params.version >= _COPY_IN_16_BIT:
         size = memory.size * memory.partitions.part
@@ -294,12 +303,14 @@ def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
 
 
 def _rounded(sizes: Sequence[int]) -> int:
-    """Size that PyTorch page-locks for allocations of ``sizes`` [B]: each a power of two."""
+    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
+    two."""
     return sum(sizes) + pinned_rounding(sizes)
 
 
 class _Ledger:
-    """A _Ledger lists allocations in the memory of a host on which ``ranks`` processes make the same ones."""
+    """A _Ledger adds up allocations in the memory of a host on which ``ranks`` processes make the same
+    ones."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -322,15 +333,15 @@ class _Ledger:
         self._put(name, sum(found), pinned, remedy, once=once)
 
     def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
-        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), of which nothing is rounded."""
+        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), whose sizes are not rounded."""
         self._put(name, size, True, remedy)
 
     def once(self, term: MemoryTerm) -> None:
-        """Add an allocation that a host has only once."""
+        """Add an allocation that exists once per host."""
         self._terms.append(term)
 
     def terms(self) -> tuple[MemoryTerm, ...]:
-        """Return the memory terms of the host, including what rounding adds."""
+        """Return the memory terms of the host, including those for rounding."""
         rounding = MemoryTerm(
             "dram",
             "rounding of pinned allocations",

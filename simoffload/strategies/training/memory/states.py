@@ -1,13 +1,12 @@
-"""Sizes of the states that training keeps for a parameter: the parameter, its gradient, master weight,
-moments.
+"""Sizes of the states that training keeps for each parameter: parameter, gradient, master weight, moments.
 
-What each optimizer keeps is read in DeepSpeed 0.19.8 (``DeepSpeedCPUAdam``), PyTorch (SGD), bitsandbytes and
-transformers (Adafactor).
+The states of each optimizer were read in DeepSpeed 0.19.8 (``DeepSpeedCPUAdam``), PyTorch (SGD), bitsandbytes
+and transformers (Adafactor).
 
-Beside it stands what others would say: DeepSpeed's own estimators of model states, and a rule of thumb. None
-of them counts activations, buckets, pinned or swap buffers; the difference shows. Source:
+The module also has published estimates for comparison: DeepSpeed's estimators of model states and a rule of
+thumb, none of which counts activations, buckets, pinned memory or swap buffers. Source:
 ``estimate_zero2_model_states_mem_needs`` (deepspeed/runtime/zero/stage_1_and_2.py) and
-``estimate_zero3_model_states_mem_needs`` (stage3.py), the same at 0.18.3 and 0.19.8. At 0.9.1 ZeRO-2 without
+``estimate_zero3_model_states_mem_needs`` (stage3.py), identical at 0.18.3 and 0.19.8. At 0.9.1 ZeRO-2 without
 offload was 4P + 16P/G.
 """
 
@@ -48,9 +47,10 @@ _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
 """[elements] that stage 0 reduces at a time (``allreduce_bucket_size``, deepspeed/runtime/engine.py)."""
 _BLOCK = 256
-"""Elements that share a scale in bitsandbytes' 8-bit states (2048 before 0.45; from memory, unverified)."""
+"""Number of elements that share a scale in bitsandbytes' 8-bit states (2048 before 0.45; from memory,
+unverified)."""
 _SMALLEST_8BIT = 4096
-"""Elements below which bitsandbytes keeps states in single precision (``min_8bit_size``)."""
+"""Number of elements below which bitsandbytes keeps states in single precision (``min_8bit_size``)."""
 
 
 class StateBytes(NamedTuple):
@@ -68,11 +68,11 @@ class StateBytes(NamedTuple):
 
 
 def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
-    """Size of the optimizer moments of ``numel`` elements [B].
+    """Return the size of the optimizer moments of ``numel`` elements [B].
 
-    Adam keeps two elements in single precision, SGD one (momentum), 8-bit Adam two bytes and two scales a
-    block of 256. Adafactor keeps sums over rows and columns only while tensors are matrices: ZeRO hands the
-    optimizer flat partitions (``flat``), for which it keeps an element each.
+    Adam keeps two values in single precision per element, SGD one (momentum), and 8-bit Adam two bytes, with
+    two scales per block of 256. Adafactor keeps only sums over rows and columns of a matrix, but one value
+    per element of the flat partitions (``flat``) that ZeRO gives the optimizer.
     """
     if kind == "adam":
         return 2 * SINGLE * numel
@@ -98,10 +98,11 @@ def state_bytes(
     gradient_bytes: int,
     weight_bits: float | None = None,
 ) -> StateBytes:
-    """Size of the states of one rank [B], on all tiers.
+    """Return the size of the states of one rank [B] on all tiers.
 
-    Stage 1 cuts master weights and moments, stage 2 also gradients, stage 3 also parameters. A model in
-    single precision has no master weights in stages 0 and 3 (``_create_fp32_partitions`` aliases them).
+    Stage 1 divides master weights and moments among the ranks, stage 2 also gradients, stage 3 also
+    parameters. A model in single precision has no master weights in stages 0 and 3
+    (``_create_fp32_partitions`` aliases them).
     """
     stage, part = partitions.stage, partitions.part
     aliased = dtype_bytes == SINGLE and stage in (0, 3)
@@ -114,7 +115,8 @@ def state_bytes(
 
 
 def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | None) -> list[int]:
-    """[B] that one rank keeps of every tensor; frozen matrices in ``weight_bits`` [bit] where given."""
+    """Return the size that one rank keeps of every tensor [B]; frozen matrices have ``weight_bits`` [bit] if
+    given."""
 
     def size(weight: Weight) -> int:
         numel = partitions.slice_numel(weight.numel) if partitions.stage == 3 else weight.numel
@@ -128,7 +130,8 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """TrainingMemory combines a run's state, the work that adds to it, and the machine that holds both."""
+    """TrainingMemory combines the state of a run, its workload and the machine, to compute the memory
+    needed."""
 
     state: TrainingState
     workload: Training
@@ -175,7 +178,7 @@ class TrainingMemory:
 
     @cached_property
     def states(self) -> StateBytes:
-        """States of one rank, on whichever tier."""
+        """Sizes of the parameters, gradients, master weights and moments of one rank, on any tier."""
         return state_bytes(
             self.partitions,
             kind=self.settings.optimizer,
@@ -197,7 +200,8 @@ class TrainingMemory:
         return max((weight.numel for weight in self.partitions.trained), default=0)
 
     def part_of(self, numel: int) -> int:
-        """[elements] of a gradient of ``numel`` that a rank keeps; below stage 3 it may be whole."""
+        """Return the elements that a rank keeps of a gradient of ``numel`` elements; below stage 3 it may be
+        all."""
         cut = self.partitions
         return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
 
@@ -210,8 +214,8 @@ class TrainingMemory:
 
     @property
     def flattens_on_host(self) -> bool:
-        """Whether stages 1 and 2 make their flat copy of the parameters in host memory: for want of room on
-        the GPU, and always before DeepSpeed 0.19.0."""
+        """Whether stages 1 and 2 make their flat copy of the parameters in host memory: if the GPU has no
+        room for it, and always before DeepSpeed 0.19.0."""
         capacity = self.machine.tiers["hbm"].capacity - self.machine.accelerator.reserved_bytes
         room = capacity >= self.states.parameters + self.size * self.partitions.trained_numel
         return self.stage in (1, 2) and (not room or self.settings.params.version < _FLATTENS_ON_GPU)
@@ -228,7 +232,7 @@ class TrainingMemory:
 
     @cached_property
     def largest_update(self) -> int:
-        """[B] of the updated parameters of a sub-group, each padded to its file, at most."""
+        """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
         return max((self._padded(update.group) for update in self.state.updates), default=0)
 
     def _padded(self, group: SubGroup) -> int:
@@ -243,7 +247,7 @@ _BUFFER_FACTOR = 1.5
 def zero2_estimate(
     total_params: int, *, num_gpus_per_node: int = 1, num_nodes: int = 1, cpu_offload: bool = True
 ) -> Estimate:
-    """Reproduce ``estimate_zero2_model_states_mem_needs``, to the byte."""
+    """Return what ``estimate_zero2_model_states_mem_needs`` returns, to the byte."""
     total_gpus, factor = num_nodes * num_gpus_per_node, _BUFFER_FACTOR
     if cpu_offload:
         host = total_params * max(4 * total_gpus, 16) * factor
@@ -265,10 +269,10 @@ def zero3_estimate(
     cpu_offload: bool = True,
     cpu_offload_params: bool = True,
 ) -> Estimate:
-    """Reproduce ``estimate_zero3_model_states_mem_needs`` under ``zero.Init``, to the byte.
+    """Return what ``estimate_zero3_model_states_mem_needs`` returns under ``zero.Init``, to the byte.
 
-    ``largest_layer_params`` are those of the largest module, its children's not counted, as
-    ``model_to_params`` finds them (:func:`largest_module_numel`).
+    ``largest_layer_params`` is the size of the largest module without its children, as ``model_to_params``
+    finds it (:func:`largest_module_numel`).
     """
     total_gpus, factor, largest = num_nodes * num_gpus_per_node, _BUFFER_FACTOR, 4 * largest_layer_params
     if not cpu_offload:
@@ -286,11 +290,11 @@ _ZERO_3 = "DeepSpeed's estimate for ZeRO-3"
 
 
 def white_paper_rule(model: ModelShape) -> Estimate:
-    """240 x layers x hidden^2 [B]: 12 h^2 parameters a layer, 20 B for each.
+    """Return 240 x layers x hidden^2 [B]: 12 h^2 parameters per layer, 20 B for each.
 
     Source: Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857, equations 1 and 2, repeated in DDN's white
-    paper "Large Language Models". It leaves out embeddings and activations; a gated feed-forward network or
-    grouped queries are not 12 h^2.
+    paper "Large Language Models". The rule ignores embeddings and activations; layers with a gated
+    feed-forward network or grouped queries do not have 12 h^2 parameters.
     """
     total = 240 * model.num_hidden_layers * model.hidden_size**2
     return Estimate("white paper's rule", None, None, total, "240 x layers x hidden^2 over all tiers")
@@ -299,10 +303,11 @@ def white_paper_rule(model: ModelShape) -> Estimate:
 def estimates_for(
     model: ModelShape, *, stage: int, ranks: int, nodes: int, offload_optimizer: bool, offload_params: bool
 ) -> tuple[Estimate, ...]:
-    """Estimates for a run: DeepSpeed's estimator for its stage (from 1), and the rule.
+    """Return published estimates for a run: DeepSpeed's estimator for its stage (from 1), and the rule of
+    thumb.
 
-    DeepSpeed's know no storage; what is there counts as in host memory. None knows frozen weights: beside
-    adapters they are named as what full training would need.
+    DeepSpeed's estimators do not know storage; states there count as in host memory. None of them knows
+    frozen weights; with adapters they are labelled as estimates for full training.
     """
     per_node, total = -(-ranks // nodes), model.num_parameters
     found = [white_paper_rule(model)]
@@ -328,6 +333,6 @@ def estimates_for(
 
 
 def largest_module_numel(model: ModelShape) -> int:
-    """Return the size of the module that owns most elements, without its children [elements]."""
+    """Return the number of elements of the module that owns the most, without its children."""
     modules = (*model.modules_before, *model.layer, *model.modules_after)
     return max(module.num_parameters for module in modules)
