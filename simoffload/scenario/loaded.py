@@ -16,8 +16,7 @@ from simoffload.models import ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Plan, Strategy, strategy_for
-from simoffload.strategies.base import TierChoice
-from simoffload.strategies.placement import Placement
+from simoffload.strategies.base import Placement, TierChoice
 from simoffload.units import plural
 
 __all__ = [

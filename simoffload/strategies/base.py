@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
+from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from simoffload.results.training import StorageRequests, StorageTraffic
@@ -32,11 +32,14 @@ __all__ = [
     "Phase",
     "PhaseKind",
     "PhaseSeries",
+    "Placement",
     "Plan",
     "Strategy",
     "TierChoice",
     "Tunable",
     "WorkloadKind",
+    "gds_warnings",
+    "refused",
 ]
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
@@ -120,6 +123,18 @@ class Tunable(NamedTuple):
     now: int | bool
     values: Callable[[Any], Iterator[int | bool]]
     """Function that yields other values, the nearest first."""
+
+
+class Placement(NamedTuple):
+    """A Placement names the tiers of a machine that hold weights and optimizer."""
+
+    weights: str
+    """Tier of the weights, or in a scenario of checkpoints alone of the checkpoints."""
+    optimizer: str | None = None
+    """Tier of the optimizer states; None if not specified."""
+
+    def __str__(self) -> str:
+        return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
 class Plan(ABC):
@@ -331,3 +346,24 @@ class Strategy(Frozen, ABC):
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Return configuration files with which real programs run the plan: content by name."""
         return {}
+
+
+def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
+    """Return the error for a placement that has no meaning for a strategy."""
+    return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
+
+
+def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
+    """Return warnings where ``key`` asks for GPUDirect Storage.
+
+    Raises InputError for a GPU without it: cuFile would copy by way of the host's memory at best (its
+    compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
+    """
+    gpu = machine.accelerator
+    stated = gpu.gpudirect_storage
+    if stated is None:
+        message = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
+        return (f"{key}: the profile of {gpu.id} {message}",)
+    if not stated.value:
+        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
+    return ()

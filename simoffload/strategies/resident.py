@@ -12,10 +12,9 @@ from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves

@@ -21,8 +21,8 @@ from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Strategy, register, strategies
+from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import shares
 from simoffload.workload import Inference

@@ -10,7 +10,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
-from simoffload.strategies.base import Phase, Plan
+from simoffload.strategies.base import Phase, Plan, gds_warnings
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
     CheckpointPart,
@@ -21,7 +21,6 @@ from simoffload.strategies.checkpoint.bytes import (
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.placement import gds_warnings
 from simoffload.units import format_seconds, plural
 from simoffload.workload.training import Checkpointing
 

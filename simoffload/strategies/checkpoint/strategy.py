@@ -13,12 +13,11 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Change
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.training import Optimizer
 

@@ -23,9 +23,8 @@ from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.memory import activations_of, pinned_rounding
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
 from simoffload.strategies.trace import Trace, micro_step

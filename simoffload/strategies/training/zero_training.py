@@ -20,12 +20,11 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import Change
-from simoffload.strategies.base import Plan
+from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
-from simoffload.strategies.placement import refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (
