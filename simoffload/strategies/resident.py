@@ -69,7 +69,7 @@ class Resident(Strategy):
         """Yield the stages of ZeRO for training."""
         if not plan.optimizer_target:
             return iter(())
-        from simoffload.strategies.training.whole_copies import stages_of_zero
+        from simoffload.strategies.training.zero_training import stages_of_zero
 
         return stages_of_zero(plan)
 
@@ -81,7 +81,7 @@ class Resident(Strategy):
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         if workload.kind == "inference":
             return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
-        from simoffload.strategies.training.whole_copies import plan_whole_copies
+        from simoffload.strategies.training.zero_training import plan_whole_copies
 
         return plan_whole_copies(model, workload, machine, ranks=self.ranks)
 
