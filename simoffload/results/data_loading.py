@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from simoffload.units import format_bytes, format_rate, format_seconds
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 
 __all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
 

@@ -22,7 +22,7 @@ from simoffload.simulation.loaders import (
     loader_pace,
     storage_routes,
 )
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 
 __all__ = [
     "look_ahead_bytes",

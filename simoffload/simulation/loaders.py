@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine, Path
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.results.data_loading import Limit
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 
 __all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
 

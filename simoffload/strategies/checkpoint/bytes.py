@@ -27,7 +27,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
-from simoffload.workload.training import Checkpointing, Optimizer
+from simoffload.workload import Checkpointing, Optimizer
 
 __all__ = [
     "CRC32_S",

@@ -22,7 +22,7 @@ from simoffload.strategies.checkpoint.schedule import restore_phases, save_phase
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.units import format_seconds, plural
-from simoffload.workload.training import Checkpointing
+from simoffload.workload import Checkpointing
 
 __all__ = ["CheckpointPlan", "plan_checkpoint"]
 

@@ -37,7 +37,7 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     blocks,
 )
 from simoffload.strategies.streams import HOST
-from simoffload.workload.training import Checkpointing, Writer
+from simoffload.workload import Checkpointing, Writer
 
 __all__ = ["restore_phases", "save_phases"]
 

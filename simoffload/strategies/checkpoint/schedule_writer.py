@@ -13,7 +13,7 @@ from simoffload.schedule import Dependency
 from simoffload.schedule.builder import Hops
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
-from simoffload.workload.dataset import READ_AHEAD
+from simoffload.workload import READ_AHEAD
 
 __all__ = ["COMM", "COPY", "IO", "READ", "PhaseWriter", "RankGroup", "blocks"]
 

@@ -18,8 +18,7 @@ from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoin
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
-from simoffload.workload.training import Optimizer
+from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
