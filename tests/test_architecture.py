@@ -130,7 +130,7 @@ def calls_the_engine(source: Source) -> Iterator[str]:
 
 EDITS = "documents/edits.py"
 OWN_VALUES = {
-    "hardware/equipment.py": "what a platform's slots hold",
+    "hardware/changes.py": "what a platform's slots hold",
     "planning/costs/price_list.py": "lists of prices laid over each other",
     "scenario/loading.py": "names of tiers as the machine has them, and ranks of a default scenario",
     "simulation/data_loading.py": "numbers of workers that are tried",

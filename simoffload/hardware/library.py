@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from simoffload.documents import (
     SUFFIXES,
@@ -23,13 +23,15 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError
-from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
 from simoffload.shipped import shipped_folder
+
+if TYPE_CHECKING:
+    from simoffload.hardware.changes import Changes
 
 __all__ = ["KINDS", "Entry", "Library", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
 

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile

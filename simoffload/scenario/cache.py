@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from simoffload.documents import Document, Edit, edited, quoted, read_document, resolved, validate
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.library import Library
 from simoffload.hardware.platforms import platform_from
 from simoffload.hardware.targets import STORAGE_KINDS
