@@ -21,7 +21,7 @@ from simoffload.engine.clock import Clock
 from simoffload.engine.network import AllocationMark, Network
 from simoffload.engine.outcome import SkippedInterval
 from simoffload.engine.stream_state import NOTHING, StreamState
-from simoffload.results.timeline import Jump
+from simoffload.results import Jump
 from simoffload.schedule import Schedule
 
 __all__ = ["LEAST", "SteadyState"]

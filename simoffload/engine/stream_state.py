@@ -7,9 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import Contention, transfer_time
-from simoffload.schedule.ir import CompiledOp, Need, compile_streams
+from simoffload.schedule import CompiledOp, Contention, Need, Schedule, compile_streams, transfer_time
 
 __all__ = ["NOTHING", "Action", "StreamSegment", "StreamState", "make_stream_states"]
 

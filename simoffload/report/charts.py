@@ -17,9 +17,7 @@ from simoffload.report.formatting import (
     uncapitalized,
 )
 from simoffload.report.presentation import presentation
-from simoffload.results.capacity import TierUse
-from simoffload.results.passes import PassResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import PassResult, TierUse, TrainingResult
 from simoffload.units import format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.report.formatting import percent, uncapitalized
 from simoffload.report.from_result import headline
 from simoffload.report.presentation import presentation
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.units import format_number, format_seconds
 
 __all__ = [

@@ -10,8 +10,7 @@ from simoffload.report import plotting as draw
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
 from simoffload.report.presentation import presentation
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 if TYPE_CHECKING:

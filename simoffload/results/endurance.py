@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from simoffload.hardware import Machine
-from simoffload.hardware.storage import Drive, Raid
+from simoffload.hardware import Drive, Machine, Raid
 from simoffload.units import format_bytes, format_number, format_rate
 
 __all__ = [

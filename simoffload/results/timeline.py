@@ -16,8 +16,7 @@ from heapq import merge
 from itertools import chain
 from typing import NamedTuple
 
-from simoffload.schedule import Op, Schedule
-from simoffload.schedule.ir import CompiledOp, steps_of
+from simoffload.schedule import CompiledOp, Op, Schedule, steps_of
 
 __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", "Timeline", "Track"]
 

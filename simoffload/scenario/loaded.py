@@ -8,15 +8,12 @@ from typing import Any, TypeVar
 
 from simoffload.documents import Document, Edit, edited, quoted, suggest
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine, Platform
-from simoffload.hardware.changes import spelled
-from simoffload.hardware.links import memory_warnings
+from simoffload.hardware import Machine, Platform, memory_warnings, spelled
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
-from simoffload.strategies import Plan, Strategy, strategy_for
-from simoffload.strategies.base import Placement, TierChoice
+from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
 
 __all__ = [

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Frozen
-from simoffload.hardware.changes import Parts
+from simoffload.hardware import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
 from simoffload.strategies import AnyStrategy

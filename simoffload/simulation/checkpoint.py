@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult, Checkpoints, SavedPart
-from simoffload.results.endurance import (
+from simoffload.results import (
     CachedWrites,
+    CheckpointPhase,
+    CheckpointResult,
+    Checkpoints,
+    SavedPart,
     TierLifetime,
     cache_warnings,
     lifetime_warnings,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log
 
 from simoffload.hardware import Machine
-from simoffload.results.data_loading import DataLoading, Epoch, Limit
+from simoffload.results import DataLoading, Epoch, Limit
 from simoffload.simulation.loaders import (
     ROUNDING,
     GpuStep,

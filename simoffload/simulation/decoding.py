@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simoffload.errors import ShortcutError
-from simoffload.results.passes import PassResult
-from simoffload.results.timeline import Timeline
+from simoffload.results import PassResult, Timeline
 
 __all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
 

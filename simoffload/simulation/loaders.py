@@ -8,9 +8,8 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.sharing import Demand, fair_rates, loads
-from simoffload.results.data_loading import Limit
+from simoffload.hardware import Demand, Machine, Path, fair_rates, loads
+from simoffload.results import Limit
 from simoffload.workload import Dataset
 
 __all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]

@@ -18,11 +18,11 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change, Estimate, MemoryStage
+from simoffload.results import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
 
 if TYPE_CHECKING:
-    from simoffload.results.training import StorageRequests, StorageTraffic
+    from simoffload.results import StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm
+from simoffload.models import SINGLE, ModelShape, Module
+from simoffload.results import MemoryTerm
 from simoffload.workload import Inference, Training
 
 __all__ = [

@@ -9,9 +9,8 @@ from typing import ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory

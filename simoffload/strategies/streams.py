@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.paths import Resource
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.hardware import Machine, Path, Resource
+from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
 
 __all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]

@@ -13,12 +13,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from simoffload.hardware import Curve, Machine, Path
-from simoffload.hardware.fsdp_costs import FsdpCosts
-from simoffload.hardware.profiles import DeepSpeedCosts, Host
-from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost, module_cost
-from simoffload.models.cost import backward_cost, backward_products, training_cost
-from simoffload.models.shape import SINGLE
+from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Host, Machine, Path
+from simoffload.models import (
+    SINGLE,
+    ModelShape,
+    Module,
+    ModuleCost,
+    Sequences,
+    backward_cost,
+    backward_products,
+    batch_cost,
+    module_cost,
+    training_cost,
+)
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops

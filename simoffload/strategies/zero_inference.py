@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.coordinator import Tensor

@@ -24,7 +24,7 @@ from simoffload.report.formatting import (
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.units import format_number, format_seconds, plural
 
 __all__ = [

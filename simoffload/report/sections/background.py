@@ -8,7 +8,7 @@ from typing import Any
 from simoffload.documents import ds_config_text, yaml_text
 from simoffload.report.document import Listing, ReportSection, ReportTable
 from simoffload.report.formatting import origins
-from simoffload.results.result import ResultProvenance
+from simoffload.results import ResultProvenance
 from simoffload.units import plural
 
 __all__ = ["inputs", "limits", "scenario", "settings", "versions"]

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, ModelShape
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
 

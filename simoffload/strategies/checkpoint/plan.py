@@ -8,8 +8,7 @@ from functools import cached_property
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
+from simoffload.results import MemoryStage, MemoryTerm, Outlook, outlook, run_mtbf
 from simoffload.strategies.base import Phase, Plan, gds_warnings
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,

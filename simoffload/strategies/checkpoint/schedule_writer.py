@@ -6,11 +6,8 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.paths import Resource
-from simoffload.hardware.quantities import Curve
-from simoffload.schedule import Dependency
-from simoffload.schedule.builder import Hops
+from simoffload.hardware import Curve, Machine, Path, Resource
+from simoffload.schedule import Dependency, Hops
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload import READ_AHEAD

@@ -12,7 +12,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change
+from simoffload.results import Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change
+from simoffload.results import Change
 from simoffload.strategies.base import Tunable
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (

@@ -19,9 +19,8 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.models import SINGLE, ModelShape
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.memory import activations_of, pinned_rounding

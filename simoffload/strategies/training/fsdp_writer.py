@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simoffload.models import Module
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, Module
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import (
     TORCH_ADAM,

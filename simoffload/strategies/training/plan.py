@@ -9,8 +9,7 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, MemoryStage
-from simoffload.results.training import StorageRequests, StorageTraffic
+from simoffload.results import Estimate, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan

@@ -14,8 +14,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from simoffload.limits import count_elements
-from simoffload.models import ModelShape, Module, Parameter
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, ModelShape, Module, Parameter
 from simoffload.strategies.coordinator import Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero import check_buffer_size

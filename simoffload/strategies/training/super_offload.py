@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds

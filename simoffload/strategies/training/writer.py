@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.models import Module
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, Module
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning

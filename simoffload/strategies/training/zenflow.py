@@ -25,7 +25,7 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart

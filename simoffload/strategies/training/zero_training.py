@@ -20,7 +20,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, Tunable, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config

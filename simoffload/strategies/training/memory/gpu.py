@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm
+from simoffload.models import SINGLE
+from simoffload.results import MemoryTerm
 from simoffload.strategies.training.memory.states import TrainingMemory, largest_module_numel, moment_bytes
 from simoffload.strategies.training.state import Weight
 

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from simoffload.hardware import Machine
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.models import SINGLE
+from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
 from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes

@@ -20,9 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import Estimate
+from simoffload.models import SINGLE, ModelShape
+from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import OptimizerKind, TrainingSettings
 from simoffload.strategies.memory import Activations, activations_of
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
