@@ -27,8 +27,6 @@ from simoffload.limits import count_operations
 from simoffload.results import How, Timeline
 from simoffload.schedule import CompiledOp, Schedule, check_schedule, find_contention
 
-__all__ = ["Executor", "execute"]
-
 _AT_ONCE = 1000
 """Operations after which a stream lets other streams proceed."""
 

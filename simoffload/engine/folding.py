@@ -24,8 +24,6 @@ from typing import NamedTuple
 from simoffload.results import Timeline
 from simoffload.schedule import Link, Peers, Program, Schedule
 
-__all__ = ["Folding", "fold_ranks"]
-
 _Hops = tuple[tuple[int, int], ...]
 
 

@@ -15,8 +15,6 @@ from simoffload.errors import SimulationError
 from simoffload.hardware import Demand, fair_rates, loads
 from simoffload.schedule import Schedule
 
-__all__ = ["AllocationMark", "Network"]
-
 Owner = TypeVar("Owner")
 
 _PARTS = 10**12

@@ -12,8 +12,6 @@ from simoffload.engine.stream_state import StreamState
 from simoffload.results import Repeat, Timeline, Track
 from simoffload.schedule import Contention, Schedule, link_loads, transfer_time
 
-__all__ = ["SkippedInterval", "timeline_of"]
-
 _Interval = tuple[int, int]
 
 

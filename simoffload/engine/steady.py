@@ -24,8 +24,6 @@ from simoffload.engine.stream_state import NOTHING, StreamState
 from simoffload.results import Jump
 from simoffload.schedule import Schedule
 
-__all__ = ["LEAST", "SteadyState"]
-
 LEAST = 3
 """Iterations of a block below which there is nothing to skip."""
 _PATIENCE = 256

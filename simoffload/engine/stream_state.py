@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from simoffload.schedule import CompiledOp, Contention, Need, Schedule, compile_streams, transfer_time
 
-__all__ = ["NOTHING", "Action", "StreamSegment", "StreamState", "make_stream_states"]
-
 NOTHING = -1
 """Marks an operation whose predecessor is the operation before it on its stream."""
 

@@ -13,8 +13,6 @@ from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
 from simoffload.hardware.quantities import Identifier, Name, Reference
 
-__all__ = ["Changes", "Equipment", "Parts", "spelled"]
-
 _SOURCE = "set by the scenario; the profile says {}"
 
 

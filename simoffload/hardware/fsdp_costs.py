@@ -8,8 +8,6 @@ from simoffload.documents import Frozen
 from simoffload.hardware.quantities import Count, Sourced
 from simoffload.units import BytesPerSecond, Seconds
 
-__all__ = ["FsdpCosts", "scaled_costs"]
-
 
 class FsdpCosts(Frozen):
     """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.

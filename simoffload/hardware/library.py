@@ -33,8 +33,6 @@ from simoffload.shipped import shipped_folder
 if TYPE_CHECKING:
     from simoffload.hardware.changes import Changes
 
-__all__ = ["KINDS", "Entry", "Library", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
-
 KINDS: dict[str, type[Profile]] = {
     "accelerator": Accelerator,
     "host": Host,

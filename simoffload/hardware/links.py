@@ -29,8 +29,6 @@ from simoffload.units import format_bytes, format_rate
 if TYPE_CHECKING:
     from simoffload.hardware.topology import Platform
 
-__all__ = ["memory_warnings", "overruns", "profile_warnings"]
-
 _TOLERANCE = 1.03
 """Ratio of a device's rate to that of its link above which a warning is given: data sheets round by 1 or 2 %;
 our choice."""

@@ -15,8 +15,6 @@ from simoffload.hardware.quantities import Curve
 from simoffload.hardware.storage import Service
 from simoffload.hardware.targets import PcieLink, Target, slowest
 
-__all__ = ["MEMORY", "DeviceGroup", "Ingress", "Machine", "StorageAccess", "Topology"]
-
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
 _STAGED_TRAFFIC = 2

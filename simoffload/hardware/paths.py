@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.hardware.quantities import Curve
 
-__all__ = ["Graph", "Hops", "Load", "Path", "Resource", "Resources", "Tier", "TierKind"]
-
 TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof"]
 
 

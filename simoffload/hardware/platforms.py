@@ -25,8 +25,6 @@ from simoffload.hardware.targets import (
 from simoffload.hardware.topology import Platform
 from simoffload.units import plural
 
-__all__ = ["list_profiles", "load_platform", "load_profile", "platform_from"]
-
 T = TypeVar("T")
 
 

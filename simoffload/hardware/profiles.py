@@ -24,20 +24,6 @@ from simoffload.hardware.quantities import (
 )
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
 
-__all__ = [
-    "Accelerator",
-    "ComputeRates",
-    "CpuOptimizer",
-    "DeepSpeedCosts",
-    "Host",
-    "Interconnect",
-    "Nic",
-    "Pcie",
-    "Profile",
-    "Slot",
-    "TrainingCosts",
-]
-
 
 class Profile(Frozen):
     """The keys with which every profile file begins."""

@@ -14,25 +14,6 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
 
-__all__ = [
-    "ID_PATTERN",
-    "Count",
-    "Curve",
-    "EfficiencyCurve",
-    "Identifier",
-    "Multiple",
-    "Name",
-    "Origin",
-    "PositiveSeconds",
-    "Provenance",
-    "RateCurve",
-    "Reference",
-    "Share",
-    "Sourced",
-    "Text",
-    "id_fault",
-]
-
 
 class Curve(NamedTuple):
     """A curve through points (x, y) with x rising; y is linear in log x between them and constant beyond both

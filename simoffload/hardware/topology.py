@@ -21,8 +21,6 @@ from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
 from simoffload.hardware.targets import PcieLink, Target, adapter_rate, slowest
 
-__all__ = ["Platform"]
-
 
 @dataclass(frozen=True)
 class Platform:

@@ -17,24 +17,6 @@ from typing import NamedTuple
 
 from simoffload.models.shape import ModelShape, Module, activation
 
-__all__ = [
-    "ModuleCost",
-    "Sequences",
-    "attended_keys",
-    "attention_scores_bytes",
-    "backward_cost",
-    "backward_products",
-    "batch_cost",
-    "forward_cost",
-    "linear_flops",
-    "loss_module",
-    "mean_over_layers",
-    "module_cost",
-    "training_backward_flops",
-    "training_cost",
-    "training_forward_flops",
-]
-
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
 

@@ -13,8 +13,6 @@ from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.models.shape import ModelShape, Module, linear
 
-__all__ = ["nf4_bits", "with_lora"]
-
 _NF4_BLOCK = 64
 """Number of weights that share a scale."""
 _SCALE_BLOCK = 256

@@ -11,29 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "EAGER",
-    "SINGLE",
-    "Attention",
-    "Dtype",
-    "ModelShape",
-    "Module",
-    "ModuleKind",
-    "Operations",
-    "Parameter",
-    "SavedActivations",
-    "Traits",
-    "activation",
-    "attention",
-    "container",
-    "dropout",
-    "embedding",
-    "layer_norm",
-    "linear",
-    "rms_norm",
-    "rotary",
-]
-
 ModuleKind = Literal[
     "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
 ]

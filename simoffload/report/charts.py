@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
 
-__all__ = ["bandwidth", "bounds", "capacity", "causes", "front", "gains", "memory", "phases", "tornado"]
-
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""
 _TERMS_A_LINE, _CAUSES_A_LINE = 2, 3

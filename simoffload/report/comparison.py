@@ -13,21 +13,6 @@ from simoffload.report.presentation import presentation
 from simoffload.results import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = [
-    "ComparisonRow",
-    "Group",
-    "Published",
-    "by_kind",
-    "exact_name",
-    "group_verdict",
-    "groups",
-    "in_common",
-    "keys",
-    "tie_rule",
-    "warnings",
-]
-
-
 _SHORT, _LONG = 8, 16
 """[characters] of a baseline's name for which the head of a narrow table and of any other has room."""
 

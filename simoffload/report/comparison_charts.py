@@ -16,8 +16,6 @@ from simoffload.units import format_number, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
 
-__all__ = ["causes_compared", "phases_compared", "times_compared"]
-
 _FLAT = 6
 """Number of bars up to which there is room for horizontal text between them."""
 _ONE_LINE = 8

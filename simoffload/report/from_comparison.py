@@ -42,8 +42,6 @@ from simoffload.report.sections.performance import CAUSES, PHASES
 from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number
 
-__all__ = ["comparison_document"]
-
 
 def comparison_document(
     results: Sequence[SimulationResult],

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
 
-__all__ = ["MOST_BARS", "advice_document", "findings", "headline", "result_document", "verdict"]
-
 MOST_BARS = 12_000
 """Number of operations drawn on a page, about 2 MB."""
 

@@ -21,8 +21,6 @@ from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.results import SimulationResult
 
-__all__ = ["write_comparison", "write_html", "write_report"]
-
 
 def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
     """Write a page about one result; ``command`` reproduces it.

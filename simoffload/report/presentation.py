@@ -11,8 +11,6 @@ from simoffload.report.formatting import per_second, percent, place
 from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
-__all__ = ["Metric", "Presentation", "TierAssignment", "presentation"]
-
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """Descriptions of metrics by their keys, each with the function that formats its value."""
 

@@ -19,8 +19,6 @@ from simoffload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["DrawnOperation", "TimelineWindow", "schedule", "timeline", "windows"]
-
 _FIRST = 3
 """Number of parts of the pass in the first window: what comes before the layers, and two layers."""
 _LONGEST = 15

@@ -7,8 +7,6 @@ from typing import Any, Literal, NamedTuple
 from simoffload.units import format_bytes, format_rate, format_seconds
 from simoffload.workload import Dataset
 
-__all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
-
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
 """Limit of the rate: the GPU (nothing waits), a full link or target, the wait of every request (latency and
 requests in flight), decoding in the workers, opening files, copies out of the page cache, all cores of the

@@ -11,19 +11,6 @@ from typing import Any, Literal, NamedTuple
 from simoffload.hardware import Drive, Machine, Raid
 from simoffload.units import format_bytes, format_number, format_rate
 
-__all__ = [
-    "CachedWrites",
-    "DriveLifetime",
-    "TierLifetime",
-    "cache_warnings",
-    "drive_lifetime",
-    "drive_share",
-    "duration",
-    "lifetime_warnings",
-    "phrase",
-    "tier_lifetime",
-]
-
 DAY = 86_400
 """Length of a day [s]."""
 YEAR = 365

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from simoffload.results.timeline import Piece, Repeat, Timeline, Track
 from simoffload.schedule import CompiledOp, Need, Schedule
 
-__all__ = ["makespan_for_longer_context"]
-
 _LARGEST = 300_000
 """Maximum number of operations that are examined."""
 

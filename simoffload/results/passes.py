@@ -15,19 +15,6 @@ from simoffload.results.timeline import Timeline
 from simoffload.results.values import by_name
 from simoffload.schedule import LinkUnit, link_time, stream_times
 
-__all__ = [
-    "GroupShare",
-    "LinkUse",
-    "PassResult",
-    "Share",
-    "StreamUse",
-    "Time",
-    "aggregate",
-    "largest_remainder",
-    "seconds",
-    "summarize_pass",
-]
-
 Time = int | Fraction
 """Exact duration in picoseconds [ps]."""
 _PICO = 1e-12

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from simoffload.schedule import CompiledOp, Op, Schedule, steps_of
 
-__all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", "Timeline", "Track"]
-
 
 class Repeat(NamedTuple):
     """A Repeat is a range of recorded entries that occurs ``times`` more times after itself."""

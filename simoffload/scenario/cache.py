@@ -26,8 +26,6 @@ from simoffload.hardware import (
 from simoffload.models import ModelShape, ModelSpec, load_model
 from simoffload.strategies import strategy_of
 
-__all__ = ["ScenarioCache", "canonical"]
-
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
 _SECTIONS = ("checkpoint", "dataset")

@@ -16,16 +16,6 @@ from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
 
-__all__ = [
-    "READ_TIER",
-    "RESIDENT",
-    "LoadedScenario",
-    "other_work",
-    "placement_of",
-    "storage_name",
-    "tier_name",
-]
-
 T = TypeVar("T")
 
 

@@ -38,18 +38,6 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies import TierChoice, strategy_for, strategy_of
 from simoffload.workload import Training
 
-__all__ = [
-    "SWEEP",
-    "completed",
-    "default_scenario",
-    "find_scenario",
-    "list_scenarios",
-    "load_scenario",
-    "locate",
-    "opened",
-    "resolve",
-]
-
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 

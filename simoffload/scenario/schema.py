@@ -15,8 +15,6 @@ from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
-__all__ = ["RENAMED", "EngineOptions", "Scenario"]
-
 RENAMED = {
     "engine.fold": "engine.rank_symmetry",
     "engine.jump": "engine.steady_state",

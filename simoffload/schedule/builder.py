@@ -22,8 +22,6 @@ from simoffload.schedule.ir import (
     Schedule,
 )
 
-__all__ = ["ScheduleBuilder", "cpu_work", "fold"]
-
 _LONGEST_PERIOD = 8  # segments; prefetch patterns that take several layers to come round are short
 _MANY = 200  # blocks
 _LONGEST_OF_MANY = 500  # segments; buffers that fill up over many layers take longer to come round

@@ -17,8 +17,6 @@ from simoffload.strategies import Plan
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
 
-__all__ = ["AHEAD", "BEYOND", "common", "identity", "memory_footprint", "memory_stages"]
-
 AHEAD = "batches made ahead"
 """Name of the memory of batches that loaders prepare in advance."""
 BEYOND = "beyond the calibrated range"

@@ -24,8 +24,6 @@ from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.bytes import CheckpointPart
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
-__all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
-
 
 class CheckpointMeasures(Measures[CheckpointResult]):
     """CheckpointMeasures compute the metrics of a scenario of checkpoints."""

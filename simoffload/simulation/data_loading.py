@@ -24,14 +24,6 @@ from simoffload.simulation.loaders import (
 )
 from simoffload.workload import Dataset
 
-__all__ = [
-    "look_ahead_bytes",
-    "predict_data_loading",
-    "random_hit_ratio",
-    "sequential_hit_ratio",
-    "stored_bytes",
-]
-
 
 def sequential_hit_ratio(cache: float, part: float) -> float:
     """Return the fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the

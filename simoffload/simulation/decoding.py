@@ -16,8 +16,6 @@ from typing import NamedTuple
 from simoffload.errors import ShortcutError
 from simoffload.results import PassResult, Timeline
 
-__all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
-
 MOST = 16
 """Maximum number of steps that are simulated before the rest is interpolated."""
 _REMEMBERED = 4096

@@ -12,8 +12,6 @@ from simoffload.hardware import Demand, Machine, Path, fair_rates, loads
 from simoffload.results import Limit
 from simoffload.workload import Dataset
 
-__all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
-
 ROUNDING = 1e-6
 """Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
 nothing."""

@@ -14,8 +14,6 @@ from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan, strategy_of
 from simoffload.units import format_bytes, format_number, format_seconds
 
-__all__ = ["Measures", "measures_of", "refused"]
-
 R = TypeVar("R", bound=SimulationResult)
 _PICO = 1e-12
 

@@ -13,8 +13,6 @@ from simoffload.schedule import Schedule
 from simoffload.simulation.decoding import Decoding, Simulated, decode, verify_decoding
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
-__all__ = ["Progress", "Runner", "labelled", "verify"]
-
 Progress = Callable[[str], None]
 """Function that gets a line of text when a pass begins."""
 

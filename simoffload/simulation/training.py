@@ -26,8 +26,6 @@ from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies import Phase, Plan
 from simoffload.workload import Dataset
 
-__all__ = ["TrainingMeasures"]
-
 
 class TrainingMeasures(Measures[TrainingResult]):
     """TrainingMeasures compute the metrics of a scenario of training."""

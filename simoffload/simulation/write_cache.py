@@ -22,8 +22,6 @@ from simoffload.results import CachedWrites, StorageTraffic, TrainingResult, cac
 from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
-__all__ = ["checkpoint_with_caches", "steps_with_caches"]
-
 _MOST_TRIALS = 6
 _CLOSE = 0.001
 """Tolerance, relative to the step, of the time left for emptying a drive's cache."""

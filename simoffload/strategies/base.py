@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
-__all__ = [
-    "Earlier",
-    "Facts",
-    "Phase",
-    "PhaseKind",
-    "PhaseSeries",
-    "Placement",
-    "Plan",
-    "Strategy",
-    "TierChoice",
-    "Tunable",
-    "WorkloadKind",
-    "gds_warnings",
-    "refused",
-]
-
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 TierChoice = Literal["any", "storage"]
 PhaseKind = Literal["first pass", "prefill", "decode", "forward", "backward", "optimizer", "save", "restore"]

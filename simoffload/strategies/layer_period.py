@@ -16,8 +16,6 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.replay import LayerStack, Parameters, Passes, SkippedLayers, hook
 from simoffload.strategies.trace import Trace
 
-__all__ = ["LayeredModel", "Period", "period_of"]
-
 _GUESSES = (12, 48, 192)
 """Numbers of layers of the models in which a period of the coordinator is searched."""
 _SETTLING = 6

@@ -17,15 +17,6 @@ from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import MemoryTerm
 from simoffload.workload import Inference, Training
 
-__all__ = [
-    "Activations",
-    "activation_bytes",
-    "activations_of",
-    "pinned_rounding",
-    "saved_by_layer",
-    "working_memory",
-]
-
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
 

@@ -14,8 +14,6 @@ from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSe
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
 
-__all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
-
 
 class ForwardPass(NamedTuple):
     """A ForwardPass is one pass through the model."""

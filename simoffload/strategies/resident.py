@@ -19,8 +19,6 @@ from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
-__all__ = ["Resident", "ResidentPlan", "spread_bound"]
-
 HOST, COMPUTE = range(2)
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
 _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"

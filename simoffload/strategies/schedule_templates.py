@@ -29,8 +29,6 @@ from simoffload.strategies.replay import Passes, Replay, hook
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 
-__all__ = ["GatheredPeak", "InferenceLayers", "ScheduleTemplates", "schedule_templates_of"]
-
 K = TypeVar("K")
 T = TypeVar("T")
 

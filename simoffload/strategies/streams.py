@@ -9,8 +9,6 @@ from simoffload.hardware import Machine, Path, Resource
 from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
 
-__all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
-
 HOST = 0
 
 RankRoute = tuple[Path, tuple[Hops, ...]]

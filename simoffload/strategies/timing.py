@@ -31,27 +31,6 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference
 
-__all__ = [
-    "DEEPSPEED_ADAM",
-    "TORCH_ADAM",
-    "TORCH_ADAM_NEW",
-    "TORCH_FOREACH",
-    "TORCH_WEIGHT_DECAY",
-    "Implementation",
-    "PassTimings",
-    "Timing",
-    "TrainingTiming",
-    "arithmetic_beyond",
-    "copy_name",
-    "cpu_adam_s",
-    "effective_rate",
-    "operations",
-    "picoseconds",
-    "ranks_beyond",
-    "shares",
-    "transfers_beyond",
-]
-
 _MOST_KERNELS = 16
 """Kernels of an attention in transformers' eager code (our count): its other operations only make views."""
 

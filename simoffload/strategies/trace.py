@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module, loss_module
 
-__all__ = ["Event", "Instance", "Span", "Trace", "forward_pass", "micro_step"]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Instance:

@@ -25,17 +25,6 @@ from simoffload.strategies.ds_config.export import allowing, faster_settings, re
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 
-__all__ = [
-    "ZeroStrategy",
-    "check_buffer_size",
-    "device_of",
-    "gathered",
-    "inference_moves",
-    "lora_moves",
-    "training_moves",
-    "within_config",
-]
-
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
 

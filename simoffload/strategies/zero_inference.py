@@ -38,8 +38,6 @@ from simoffload.strategies.zero import (
 )
 from simoffload.workload import Inference
 
-__all__ = ["ZeroInference", "ZeroInferencePlan"]
-
 _PREFETCH = (
     "lower stage3_prefetch_bucket_size, stage3_max_live_parameters or stage3_param_persistence_threshold"
 )

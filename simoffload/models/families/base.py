@@ -15,18 +15,6 @@ from simoffload.documents import Frozen
 from simoffload.errors import shortened
 from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
 
-__all__ = [
-    "Count",
-    "Derived",
-    "Extent",
-    "FamilyConfig",
-    "Flag",
-    "ModuleLists",
-    "Width",
-    "all_invalid",
-    "invalid",
-]
-
 # Limits far above any model, so that a slip of the keyboard is a message and not a day of work.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]

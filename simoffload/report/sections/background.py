@@ -11,8 +11,6 @@ from simoffload.report.formatting import origins
 from simoffload.results import ResultProvenance
 from simoffload.units import plural
 
-__all__ = ["inputs", "limits", "scenario", "settings", "versions"]
-
 _LIMITS = (
     "Profiles contain data-sheet values, published values and timings of single operations; nothing here has "
     "been calibrated against runs on the machine itself. Ratios between targets are more reliable than "

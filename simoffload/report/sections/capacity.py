@@ -12,8 +12,6 @@ from simoffload.report.formatting import counted, stage_needs
 from simoffload.results import Change, Remedies, SimulationResult, TierUse, TrainingResult
 from simoffload.units import format_bytes
 
-__all__ = ["CAPACITY", "capacity", "remedies_section"]
-
 CAPACITY = "Capacity"
 CHANGES = "Changes that make it fit"
 _UNITS = (

@@ -11,8 +11,6 @@ from simoffload.report.formatting import NameFirst, per_second, percent
 from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration
 from simoffload.units import format_number, format_watts, plural
 
-__all__ = ["COSTS", "costs", "costs_compared", "money"]
-
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3
 

@@ -33,8 +33,6 @@ from simoffload.report.presentation import presentation
 from simoffload.results import PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_seconds
 
-__all__ = ["BOUND", "CAUSES", "PHASES", "bounds", "causes", "how_sure", "links", "phases", "speed", "unit_of"]
-
 PHASES = "Phases of a step"
 CAUSES = "Where the time goes"
 BOUND = "Share of the bound"

@@ -32,8 +32,6 @@ from simoffload.results import (
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 from simoffload.workload import Dataset
 
-__all__ = ["storage", "training_overheads"]
-
 _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 

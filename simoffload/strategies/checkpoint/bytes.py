@@ -28,28 +28,6 @@ from simoffload.models import SINGLE, ModelShape
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
 
-__all__ = [
-    "CRC32_S",
-    "DIRTY_BACKGROUND",
-    "DIRTY_LIMIT",
-    "FILE_COPY_S",
-    "FREED_S",
-    "FRESH_CAST_S",
-    "FRESH_COPY_S",
-    "FRESH_FROM_GPU_S",
-    "FRESH_READ_S",
-    "KEPT_BY_MALLOC",
-    "PAGE_CACHE_S",
-    "CheckpointPart",
-    "File",
-    "checkpoint_bytes",
-    "checkpoint_files",
-    "checkpoint_parts",
-    "fresh_share",
-    "optimizer_bytes",
-    "written_bytes",
-]
-
 FRESH_FROM_GPU_S = (0.1293 - 0.0133) / 2**28
 """[s/B] more for a copy from the GPU into fresh pageable memory than into pages already there (256 MiB:
 129.3 against 13.3 ms, that is 1.8 us for each page of 4 KiB)."""

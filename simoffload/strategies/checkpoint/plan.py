@@ -23,8 +23,6 @@ from simoffload.strategies.memory import pinned_rounding
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing
 
-__all__ = ["CheckpointPlan", "plan_checkpoint"]
-
 _COMMIT_TIMEOUT = 300.0
 """[s] after which a decoupled commit raises (DEFAULT_CHECKPOINT_TIMEOUT_SECONDS of DeepSpeed)."""
 _BUFFER = "lower writer.io_buffer_size"

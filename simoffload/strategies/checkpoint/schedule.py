@@ -39,8 +39,6 @@ from simoffload.strategies.checkpoint.schedule_writer import (
 from simoffload.strategies.streams import HOST
 from simoffload.workload import Checkpointing, Writer
 
-__all__ = ["restore_phases", "save_phases"]
-
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
 _MOST_PORTIONS = 200

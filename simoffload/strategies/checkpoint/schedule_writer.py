@@ -12,8 +12,6 @@ from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload import READ_AHEAD
 
-__all__ = ["COMM", "COPY", "IO", "READ", "PhaseWriter", "RankGroup", "blocks"]
-
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)
 

@@ -23,8 +23,6 @@ from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, W
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
-__all__ = ["CheckpointStorage", "config_warnings", "plan_of_training"]
-
 
 class CheckpointStorage(Strategy):
     """A CheckpointStorage is the strategy of checkpoints that are simulated without training."""

@@ -23,19 +23,6 @@ from simoffload.strategies.ds_config.settings import (
     threads_key,
 )
 
-__all__ = [
-    "BATCH",
-    "FILE",
-    "Work",
-    "allowing",
-    "faster_settings",
-    "inference_config",
-    "released",
-    "stages",
-    "training_config",
-    "tunables",
-]
-
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -31,19 +31,6 @@ from simoffload.strategies.ds_config.sections import (
     ZeroSection,
 )
 
-__all__ = [
-    "NOT_SIMULATED",
-    "Key",
-    "batch_problems",
-    "key_warnings",
-    "refuse_keys",
-    "refuse_selection",
-    "refuse_values",
-    "refused_key",
-    "section_warnings",
-    "trains",
-]
-
 
 class Key(NamedTuple):
     """A Key is a key of ds_config that is not simulated, with its consequence."""

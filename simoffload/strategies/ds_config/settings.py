@@ -27,19 +27,6 @@ from simoffload.strategies.ds_config.sections import (
 )
 from simoffload.units import plural
 
-__all__ = [
-    "LATEST",
-    "OffloadSettings",
-    "OptimizerKind",
-    "TrainingSettings",
-    "ZenFlow",
-    "fetch_settings",
-    "parse_version",
-    "resolve_settings",
-    "resolve_training",
-    "threads_key",
-]
-
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
 _FIRST_INTRA_OP = (0, 16, 4)

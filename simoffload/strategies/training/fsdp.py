@@ -33,8 +33,6 @@ from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_S
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
 from simoffload.workload import Training
 
-__all__ = ["Fsdp", "FsdpPlan"]
-
 _LIMITED = 3
 """Layers whose parameters are on the GPU at most with ``limit_all_gathers``: one at work, one waiting for it,
 one being gathered."""

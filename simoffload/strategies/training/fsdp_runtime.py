@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
-__all__ = ["ROOT", "FsdpOptions", "FsdpRuntime", "FsdpSink", "Prefetch"]
-
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
 """The unit that owns all that is in no layer; a layer's unit is its number."""

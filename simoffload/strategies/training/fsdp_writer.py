@@ -27,8 +27,6 @@ from simoffload.strategies.timing import (
 from simoffload.strategies.trace import Event, Trace
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 
-__all__ = ["ADAMW", "FsdpWriter", "Units"]
-
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
 _, _COPY, _COMM, _COMPUTE, _REDUCE = range(5)
 ADAMW = "CPU AdamW of PyTorch"

@@ -47,8 +47,6 @@ from simoffload.strategies.training.writer import MicroStepStage, MicroStepWrite
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
-__all__ = ["Places", "ZeroTrainingPlan"]
-
 
 @dataclass(frozen=True)
 class ZeroTrainingPlan(StepWork):

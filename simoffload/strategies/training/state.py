@@ -19,17 +19,6 @@ from simoffload.strategies.coordinator import Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
 
-__all__ = [
-    "Partitions",
-    "Places",
-    "SubGroup",
-    "TrainingState",
-    "Update",
-    "Weight",
-    "sub_groups",
-    "weights_of",
-]
-
 _FLAT_ALIGNMENT = 2
 """[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
 deepspeed/runtime/zero/stage_1_and_2.py)."""

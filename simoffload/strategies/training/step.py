@@ -26,18 +26,6 @@ from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHoo
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
-__all__ = [
-    "CPU_ADAM",
-    "CPU_LOOPS",
-    "OPTIMIZER",
-    "CpuWork",
-    "OptimizerStep",
-    "PartWriter",
-    "StepPlan",
-    "micro_steps",
-    "refused",
-]
-
 OPTIMIZER = "optimizer"
 
 PartWriter = Callable[[MicroStepWriter, StepPart], None]

@@ -19,16 +19,6 @@ from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero import check_buffer_size
 from simoffload.units import plural
 
-__all__ = [
-    "GradientSink",
-    "GradientSwapper",
-    "RankFiles",
-    "StorageStage",
-    "Transfer",
-    "by_tier",
-    "check_buffers",
-]
-
 _PARAMS = "16-bit parameters"
 
 

@@ -31,8 +31,6 @@ from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroSt
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
-__all__ = ["SuperOffloadStep", "update_threads"]
-
 
 class SuperOffloadStep(StepPlan):
     """A SuperOffloadStep updates sub-groups on the CPU in parallel with backward."""

@@ -27,18 +27,6 @@ from simoffload.strategies.training.storage_io import GradientSink, GradientSwap
 if TYPE_CHECKING:
     from simoffload.strategies.training.micro_step import ActivationOffload
 
-__all__ = [
-    "ACTIVATIONS",
-    "PARAMETERS",
-    "REDUCE",
-    "TRAINING_STREAMS",
-    "UPDATE",
-    "WRITE",
-    "GradientHooks",
-    "MicroStepStage",
-    "MicroStepWriter",
-]
-
 TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
 REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed

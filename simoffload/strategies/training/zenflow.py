@@ -45,8 +45,6 @@ from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroSt
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
-__all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
-
 _SELECTED = "selected columns"
 _SELECTION = "selection of columns"
 _NATIVE = (0, 19, 3)

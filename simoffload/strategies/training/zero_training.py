@@ -40,8 +40,6 @@ from simoffload.strategies.zero import (
 from simoffload.units import plural
 from simoffload.workload import Training
 
-__all__ = ["Lora", "ZeroTraining", "plan_whole_copies", "stages_of_zero"]
-
 _SAME_SHARE = 0.005
 """Difference of shares below which messages show the same percentage."""
 

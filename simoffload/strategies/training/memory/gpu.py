@@ -14,8 +14,6 @@ from simoffload.results import MemoryTerm
 from simoffload.strategies.training.memory.states import TrainingMemory, largest_module_numel, moment_bytes
 from simoffload.strategies.training.state import Weight
 
-__all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
-
 _DOUBLE = 8
 """Gradient norms are summed in double precision, after a cast of the complete tensor [B]."""
 _NORM_CHUNK = 250_000_000

@@ -25,8 +25,6 @@ from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 
-__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_stages"]
-
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
 OPTIMIZER_STEP = "optimizer step"

@@ -30,19 +30,6 @@ from simoffload.workload import Training
 if TYPE_CHECKING:
     from simoffload.strategies.training.micro_step import ReplayPeaks
 
-__all__ = [
-    "Estimate",
-    "StateBytes",
-    "TrainingMemory",
-    "estimates_for",
-    "largest_module_numel",
-    "moment_bytes",
-    "state_bytes",
-    "white_paper_rule",
-    "zero2_estimate",
-    "zero3_estimate",
-]
-
 _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
 """[elements] that stage 0 reduces at a time (``allreduce_bucket_size``, deepspeed/runtime/engine.py)."""
