@@ -15,6 +15,7 @@ from simoffload.documents import (
     SUFFIXES,
     Document,
     DocumentLocation,
+    either,
     file_errors,
     quoted,
     read_document,
@@ -241,7 +242,7 @@ class Library:
                             return path
         known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
         hint = suggest(reference, known) or f"; known: {', '.join(known)}"
-        raise _error(f"there is no {_either(kinds)} {quoted(reference)}{hint}", written)
+        raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
 
     def read(self, path: Path, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read and check one file, which must be a profile of one of ``kinds``."""
@@ -251,7 +252,7 @@ class Library:
             self._read[where] = self._changed(original)
         entry = self._read[where]
         if entry.use.kind not in kinds:
-            message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
+            message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {either(kinds)}"
             raise _error(message, written or DocumentLocation(entry.document, ("kind",)))
         return entry
 
@@ -351,10 +352,6 @@ def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
 
 def _error(message: str, written: DocumentLocation | None) -> InputError:
     return written.error(message) if written else InputError.at("", message)
-
-
-def _either(kinds: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
 def _unknown_kind(kind: object) -> str:

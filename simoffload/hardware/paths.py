@@ -37,6 +37,11 @@ class Tier(NamedTuple):
     """Capacity [B] that is not available for weights: context and workspace (hbm), operating system
     (dram)."""
 
+    @property
+    def is_storage(self) -> bool:
+        """Whether the tier is on drives or servers and not in memory."""
+        return self.kind not in ("hbm", "dram")
+
 
 @dataclass(frozen=True)
 class Path:

@@ -50,6 +50,12 @@ class Curve(NamedTuple):
         return max(1, int(self.at(size)))
 
 
+def saturating(rate: float, limit: float) -> float:
+    """Return the rate [B/s] of threads that alone could reach ``rate`` beneath a ``limit``, with a smooth
+    transition: 1 / sqrt(1 / rate^2 + 1 / limit^2)."""
+    return float((rate**-2 + limit**-2) ** -0.5)
+
+
 Origin = Literal["spec", "measured", "estimate"]
 """``spec``: published by the manufacturer, or derived by arithmetic; ``measured``: measured on real hardware;
 ``estimate``: everything else."""

@@ -312,36 +312,6 @@ class Timeline:
             if track.end
         ]
 
-    @property
-    def rank(self) -> array[int]:
-        """Rank of every operation, by completion."""
-        return self.all_operations.rank
-
-    @property
-    def block(self) -> array[int]:
-        """Index in ``Schedule.blocks`` of every operation."""
-        return self.all_operations.block
-
-    @property
-    def iteration(self) -> array[int]:
-        """Iteration of its block, for every operation."""
-        return self.all_operations.iteration
-
-    @property
-    def position(self) -> array[int]:
-        """Index in ``Block.ops`` of every operation."""
-        return self.all_operations.position
-
-    @property
-    def start(self) -> array[int]:
-        """Start time of every operation [ps]."""
-        return self.all_operations.start
-
-    @property
-    def end(self) -> array[int]:
-        """End time of every operation [ps]."""
-        return self.all_operations.end
-
 
 _Row = tuple[int, int, int, int, int, int]
 """(end, block, iteration, position, rank, start): sorted, in order of completion, of the program and

@@ -30,17 +30,8 @@ class CheckpointMeasures(Measures[CheckpointResult]):
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
         """Return a result without times and checkpoint."""
-        workload: Any = self.scenario.scenario.workload
-        nothing = Checkpoints(
-            tier=common["target"],
-            contents=workload.contents,
-            writer=workload.writer.type,
-            mode=workload.mode,
-            keep=workload.keep,
-            size=0,
-            written_by_host=(),
-            parts=(),
-        )
+        settings = _settings(self.scenario.scenario.workload)
+        nothing = Checkpoints(tier=common["target"], size=0, written_by_host=(), parts=(), **settings)
         return CheckpointResult(**common, checkpoint=nothing)
 
     def capacity(self, plan: Plan) -> CheckpointResult:
@@ -65,17 +56,23 @@ class CheckpointMeasures(Measures[CheckpointResult]):
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
     """Return the sizes and properties of a checkpoint without times."""
-    workload = plan.workload
     return Checkpoints(
         tier=plan.tier,
-        contents=workload.contents,
-        writer=workload.writer.type,
-        mode=workload.mode,
-        keep=workload.keep,
         size=plan.size,
         written_by_host=plan.written_by_host,
         parts=tuple(_part(part) for part in plan.parts),
+        **_settings(plan.workload),
     )
+
+
+def _settings(workload: Any) -> dict[str, Any]:
+    """Return how a workload of checkpoints writes them."""
+    return {
+        "contents": workload.contents,
+        "writer": workload.writer.type,
+        "mode": workload.mode,
+        "keep": workload.keep,
+    }
 
 
 def _part(part: CheckpointPart) -> SavedPart:

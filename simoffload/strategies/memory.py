@@ -61,8 +61,13 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
             remedy="lower batch_size or prompt_length",
         ),
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
-        MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes),
+        system_memory(machine),
     )
+
+
+def system_memory(machine: Machine, *, remedy: str = "") -> MemoryTerm:
+    """Return the DRAM that the operating system and the processes occupy."""
+    return MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes, remedy=remedy)
 
 
 _LOSS = 12

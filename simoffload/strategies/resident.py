@@ -108,7 +108,7 @@ class ResidentPlan(InferencePlan):
     @property
     def modules(self) -> tuple[Module, ...]:
         """Modules of the model, with those of one layer for all layers."""
-        return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
+        return self.model.distinct_modules
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule: the host launches one module after the other, and the GPU follows."""

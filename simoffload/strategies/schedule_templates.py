@@ -166,8 +166,7 @@ class ScheduleTemplates:
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Every module that may launch kernels, once."""
-        model = self.layered.model
-        return tuple(dict.fromkeys((*model.modules_before, *model.layer, *model.modules_after)))
+        return tuple(dict.fromkeys(self.layered.model.distinct_modules))
 
     def schedule(self, durations: Sequence[int], *, name: str, warm: bool) -> Schedule:
         """A pass in which modules keep the GPU busy for ``durations`` [ps]."""

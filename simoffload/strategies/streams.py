@@ -7,7 +7,7 @@ from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
 from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
+from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 HOST = 0
 
@@ -54,7 +54,7 @@ class StreamWriter:
         """Return the routes of all ranks; ``path`` gives that of a GPU and is the same for a key."""
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
-            self._routes[key] = paths[0], shares(paths)
+            self._routes[key] = paths[0], tuple(path.hops for path in paths)
         return self._routes[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:

@@ -10,10 +10,9 @@ range in which the machine was measured is said by ``ranks_beyond``, ``transfers
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Host, Machine, Path
+from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path
 from simoffload.models import (
     SINGLE,
     ModelShape,
@@ -107,11 +106,6 @@ def operations(model: ModelShape, module: Module) -> int:
     return count + own.eager if eager else count
 
 
-def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...]:
-    """Convert the hops of one path per rank to the form of the schedule."""
-    return tuple(path.hops for path in paths)
-
-
 class PassTimings:
     """Durations of one model's modules on one machine, pass by pass; what does not depend on the context is
     computed once."""
@@ -142,8 +136,6 @@ class PassTimings:
 _BACKWARD_KERNELS = 2
 """Kernels of backward for each of forward: one for the input's gradient and one for the weight's or a saved
 mask (an estimate)."""
-
-Implementation = Literal["deepspeed", "torch"]
 
 
 class _Operation(NamedTuple):
@@ -181,24 +173,6 @@ TORCH_FOREACH = TORCH_ADAM + SINGLE
 ``_foreach_addcmul_`` reads the gradient as both of its factors."""
 TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] a parameter more in ``torch.optim.AdamW`` (``param.mul_``)."""
-
-
-def cpu_adam_s(
-    host: Host,
-    numel: float,
-    *,
-    threads: int,
-    processes: int = 1,
-    implementation: Implementation = "deepspeed",
-) -> float:
-    """[s] that one of ``processes`` spends in Adam over ``numel`` parameters in single precision.
-
-    Bytes over the rate that the host's profile gives for so many threads: that of Adam for DeepSpeed's
-    kernel, that of element-by-element loops for PyTorch. Raises nothing.
-    """
-    if implementation == "deepspeed":
-        return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=processes)
-    return TORCH_ADAM * numel / host.elementwise_rate(threads, processes=processes)
 
 
 class TrainingTiming(Timing):

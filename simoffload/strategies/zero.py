@@ -252,7 +252,7 @@ def training_moves(
         places[now.weights, name] = f"optimizer on {name}", (optimizer,)
         places.setdefault((name, now.optimizer), (f"weights on {name}", weights))
         places.setdefault((name, name), (f"weights and optimizer on {name}", (*weights, optimizer)))
-        if dram is not None and tier.kind not in {"dram", "hbm"} and name != now.optimizer:
+        if dram is not None and tier.is_storage and name != now.optimizer:
             both = (*weights_on(dram), optimizer)
             places.setdefault((dram.name, name), (f"weights on {dram.name}, optimizer on {name}", both))
         if name != "hbm":
@@ -272,7 +272,7 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> 
     """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
     placed = Edit(("strategy", "weights"), tier.name)
     largest = -(-model.largest_parameter // ranks)
-    if tier.kind in {"hbm", "dram"} or largest <= buffer_size:
+    if not tier.is_storage or largest <= buffer_size:
         return (placed,)
     keys = ("strategy", "ds_config", "zero_optimization", "offload_param", "buffer_size")
     return (placed, Edit(keys, largest))

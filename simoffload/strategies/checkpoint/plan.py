@@ -19,7 +19,7 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing
 
@@ -151,12 +151,7 @@ class CheckpointPlan(Plan):
     @property
     def memory(self) -> tuple[MemoryTerm, ...]:
         """Memory that a checkpoint needs in addition to training, and the storage of kept checkpoints."""
-        terms = [
-            self.stored,
-            MemoryTerm(
-                "dram", "operating system and processes", self.machine.host.reserved_bytes, remedy=_HOSTS
-            ),
-        ]
+        terms = [self.stored, system_memory(self.machine, remedy=_HOSTS)]
         if self.workload.mode == "snapshot":
             terms.append(self._snapshot())
         terms += self._in_writers()
@@ -308,7 +303,7 @@ def plan_checkpoint(
 
 
 def _storage(machine: Machine, tier: str, key: str) -> str:
-    storage = [name for name, one in machine.tiers.items() if one.kind not in {"hbm", "dram"}]
+    storage = [name for name, one in machine.tiers.items() if one.is_storage]
     if tier not in storage:
         has = ", ".join(storage) or "none"
         raise InputError.at(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')

@@ -43,7 +43,7 @@ class CheckpointStorage(Strategy):
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
         """Return each tier of storage as a placement."""
-        storage = (tier for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
+        storage = (tier for tier in machine.tiers.values() if tier.is_storage)
         return tuple(Placement(tier.name) for tier in storage)
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:

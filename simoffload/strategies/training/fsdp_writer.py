@@ -67,7 +67,6 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.timing = timing
         self._units = units
         self._options = options
-        self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
         """Ratio of the launch times of forward and inference."""
@@ -111,7 +110,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             # Its tensors' gradients are put together, and added to those of earlier micro-steps.
             passes = 5 if accumulates else 2
             self.label = _name(unit)
-            self._kernel("reduce", self._time.hbm_traffic(passes * self._units.numel(unit) * self._element))
+            self._kernel("reduce", self.timing.hbm_traffic(passes * self._units.numel(unit) * self._element))
             runtime.post_backward(unit, boundary=boundary)
 
         unit = ROOT
@@ -152,7 +151,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         else:
             self.flush()
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(units.slices)
-            fixed = self._time.hbm_traffic(traffic)
+            fixed = self.timing.hbm_traffic(traffic)
             self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.so_far(HOST))
         self.host_waits(_COMPUTE)
 
@@ -168,7 +167,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             copied = self._copy(numel * options.shard_element, stream=_COPY, to_device=True)
             self._ready[unit] = _COPY, copied
         if options.shard_element != options.element:
-            fixed = self._time.hbm_traffic(numel * (options.shard_element + options.element))
+            fixed = self.timing.hbm_traffic(numel * (options.shard_element + options.element))
             self.flush()
             self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.so_far(HOST))
 
@@ -210,11 +209,11 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.flush()
         after = self.so_far(HOST, _COMPUTE)
         if self.ranks > 1:
-            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * options.element)
+            fixed = self.timing.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
             self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
             after = self.so_far(_COMM)
-        fixed = self._time.hbm_traffic((3 * options.element + options.shard_element) * numel)
+        fixed = self.timing.hbm_traffic((3 * options.element + options.shard_element) * numel)
         self.add("reduce", _REDUCE, fixed=fixed, after=after)
         if options.cpu_offload:
             self._copy(numel * options.shard_element, stream=_REDUCE, to_device=False)
@@ -246,7 +245,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self._kernel("compute", self.timing.compute(module))
 
     def _launch_backward(self, module: Module) -> None:
-        duration = self._time.backward(module)
+        duration = self.timing.backward(module)
         if duration:
             self.spend(self._fsdp.backward_call.value)
         self._kernel("compute", duration)

@@ -2,8 +2,8 @@
 
 One strategy for what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states on
 storage) and Twin-Flow (``ratio``): they differ in ds_config only. References: Ren et al., ZeRO-Offload,
-arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mechanism is replayed by ``walk``,
-``writer`` and ``step``.
+arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mechanism is replayed by
+``micro_step``, ``writer`` and ``step``.
 """
 
 from __future__ import annotations

@@ -307,13 +307,11 @@ def estimates_for(
             cpu_offload_params=offload_params,
         )
         found.insert(0, rule)
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    if all(parameter.trainable for module in modules for parameter in module.parameters):
+    if model.all_trainable:
         return tuple(found)
     return tuple(one._replace(name=f"{one.name}, if all weights were trained") for one in found)
 
 
 def largest_module_numel(model: ModelShape) -> int:
     """Return the size of the module that owns most elements, without its children [elements]."""
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    return max(module.num_parameters for module in modules)
+    return max(module.num_parameters for module in model.distinct_modules)
