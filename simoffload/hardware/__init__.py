@@ -13,16 +13,16 @@ from simoffload.hardware.library import (
     is_path,
 )
 from simoffload.hardware.links import memory_warnings, profile_warnings
+from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
-from simoffload.hardware.platform import CPU
-from simoffload.hardware.platforms import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.profiles import Accelerator, DeepSpeedCosts, Host, Nic, Pcie, Profile, TrainingCosts
 from simoffload.hardware.quantities import Curve, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.wiring import CPU
 
 __all__ = [
     "CPU",

@@ -10,8 +10,8 @@ from pydantic import Field
 from simoffload.documents import Document, DocumentLocation, Edit, Frozen, edited, key_path, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
-from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
 from simoffload.hardware.quantities import Identifier, Name, Reference
+from simoffload.hardware.wiring import Attachment, PlatformProfile, StorageTier, name_fault
 
 _SOURCE = "set by the scenario; the profile says {}"
 

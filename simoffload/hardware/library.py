@@ -25,10 +25,10 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
+from simoffload.hardware.wiring import PlatformProfile
 from simoffload.shipped import shipped_folder
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
 from simoffload.hardware.library import Entry, Library, ProfileInput
-from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Host, Nic
 from simoffload.hardware.targets import (
     STORAGE_KINDS,
@@ -24,6 +23,7 @@ from simoffload.hardware.targets import (
     pcie_link,
     resolve_target,
 )
+from simoffload.hardware.wiring import CPU
 from simoffload.units import format_bytes, format_rate
 
 if TYPE_CHECKING:

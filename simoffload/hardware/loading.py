@@ -11,7 +11,6 @@ from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import (
     LINKED_KINDS,
@@ -23,6 +22,7 @@ from simoffload.hardware.targets import (
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 from simoffload.units import plural
 
 T = TypeVar("T")
