@@ -170,9 +170,9 @@ class LayeredModel(ABC):
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def stacks(self, gradients: Period | None = None, *, warm: bool = True) -> Iterator[LayerStack]:
+    def stacks(self, *, warm: bool = True) -> Iterator[LayerStack]:
         """Yield the shortest stack that may stand for the model, if one may, then that of all layers."""
-        short = self.shortest(gradients, warm=warm)
+        short = self.shortest(warm=warm)
         if short is not None:
             yield short
         yield self.full

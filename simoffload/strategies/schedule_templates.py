@@ -127,9 +127,9 @@ class InferenceLayers(LayeredModel):
                 break
         return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
 
-    def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
+    def replay(self, sink: CoordinatorSink) -> Iterator[Event]:
         """Yield each event of a pass through all layers before ``sink`` is called for it."""
-        coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=warm)
+        coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=True)
         for event in self.full.trace.forward:
             yield event
             hook(event, coordinator, self.full.parameters)
