@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from simoffload.workload import Checkpointing, Dataset
-from simoffload.workload.training import Writer
+from simoffload.workload import Checkpointing, Dataset, Writer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints-and-data.md").read_text()
 

@@ -17,7 +17,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.timing import Implementation, cpu_adam_s
+from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = [
@@ -163,12 +163,18 @@ def _first_gib(scenario: LoadedScenario, *, written: bool) -> float:
     return size * scenario.scenario.strategy.ranks / _GIB
 
 
-def _adam(scenario: LoadedScenario, numel: float, implementation: Implementation = "deepspeed") -> float:
-    """Return the time of Adam on one rank's threads [s], with all ranks of a host at work."""
+def _adam(scenario: LoadedScenario, numel: float, implementation: str = "deepspeed") -> float:
+    """Return the time of Adam on one rank's threads [s], with all ranks of a host at work.
+
+    Bytes over the rate that the host's profile gives for so many threads: that of Adam for DeepSpeed's
+    kernel, that of element-by-element loops for PyTorch.
+    """
     ranks = scenario.machine.ranks_per_node(scenario.scenario.strategy.ranks)
     threads = _plan(scenario).places.threads
     host = scenario.machine.host
-    return cpu_adam_s(host, numel, threads=threads, processes=ranks, implementation=implementation)
+    if implementation == "torch":
+        return TORCH_ADAM * numel / host.elementwise_rate(threads, processes=ranks)
+    return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=ranks)
 
 
 PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {

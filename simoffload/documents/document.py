@@ -15,22 +15,6 @@ from pydantic import BaseModel, ConfigDict
 
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = [
-    "MOST_PROBLEMS",
-    "Document",
-    "DocumentLocation",
-    "Frozen",
-    "Location",
-    "Mark",
-    "Position",
-    "either",
-    "input_error",
-    "key_path",
-    "listing",
-    "quoted",
-    "suggest",
-]
-
 Location = tuple[str | int, ...]
 """Keys and list indices from the top of a document."""
 

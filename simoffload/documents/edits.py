@@ -12,19 +12,6 @@ from simoffload.documents.document import Document, Location, Mark, key_path, qu
 from simoffload.documents.reader import DEEPEST, is_text, parse_yaml
 from simoffload.errors import InputError, Problem
 
-__all__ = [
-    "Edit",
-    "edited",
-    "inserted",
-    "parse_path",
-    "read_option",
-    "rename_keys",
-    "renamed_key",
-    "set_value",
-    "split_assignment",
-    "without",
-]
-
 _PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')
 _JSON_ONLY = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
 _NOT_FINITE = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}

@@ -15,17 +15,6 @@ from simoffload.documents.document import Document
 from simoffload.documents.reader import is_text, parse_json, parse_yaml
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = [
-    "SUFFIXES",
-    "ds_config_text",
-    "exists",
-    "file_errors",
-    "read_document",
-    "read_text",
-    "resolved",
-    "yaml_text",
-]
-
 SUFFIXES = (".yaml", ".yml", ".json")
 """The endings that names of documents may have."""
 _LARGEST = 1_000_000

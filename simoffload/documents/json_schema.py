@@ -20,8 +20,6 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-__all__ = ["DIALECT", "json_schema"]
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Pydantic's names of limits, which it does not translate behind custom validators."""

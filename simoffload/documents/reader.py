@@ -31,8 +31,6 @@ from simoffload.documents.document import (
 )
 from simoffload.errors import InputError, Problem
 
-__all__ = ["DEEPEST", "is_text", "parse_json", "parse_yaml"]
-
 DEEPEST = 32
 """The most levels that a document may nest."""
 _MOST_NODES = 50_000

@@ -24,8 +24,6 @@ from simoffload.documents.document import (
 )
 from simoffload.errors import Problem
 
-__all__ = ["Place", "accepted_values", "key_names", "place_of", "validate"]
-
 M = TypeVar("M", bound=BaseModel)
 
 _LONGEST = 40

@@ -14,8 +14,6 @@ from simpy.events import Event, EventPriority
 
 from simoffload.errors import StalledClockError
 
-__all__ = ["Clock"]
-
 T = TypeVar("T")
 
 _PATIENCE = 1_000_000

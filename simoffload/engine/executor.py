@@ -24,13 +24,8 @@ from simoffload.engine.steady import LEAST, SteadyState
 from simoffload.engine.stream_state import NOTHING, StreamState, make_stream_states
 from simoffload.errors import DeadlockError, SimulationError
 from simoffload.limits import count_operations
-from simoffload.results.timeline import How, Timeline
-from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import find_contention
-from simoffload.schedule.checks import check_schedule
-from simoffload.schedule.ir import CompiledOp
-
-__all__ = ["Executor", "execute"]
+from simoffload.results import How, Timeline
+from simoffload.schedule import CompiledOp, Schedule, check_schedule, find_contention
 
 _AT_ONCE = 1000
 """Operations after which a stream lets other streams proceed."""

@@ -21,10 +21,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from simoffload.results.timeline import Timeline
+from simoffload.results import Timeline
 from simoffload.schedule import Link, Peers, Program, Schedule
-
-__all__ = ["Folding", "fold_ranks"]
 
 _Hops = tuple[tuple[int, int], ...]
 

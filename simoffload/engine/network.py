@@ -12,10 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from simoffload.engine.clock import Clock
 from simoffload.errors import SimulationError
-from simoffload.hardware.sharing import Demand, fair_rates, loads
+from simoffload.hardware import Demand, fair_rates, loads
 from simoffload.schedule import Schedule
-
-__all__ = ["AllocationMark", "Network"]
 
 Owner = TypeVar("Owner")
 

@@ -9,11 +9,8 @@ from typing import NamedTuple
 
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
-from simoffload.results.timeline import Repeat, Timeline, Track
-from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import Contention, link_loads, transfer_time
-
-__all__ = ["SkippedInterval", "timeline_of"]
+from simoffload.results import Repeat, Timeline, Track
+from simoffload.schedule import Contention, Schedule, link_loads, transfer_time
 
 _Interval = tuple[int, int]
 

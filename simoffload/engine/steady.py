@@ -21,10 +21,8 @@ from simoffload.engine.clock import Clock
 from simoffload.engine.network import AllocationMark, Network
 from simoffload.engine.outcome import SkippedInterval
 from simoffload.engine.stream_state import NOTHING, StreamState
-from simoffload.results.timeline import Jump
+from simoffload.results import Jump
 from simoffload.schedule import Schedule
-
-__all__ = ["LEAST", "SteadyState"]
 
 LEAST = 3
 """Iterations of a block below which there is nothing to skip."""

@@ -7,11 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import Contention, transfer_time
-from simoffload.schedule.ir import CompiledOp, Need, compile_streams
-
-__all__ = ["NOTHING", "Action", "StreamSegment", "StreamState", "make_stream_states"]
+from simoffload.schedule import CompiledOp, Contention, Need, Schedule, compile_streams, transfer_time
 
 NOTHING = -1
 """Marks an operation whose predecessor is the operation before it on its stream."""

@@ -1,26 +1,81 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
-from simoffload.hardware.library import ProfileInput, ProfileSummary, ProfileUse
-from simoffload.hardware.machine import Machine
-from simoffload.hardware.paths import Path, Resource, Tier
-from simoffload.hardware.platforms import list_profiles, load_platform, load_profile
-from simoffload.hardware.profiles import Accelerator, Host
-from simoffload.hardware.quantities import Curve
+from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
+from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.fsdp_costs import FsdpCosts
+from simoffload.hardware.library import (
+    KINDS,
+    Entry,
+    Library,
+    ProfileInput,
+    ProfileSummary,
+    ProfileUse,
+    is_path,
+)
+from simoffload.hardware.links import memory_warnings, profile_warnings
+from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
+from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
+from simoffload.hardware.paths import Path, Resource, Tier, TierKind
+from simoffload.hardware.profiles import Accelerator, DeepSpeedCosts, Host, Nic, Pcie, Profile, TrainingCosts
+from simoffload.hardware.quantities import Curve, RateCurve, Sourced, id_fault
+from simoffload.hardware.sharing import Demand, fair_rates, loads
+from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
+from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.wiring import CPU
 
 __all__ = [
+    "CPU",
+    "KINDS",
+    "LEAST_DRIVES",
+    "LOCAL_KINDS",
+    "MEMORY",
+    "STORAGE_KINDS",
     "Accelerator",
+    "Changes",
+    "Costs",
     "Curve",
+    "DeepSpeedCosts",
+    "Demand",
+    "DeviceCosts",
+    "DeviceGroup",
+    "Drive",
+    "Entry",
+    "Equipment",
+    "FsdpCosts",
     "Host",
+    "Library",
     "Machine",
+    "Nic",
+    "Parts",
     "Path",
+    "Pcie",
+    "PcieLink",
     "Platform",
+    "Ports",
+    "Power",
+    "Profile",
     "ProfileInput",
     "ProfileSummary",
     "ProfileUse",
+    "Raid",
+    "RateCurve",
     "Resource",
+    "Sourced",
+    "Target",
     "Tier",
+    "TierKind",
+    "TrainingCosts",
+    "adapter_rate",
+    "fair_rates",
+    "id_fault",
+    "is_path",
     "list_profiles",
     "load_platform",
     "load_profile",
+    "loads",
+    "memory_warnings",
+    "platform_from",
+    "profile_warnings",
+    "spelled",
 ]

@@ -17,8 +17,6 @@ from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Origin, Share, Sourced, Text
 from simoffload.units import PositiveBytes, Watts
 
-__all__ = ["DEVICES", "Costs", "DeviceCosts", "MemoryCosts", "Power"]
-
 DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof")
 """Kinds of profiles that have costs; a RAID costs what its drives cost."""
 

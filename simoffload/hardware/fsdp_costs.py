@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, Sourced
+from simoffload.hardware.quantities import Count, Sourced, saturating
 from simoffload.units import BytesPerSecond, Seconds
-
-__all__ = ["FsdpCosts", "scaled_costs"]
 
 
 class FsdpCosts(Frozen):
@@ -67,13 +65,9 @@ class FsdpCosts(Frozen):
 
         ``share`` [B/s] is the part of the host's memory bandwidth that each of the processes has.
         """
-        loops = _reached(threads * self.adam_thread.value, min(self.adam_limit.value, share))
-        pages = _reached(threads * self.page_thread.value, self.page_limit.value)
+        loops = saturating(threads * self.adam_thread.value, min(self.adam_limit.value, share))
+        pages = saturating(threads * self.page_thread.value, self.page_limit.value)
         return int(traffic / (traffic / loops + new / pages))
-
-
-def _reached(threads_rate: float, limit: float) -> float:
-    return float((threads_rate**-2 + limit**-2) ** -0.5)
 
 
 _REFERENCE_RANKS = 2

@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from simoffload.documents import (
     SUFFIXES,
     Document,
     DocumentLocation,
+    either,
     file_errors,
     quoted,
     read_document,
@@ -23,15 +24,15 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError
-from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
+from simoffload.hardware.wiring import PlatformProfile
 from simoffload.shipped import shipped_folder
 
-__all__ = ["KINDS", "Entry", "Library", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
+if TYPE_CHECKING:
+    from simoffload.hardware.changes import Changes
 
 KINDS: dict[str, type[Profile]] = {
     "accelerator": Accelerator,
@@ -241,7 +242,7 @@ class Library:
                             return path
         known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
         hint = suggest(reference, known) or f"; known: {', '.join(known)}"
-        raise _error(f"there is no {_either(kinds)} {quoted(reference)}{hint}", written)
+        raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
 
     def read(self, path: Path, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read and check one file, which must be a profile of one of ``kinds``."""
@@ -251,7 +252,7 @@ class Library:
             self._read[where] = self._changed(original)
         entry = self._read[where]
         if entry.use.kind not in kinds:
-            message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
+            message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {either(kinds)}"
             raise _error(message, written or DocumentLocation(entry.document, ("kind",)))
         return entry
 
@@ -352,10 +353,6 @@ def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
 
 def _error(message: str, written: DocumentLocation | None) -> InputError:
     return written.error(message) if written else InputError.at("", message)
-
-
-def _either(kinds: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
 def _unknown_kind(kind: object) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
 from simoffload.hardware.library import Entry, Library, ProfileInput
-from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Host, Nic
 from simoffload.hardware.targets import (
     STORAGE_KINDS,
@@ -24,12 +23,11 @@ from simoffload.hardware.targets import (
     pcie_link,
     resolve_target,
 )
+from simoffload.hardware.wiring import CPU
 from simoffload.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from simoffload.hardware.topology import Platform
-
-__all__ = ["memory_warnings", "overruns", "profile_warnings"]
 
 _TOLERANCE = 1.03
 """Ratio of a device's rate to that of its link above which a warning is given: data sheets round by 1 or 2 %;

@@ -12,10 +12,7 @@ from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
 from simoffload.hardware.quantities import Curve
-from simoffload.hardware.storage import Service
 from simoffload.hardware.targets import PcieLink, Target, slowest
-
-__all__ = ["MEMORY", "DeviceGroup", "Ingress", "Machine", "StorageAccess", "Topology"]
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -190,18 +187,7 @@ class Machine:
 
         Raises KeyError if ``tier`` is not a storage tier.
         """
-        topology, node = self.topology, self._node(gpu)
-        target, access = topology.targets[tier], topology.access[tier][node]
-        end = topology.gpus[gpu] if gds else topology.cpus[node]
-        load = Load()
-        load.put(access.read_resources)
-        load.put(access.both)
-        for ingress in access.ingresses:
-            load.put(ingress.inward, ingress.share)
-            load.put(topology.graph.route(ingress.vertex, end), ingress.share)
-        if not gds:
-            load.put((topology.memories[node],))
-        return _storage_path(f"{tier} to {end}", load, target.read, target.read_transfer, target)
+        return self._storage(tier, gpu, gds=gds, written=False)
 
     def storage_write(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
         """Return the path of a write from the memory of the GPU's host, or (``gds``) directly from the GPU's
@@ -209,18 +195,34 @@ class Machine:
 
         Raises KeyError if ``tier`` is not a storage tier.
         """
+        return self._storage(tier, gpu, gds=gds, written=True)
+
+    def _storage(self, tier: str, gpu: int, *, gds: bool, written: bool) -> Path:
         topology, node = self.topology, self._node(gpu)
         target, access = topology.targets[tier], topology.access[tier][node]
-        start = topology.gpus[gpu] if gds else topology.cpus[node]
+        memory = topology.gpus[gpu] if gds else topology.cpus[node]
         load = Load()
-        load.put(access.write_resources)
-        load.put(access.both, access.write_share)
+        load.put(access.write_resources if written else access.read_resources)
+        load.put(access.both, access.write_share if written else 1)
         for ingress in access.ingresses:
-            load.put(ingress.outward, ingress.share)
-            load.put(topology.graph.route(start, ingress.vertex), ingress.share)
+            ends = (memory, ingress.vertex) if written else (ingress.vertex, memory)
+            load.put(ingress.outward if written else ingress.inward, ingress.share)
+            load.put(topology.graph.route(*ends), ingress.share)
         if not gds:
             load.put((topology.memories[node],))
-        return _storage_path(f"{start} to {tier}", load, target.write, target.write_transfer, None)
+        service = target.write if written else target.read
+        outstanding = None if written else target.by_outstanding
+        return Path(
+            name=f"{memory} to {tier}" if written else f"{tier} to {memory}",
+            hops=load.hops(),
+            latency=service.latency,
+            curve=Curve.flat(target.write_transfer if written else target.read_transfer),
+            request_latency=service.latency,
+            request_rate=service.request_rate,
+            chunk=service.chunk,
+            width=service.width,
+            by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
+        )
 
     def gather(self, gpu: int, ranks: int) -> Path:
         """Return the path of the bytes that a GPU receives in an all-gather among GPUs 0 to ``ranks`` - 1.
@@ -290,18 +292,3 @@ class Machine:
         for node, direction in ((sender, 1), (receiver, 0)):
             ports = self.topology.networks[node]
             load.put((port[direction] for port in ports), Fraction(1, len(ports)))
-
-
-def _storage_path(name: str, load: Load, service: Service, transfer: int, measured: Target | None) -> Path:
-    outstanding = measured.by_outstanding if measured else None
-    return Path(
-        name=name,
-        hops=load.hops(),
-        latency=service.latency,
-        curve=Curve.flat(transfer),
-        request_latency=service.latency,
-        request_rate=service.request_rate,
-        chunk=service.chunk,
-        width=service.width,
-        by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
-    )

@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.hardware.quantities import Curve
 
-__all__ = ["Graph", "Hops", "Load", "Path", "Resource", "Resources", "Tier", "TierKind"]
-
 TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof"]
 
 
@@ -38,6 +36,11 @@ class Tier(NamedTuple):
     reserved: int = 0
     """Capacity [B] that is not available for weights: context and workspace (hbm), operating system
     (dram)."""
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether the tier is on drives or servers and not in memory."""
+        return self.kind not in ("hbm", "dram")
 
 
 @dataclass(frozen=True)

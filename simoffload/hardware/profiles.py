@@ -21,22 +21,9 @@ from simoffload.hardware.quantities import (
     Share,
     Sourced,
     Text,
+    saturating,
 )
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
-
-__all__ = [
-    "Accelerator",
-    "ComputeRates",
-    "CpuOptimizer",
-    "DeepSpeedCosts",
-    "Host",
-    "Interconnect",
-    "Nic",
-    "Pcie",
-    "Profile",
-    "Slot",
-    "TrainingCosts",
-]
 
 
 class Profile(Frozen):
@@ -309,7 +296,7 @@ class CpuOptimizer(Frozen):
         """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
         ``threads_rate``."""
         share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
-        return int((threads_rate**-2 + share**-2) ** -0.5)
+        return int(saturating(threads_rate, share))
 
 
 class Host(Profile):

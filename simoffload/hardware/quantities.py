@@ -14,25 +14,6 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
 
-__all__ = [
-    "ID_PATTERN",
-    "Count",
-    "Curve",
-    "EfficiencyCurve",
-    "Identifier",
-    "Multiple",
-    "Name",
-    "Origin",
-    "PositiveSeconds",
-    "Provenance",
-    "RateCurve",
-    "Reference",
-    "Share",
-    "Sourced",
-    "Text",
-    "id_fault",
-]
-
 
 class Curve(NamedTuple):
     """A curve through points (x, y) with x rising; y is linear in log x between them and constant beyond both
@@ -67,6 +48,12 @@ class Curve(NamedTuple):
     def rate(self, size: int) -> int:
         """Return the rate [B/s] at ``size`` [B], as an integer of at least 1."""
         return max(1, int(self.at(size)))
+
+
+def saturating(rate: float, limit: float) -> float:
+    """Return the rate [B/s] of threads that alone could reach ``rate`` beneath a ``limit``, with a smooth
+    transition: 1 / sqrt(1 / rate^2 + 1 / limit^2)."""
+    return float((rate**-2 + limit**-2) ** -0.5)
 
 
 Origin = Literal["spec", "measured", "estimate"]

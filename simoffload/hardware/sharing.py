@@ -18,8 +18,6 @@ from collections.abc import Iterable, Sequence
 from math import gcd, lcm
 from typing import NamedTuple
 
-__all__ = ["Demand", "fair_rates", "loads"]
-
 
 class Demand(NamedTuple):
     """The demand of one flow on the links."""

@@ -19,8 +19,6 @@ from simoffload.hardware.quantities import (
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
-__all__ = ["LEAST_DRIVES", "Drive", "Endurance", "Nfs", "NvmeOf", "Pfs", "Raid", "Service", "WriteCache"]
-
 
 class Service(NamedTuple):
     """What a storage target delivers in one direction."""

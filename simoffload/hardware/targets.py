@@ -13,19 +13,6 @@ from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, Service
 
-__all__ = [
-    "LINKED_KINDS",
-    "LOCAL_KINDS",
-    "STORAGE_KINDS",
-    "PcieLink",
-    "Ports",
-    "Target",
-    "adapter_rate",
-    "pcie_link",
-    "resolve_target",
-    "slowest",
-]
-
 LOCAL_KINDS = ("drive", "raid")
 LINKED_KINDS = ("nfs", "nvmeof")
 """Kinds of servers whose profiles name their network adapters."""

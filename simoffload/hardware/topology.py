@@ -17,11 +17,9 @@ from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
-from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
 from simoffload.hardware.targets import PcieLink, Target, adapter_rate, slowest
-
-__all__ = ["Platform"]
+from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,27 @@ a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shape
 
 from __future__ import annotations
 
-from simoffload.models.cost import ModuleCost, Sequences, batch_cost, forward_cost, module_cost
-from simoffload.models.shape import Dtype, ModelShape, Module, ModuleKind, Parameter
-from simoffload.models.spec import ModelSpec, list_models, load_model
+from simoffload.models.cost import (
+    ModuleCost,
+    Sequences,
+    backward_cost,
+    backward_products,
+    batch_cost,
+    forward_cost,
+    loss_module,
+    module_cost,
+    training_backward_flops,
+    training_cost,
+    training_forward_flops,
+)
+from simoffload.models.families import FAMILIES
+from simoffload.models.shape import SINGLE, Attention, Dtype, ModelShape, Module, ModuleKind, Parameter
+from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
 __all__ = [
+    "FAMILIES",
+    "SINGLE",
+    "Attention",
     "Dtype",
     "ModelShape",
     "ModelSpec",
@@ -20,9 +36,16 @@ __all__ = [
     "ModuleKind",
     "Parameter",
     "Sequences",
+    "backward_cost",
+    "backward_products",
     "batch_cost",
     "forward_cost",
+    "is_model",
     "list_models",
     "load_model",
+    "loss_module",
     "module_cost",
+    "training_backward_flops",
+    "training_cost",
+    "training_forward_flops",
 ]

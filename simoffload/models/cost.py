@@ -17,24 +17,6 @@ from typing import NamedTuple
 
 from simoffload.models.shape import ModelShape, Module, activation
 
-__all__ = [
-    "ModuleCost",
-    "Sequences",
-    "attended_keys",
-    "attention_scores_bytes",
-    "backward_cost",
-    "backward_products",
-    "batch_cost",
-    "forward_cost",
-    "linear_flops",
-    "loss_module",
-    "mean_over_layers",
-    "module_cost",
-    "training_backward_flops",
-    "training_cost",
-    "training_forward_flops",
-]
-
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
 
@@ -103,11 +85,16 @@ def module_cost(
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
     tokens = batch * (1 if module.name == "lm_head" else new_tokens)
+    touched = 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
+    return _cost(shape, module, tokens=tokens, touched=touched)
+
+
+def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:
+    """Count the work of a module other than attention that reads the part ``touched`` of its weights."""
     seen = tokens * module.share
     traffic = seen * (module.in_features + module.out_features) * shape.dtype_bytes
     if module.kind == "embedding":
         return ModuleCost(0.0, traffic)
-    touched = 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
     traffic += touched * module.num_parameters * shape.dtype_bytes
     if module.kind in ("linear", "router"):
         return ModuleCost(seen * linear_flops(module), traffic)
@@ -234,14 +221,7 @@ def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     """Return the work of the forward pass of ``module`` on ``batch`` sequences of ``length`` tokens."""
     if module.kind == "attention":
         return _attention(shape, module, batch=batch, length=length)
-    seen = batch * length * module.share
-    traffic = seen * (module.in_features + module.out_features) * shape.dtype_bytes
-    if module.kind == "embedding":
-        return ModuleCost(0.0, traffic)
-    traffic += module.num_parameters * shape.dtype_bytes
-    if module.kind in ("linear", "router"):
-        return ModuleCost(seen * linear_flops(module), traffic)
-    return ModuleCost(seen * module.out_features, traffic)
+    return _cost(shape, module, tokens=batch * length, touched=1.0)
 
 
 def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:

@@ -13,8 +13,6 @@ from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.models.shape import ModelShape, Module, linear
 
-__all__ = ["nf4_bits", "with_lora"]
-
 _NF4_BLOCK = 64
 """Number of weights that share a scale."""
 _SCALE_BLOCK = 256
@@ -30,8 +28,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     """
     if r < 1:
         raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
-    modules = (*shape.modules_before, *shape.layer, *shape.modules_after)
-    _check(modules, target_modules)
+    _check(shape.distinct_modules, target_modules)
     return replace(
         shape,
         modules_before=_adapted(shape.modules_before, r, target_modules),

@@ -11,29 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "EAGER",
-    "SINGLE",
-    "Attention",
-    "Dtype",
-    "ModelShape",
-    "Module",
-    "ModuleKind",
-    "Operations",
-    "Parameter",
-    "SavedActivations",
-    "Traits",
-    "activation",
-    "attention",
-    "container",
-    "dropout",
-    "embedding",
-    "layer_norm",
-    "linear",
-    "rms_norm",
-    "rotary",
-]
-
 ModuleKind = Literal[
     "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
 ]
@@ -324,6 +301,16 @@ class ModelShape:
         return _DTYPE_BYTES[self.dtype]
 
     @property
+    def distinct_modules(self) -> tuple[Module, ...]:
+        """The modules before the layers, those of one layer for all layers, and those after them."""
+        return (*self.modules_before, *self.layer, *self.modules_after)
+
+    @property
+    def all_trainable(self) -> bool:
+        """Whether every parameter is trained; not so with adapters."""
+        return all(one.trainable for module in self.distinct_modules for one in module.parameters)
+
+    @property
     def parameters_per_layer(self) -> int:
         """The number of parameters of one layer."""
         return _distinct(self.layer)
@@ -353,8 +340,7 @@ class ModelShape:
     @property
     def largest_parameter(self) -> int:
         """The number of elements of the largest tensor."""
-        modules = (*self.modules_before, *self.layer, *self.modules_after)
-        return max(parameter.numel for module in modules for parameter in module.parameters)
+        return max(one.numel for module in self.distinct_modules for one in module.parameters)
 
     def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all

@@ -28,8 +28,6 @@ from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.shape import Attention, Dtype, ModelShape
 
-__all__ = ["ModelSpec", "Size", "find_size", "is_model", "list_models", "load_model"]
-
 
 class Size(Frozen):
     """A Size is one row of ``sizes.yaml``: a released model."""

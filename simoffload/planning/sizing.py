@@ -11,7 +11,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario, tier_name
-from simoffload.strategies.placement import Placement
+from simoffload.strategies.base import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
 

@@ -17,9 +17,7 @@ from simoffload.report.formatting import (
     uncapitalized,
 )
 from simoffload.report.presentation import presentation
-from simoffload.results.capacity import TierUse
-from simoffload.results.passes import PassResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import PassResult, TierUse, TrainingResult
 from simoffload.units import format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
-
-__all__ = ["bandwidth", "bounds", "capacity", "causes", "front", "gains", "memory", "phases", "tornado"]
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""

@@ -10,23 +10,8 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.report.formatting import percent, uncapitalized
 from simoffload.report.from_result import headline
 from simoffload.report.presentation import presentation
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.units import format_number, format_seconds
-
-__all__ = [
-    "ComparisonRow",
-    "Group",
-    "Published",
-    "by_kind",
-    "exact_name",
-    "group_verdict",
-    "groups",
-    "in_common",
-    "keys",
-    "tie_rule",
-    "warnings",
-]
-
 
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""

@@ -10,14 +10,11 @@ from simoffload.report import plotting as draw
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
 from simoffload.report.presentation import presentation
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
-
-__all__ = ["causes_compared", "phases_compared", "times_compared"]
 
 _FLAT = 6
 """Number of bars up to which there is room for horizontal text between them."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report.formatting import counted, group_name, per_second, percent
-from simoffload.results.capacity import TierUse
+from simoffload.results import TierUse
 from simoffload.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

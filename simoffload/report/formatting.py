@@ -10,11 +10,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from simoffload.errors import printable
-from simoffload.results.capacity import TierUse
-from simoffload.results.passes import LinkUse, PassResult
-from simoffload.results.result import SimulationResult
-from simoffload.results.timeline import PassWork
-from simoffload.results.training import TimedPhase, TrainingResult
+from simoffload.results import (
+    LinkUse,
+    PassResult,
+    PassWork,
+    SimulationResult,
+    TierUse,
+    TimedPhase,
+    TrainingResult,
+)
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
 _ORIGINS = ("measured", "spec", "estimate")

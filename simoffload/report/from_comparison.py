@@ -39,11 +39,8 @@ from simoffload.report.sections.background import inputs, limits, scenario, vers
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
 from simoffload.report.sections.performance import CAUSES, PHASES
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number
-
-__all__ = ["comparison_document"]
 
 
 def comparison_document(

@@ -9,8 +9,6 @@ from simoffload.report.document import Datum, Entry, ReportDocument, ReportSecti
 from simoffload.report.formatting import NameFirst
 from simoffload.units import format_bytes, format_number, plural
 
-__all__ = ["largest_document", "machines_document"]
-
 _NONE = "–"
 _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",

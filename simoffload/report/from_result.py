@@ -14,14 +14,11 @@ from simoffload.report.sections.costs import costs
 from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
 from simoffload.report.sections.training_overheads import storage, training_overheads
 from simoffload.report.timeline import timeline
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
-
-__all__ = ["MOST_BARS", "advice_document", "findings", "headline", "result_document", "verdict"]
 
 MOST_BARS = 12_000
 """Number of operations drawn on a page, about 2 MB."""

@@ -18,9 +18,7 @@ from simoffload.report.document import Chart, ReportDocument, ReportTable, shown
 from simoffload.report.formatting import sentence
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
-from simoffload.results.result import SimulationResult
-
-__all__ = ["write_comparison", "write_html", "write_report"]
+from simoffload.results import SimulationResult
 
 
 def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:

@@ -14,8 +14,6 @@ from simoffload.exchange.files import replacing
 from simoffload.report.document import Listing, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import sentence
 
-__all__ = ["markdown", "write_markdown"]
-
 _TAGS = {"&": "&amp;", "<": "&lt;"}
 # An underscore within a word, as in the names of metrics, does not mean emphasis.
 _SPECIAL = re.compile(r"[\\`*\[\]|~$&<]|(?<!\w)_|_(?!\w)")

@@ -8,14 +8,8 @@ from typing import NamedTuple
 from simoffload.errors import printable
 from simoffload.report.document import Entry, byte_rate, rate, seconds
 from simoffload.report.formatting import per_second, percent, place
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
-from simoffload.results.passes import PassResult
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
-
-__all__ = ["Metric", "Presentation", "TierAssignment", "presentation"]
 
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """Descriptions of metrics by their keys, each with the function that formats its value."""

@@ -19,8 +19,6 @@ from rich.text import Text
 from simoffload.errors import printable
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
 
-__all__ = ["terminal_text"]
-
 _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
 _NARROWEST = 60

@@ -14,15 +14,12 @@ from simoffload.errors import printable
 from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
 from simoffload.report.presentation import presentation
-from simoffload.results.result import SimulationResult
-from simoffload.results.timeline import Interval, Timeline
+from simoffload.results import Interval, SimulationResult, Timeline
 from simoffload.schedule import Schedule
 from simoffload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-__all__ = ["DrawnOperation", "TimelineWindow", "schedule", "timeline", "windows"]
 
 _FIRST = 3
 """Number of parts of the pass in the first chart: the part before the layers, and two layers."""

@@ -1,1 +1,87 @@
 """Results of a simulation: timelines, metrics, capacity, provenance."""
+
+from simoffload.results.attribution import Group
+from simoffload.results.capacity import (
+    Change,
+    Estimate,
+    MemoryStage,
+    MemoryTerm,
+    Remedies,
+    TierUse,
+    peak_uses,
+    tier_uses,
+)
+from simoffload.results.checkpoint import (
+    CheckpointPhase,
+    CheckpointResult,
+    Checkpoints,
+    Outlook,
+    SavedPart,
+    outlook,
+    run_mtbf,
+)
+from simoffload.results.data_loading import DataLoading, Epoch, Limit, data_loading_sentences
+from simoffload.results.endurance import (
+    CachedWrites,
+    TierLifetime,
+    cache_warnings,
+    duration,
+    lifetime_warnings,
+    tier_lifetime,
+)
+from simoffload.results.extrapolate import makespan_for_longer_context
+from simoffload.results.inference import InferenceResult
+from simoffload.results.passes import LinkUse, PassResult, Time, summarize_pass
+from simoffload.results.result import ResultProvenance, SimulationResult
+from simoffload.results.timeline import How, Interval, Jump, PassWork, Repeat, Timeline, Track
+from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
+from simoffload.results.values import by_name
+
+__all__ = [
+    "CachedWrites",
+    "Change",
+    "CheckpointPhase",
+    "CheckpointResult",
+    "Checkpoints",
+    "DataLoading",
+    "Epoch",
+    "Estimate",
+    "Group",
+    "How",
+    "InferenceResult",
+    "Interval",
+    "Jump",
+    "Limit",
+    "LinkUse",
+    "MemoryStage",
+    "MemoryTerm",
+    "Outlook",
+    "PassResult",
+    "PassWork",
+    "Remedies",
+    "Repeat",
+    "ResultProvenance",
+    "SavedPart",
+    "SimulationResult",
+    "StorageRequests",
+    "StorageTraffic",
+    "TierLifetime",
+    "TierUse",
+    "Time",
+    "TimedPhase",
+    "Timeline",
+    "Track",
+    "TrainingResult",
+    "by_name",
+    "cache_warnings",
+    "data_loading_sentences",
+    "duration",
+    "lifetime_warnings",
+    "makespan_for_longer_context",
+    "outlook",
+    "peak_uses",
+    "run_mtbf",
+    "summarize_pass",
+    "tier_lifetime",
+    "tier_uses",
+]

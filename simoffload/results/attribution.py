@@ -15,8 +15,6 @@ from typing import Literal, NamedTuple
 from simoffload.results.timeline import Timeline, Track
 from simoffload.schedule import Schedule
 
-__all__ = ["Attribution", "Group", "OperationRef", "PathSegment", "attribute", "critical_path", "last_of"]
-
 
 class OperationRef(NamedTuple):
     """An OperationRef identifies an operation of a class of ranks in a timeline."""

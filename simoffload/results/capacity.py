@@ -10,8 +10,6 @@ from simoffload.hardware import Tier
 from simoffload.results.values import by_name
 from simoffload.units import format_bytes
 
-__all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierUse", "peak_uses", "tier_uses"]
-
 
 class MemoryTerm(NamedTuple):
     """A MemoryTerm is one part of the memory that a tier must hold."""

@@ -25,22 +25,6 @@ from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
 
-__all__ = [
-    "CheckpointPhase",
-    "CheckpointResult",
-    "Checkpoints",
-    "Outlook",
-    "SavedPart",
-    "daly_interval",
-    "efficiency",
-    "lost_work",
-    "outlook",
-    "run_mtbf",
-    "stall_per_checkpoint",
-    "stall_share",
-    "young_interval",
-]
-
 _FORMULAS = {
     "checkpoint_bytes": "bytes of all files of one checkpoint",
     "save_s": "from the call of save until everything is on storage",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from simoffload.units import format_bytes, format_rate, format_seconds
-from simoffload.workload.dataset import Dataset
-
-__all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
+from simoffload.workload import Dataset
 
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
 """Limit of the rate of loading: the GPU (it never waits), a full link or target, the time of a request

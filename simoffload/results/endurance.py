@@ -8,22 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from simoffload.hardware import Machine
-from simoffload.hardware.storage import Drive, Raid
+from simoffload.hardware import Drive, Machine, Raid
 from simoffload.units import format_bytes, format_number, format_rate
-
-__all__ = [
-    "CachedWrites",
-    "DriveLifetime",
-    "TierLifetime",
-    "cache_warnings",
-    "drive_lifetime",
-    "drive_share",
-    "duration",
-    "lifetime_warnings",
-    "phrase",
-    "tier_lifetime",
-]
 
 DAY = 86_400
 """Length of a day [s]."""

@@ -7,10 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from simoffload.results.timeline import Piece, Repeat, Timeline, Track
-from simoffload.schedule import Schedule
-from simoffload.schedule.ir import CompiledOp, Need
-
-__all__ = ["makespan_for_longer_context"]
+from simoffload.schedule import CompiledOp, Need, Schedule
 
 _LARGEST = 300_000
 """Maximum number of operations that are examined."""

@@ -10,8 +10,6 @@ from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 
-__all__ = ["InferenceResult"]
-
 _FORMULAS = {
     "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",

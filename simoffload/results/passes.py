@@ -13,21 +13,7 @@ from typing import Any, NamedTuple
 from simoffload.results.attribution import Attribution, Group, attribute
 from simoffload.results.timeline import Timeline
 from simoffload.results.values import by_name
-from simoffload.schedule import LinkUnit
-from simoffload.schedule.bounds import link_time, stream_times
-
-__all__ = [
-    "GroupShare",
-    "LinkUse",
-    "PassResult",
-    "Share",
-    "StreamUse",
-    "Time",
-    "aggregate",
-    "largest_remainder",
-    "seconds",
-    "summarize_pass",
-]
+from simoffload.schedule import LinkUnit, link_time, stream_times
 
 Time = int | Fraction
 """Exact duration in picoseconds [ps]."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.economics import Economics
     from simoffload.planning.explanation import Explanation
 
-__all__ = ["ResultProvenance", "SimulationResult", "attributed"]
-
 SCHEMA = "simoffload/result/1"
 
 

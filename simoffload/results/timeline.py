@@ -16,10 +16,7 @@ from heapq import merge
 from itertools import chain
 from typing import NamedTuple
 
-from simoffload.schedule import Op, Schedule
-from simoffload.schedule.ir import CompiledOp, steps_of
-
-__all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", "Timeline", "Track"]
+from simoffload.schedule import CompiledOp, Op, Schedule, steps_of
 
 
 class Repeat(NamedTuple):
@@ -319,36 +316,6 @@ class Timeline:
             for rank in self.ranks_by_class[track.rank]
             if track.end
         ]
-
-    @property
-    def rank(self) -> array[int]:
-        """Rank of every operation, by completion."""
-        return self.all_operations.rank
-
-    @property
-    def block(self) -> array[int]:
-        """Index in ``Schedule.blocks`` of every operation."""
-        return self.all_operations.block
-
-    @property
-    def iteration(self) -> array[int]:
-        """Iteration of its block, for every operation."""
-        return self.all_operations.iteration
-
-    @property
-    def position(self) -> array[int]:
-        """Index in ``Block.ops`` of every operation."""
-        return self.all_operations.position
-
-    @property
-    def start(self) -> array[int]:
-        """Start time of every operation [ps]."""
-        return self.all_operations.start
-
-    @property
-    def end(self) -> array[int]:
-        """End time of every operation [ps]."""
-        return self.all_operations.end
 
 
 _Row = tuple[int, int, int, int, int, int]

@@ -19,8 +19,6 @@ from simoffload.workload import Dataset
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["StorageRequests", "StorageTraffic", "TimedPhase", "TrainingResult"]
-
 
 class TimedPhase(NamedTuple):
     """A TimedPhase is a part of a step that was simulated once and occurs ``times`` times."""

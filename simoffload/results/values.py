@@ -7,8 +7,6 @@ from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["by_name", "plain"]
-
 
 def plain(value: Any) -> Any:
     """Convert a value to numbers, texts, lists and dictionaries.

@@ -13,17 +13,18 @@ from pydantic import BaseModel
 
 from simoffload.documents import Document, Edit, edited, quoted, read_document, resolved, validate
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, load_platform
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
-from simoffload.hardware.library import Library
-from simoffload.hardware.platforms import platform_from
-from simoffload.hardware.targets import STORAGE_KINDS
-from simoffload.hardware.topology import Platform
+from simoffload.hardware import (
+    STORAGE_KINDS,
+    Changes,
+    Equipment,
+    Library,
+    Machine,
+    Platform,
+    load_platform,
+    platform_from,
+)
 from simoffload.models import ModelShape, ModelSpec, load_model
 from simoffload.strategies import strategy_of
-
-__all__ = ["ScenarioCache", "canonical"]
 
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536

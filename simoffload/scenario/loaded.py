@@ -6,29 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from simoffload.documents import Document, Edit, edited, quoted, suggest
+from simoffload.documents import Document, Edit, edited, either, quoted, suggest
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine, Platform
-from simoffload.hardware.changes import spelled
-from simoffload.hardware.links import memory_warnings
+from simoffload.hardware import Machine, Platform, memory_warnings, spelled
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
-from simoffload.strategies import Plan, Strategy, strategy_for
-from simoffload.strategies.base import TierChoice
-from simoffload.strategies.placement import Placement
+from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
-
-__all__ = [
-    "READ_TIER",
-    "RESIDENT",
-    "LoadedScenario",
-    "other_work",
-    "placement_of",
-    "storage_name",
-    "tier_name",
-]
 
 T = TypeVar("T")
 
@@ -173,9 +159,8 @@ class LoadedScenario:
         return self.machine.overruns({*plan.tiers, *(one.tier for one in named if one is not None)})
 
     def _mismatch(self) -> InputError:
-        *others, last = strategy_for(self.scenario.workload.kind)
-        known = f"{', '.join(others)} or {last}" if others else last
         work = self.scenario.workload.kind
+        known = either(strategy_for(work))
         text = f"{self.scenario.strategy.kind} is not for a workload of {work}; use {known}"
         return InputError([self.document.problem(("strategy", "kind"), text)])
 
@@ -248,7 +233,7 @@ def tier_name(name: str, machine: Machine, key: str) -> str:
 
 def storage_name(name: str, machine: Machine, key: str) -> str:
     """Return the name of a tier that must be on storage. Raises InputError if it is not."""
-    storage = tuple(tier.name for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
+    storage = tuple(tier.name for tier in machine.tiers.values() if tier.is_storage)
     if name in storage:
         return name
     raise _no_tier("storage tier", name, machine, storage, key)

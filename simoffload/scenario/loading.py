@@ -30,27 +30,13 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
-from simoffload.models import ModelSpec
-from simoffload.models.spec import is_model, list_models
+from simoffload.models import ModelSpec, is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import strategy_for, strategy_of
-from simoffload.strategies.base import TierChoice
+from simoffload.strategies import TierChoice, strategy_for, strategy_of
 from simoffload.workload import Training
-
-__all__ = [
-    "SWEEP",
-    "completed",
-    "default_scenario",
-    "find_scenario",
-    "list_scenarios",
-    "load_scenario",
-    "locate",
-    "opened",
-    "resolve",
-]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)

@@ -8,14 +8,12 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Frozen
-from simoffload.hardware.equipment import Parts
+from simoffload.hardware import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
 from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
-
-__all__ = ["RENAMED", "EngineOptions", "Scenario"]
 
 RENAMED = {
     "engine.fold": "engine.rank_symmetry",

@@ -15,18 +15,6 @@ from typing import NamedTuple
 
 from simoffload.schedule.ir import Link, Schedule
 
-__all__ = [
-    "Contention",
-    "alone_rate",
-    "find_contention",
-    "link_loads",
-    "link_time",
-    "lower_bound",
-    "serial_time",
-    "stream_times",
-    "transfer_time",
-]
-
 _PICO = 10**12
 
 

@@ -22,8 +22,6 @@ from simoffload.schedule.ir import (
     Schedule,
 )
 
-__all__ = ["ScheduleBuilder", "cpu_work", "fold"]
-
 _LONGEST_PERIOD = 8  # segments of a group: prefetch patterns repeat after a few layers
 _MANY = 200  # blocks
 _LONGEST_OF_MANY = 500  # segments of a group: buffers that are filled by many layers repeat later
@@ -183,17 +181,11 @@ def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
     return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 
 
-def fold(segments: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
+def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     """Merge runs of equal segments, or of equal groups of up to eight segments, into blocks.
 
     Where that leaves very many blocks, groups may be longer.
     """
-    identity: dict[tuple[str, tuple[Op, ...]], int] = {}
-    numbers = [identity.setdefault(segment, len(identity)) for segment in segments]
-    return _folded(numbers, list(identity))
-
-
-def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     groups = _groups(numbers, _LONGEST_PERIOD)
     if len(groups) > _MANY:
         groups = _groups(numbers, _LONGEST_OF_MANY)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from simoffload.errors import SimulationError
 from simoffload.schedule.ir import Block, Op, Program, Route, Schedule
 
-__all__ = ["check_schedule"]
-
 _MOST_RANKS = 2**16 - 1
 _MOST_REPEATS = 2**32 - 1
 """Largest numbers that the columns of a timeline can hold."""

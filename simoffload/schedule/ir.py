@@ -28,25 +28,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "Block",
-    "CompiledOp",
-    "Dependency",
-    "Device",
-    "Link",
-    "LinkUnit",
-    "Need",
-    "Op",
-    "PeerNeed",
-    "Peers",
-    "Program",
-    "Route",
-    "Schedule",
-    "Segment",
-    "compile_streams",
-    "steps_of",
-]
-
 LinkUnit = Literal["B", "core-ns"]
 
 

@@ -4,7 +4,7 @@ summarize."""
 from __future__ import annotations
 
 from simoffload.limits import keep, limited, now_doing
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
 from simoffload.simulation.runner import Progress, Runner, labelled

@@ -11,14 +11,11 @@ from typing import Any
 from simoffload import __version__
 from simoffload.documents import quoted
 from simoffload.errors import SimulationError
-from simoffload.results.capacity import MemoryStage, MemoryTerm, TierUse, peak_uses
-from simoffload.results.result import ResultProvenance
+from simoffload.results import MemoryStage, MemoryTerm, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Plan
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
-
-__all__ = ["AHEAD", "BEYOND", "common", "identity", "memory_footprint", "memory_stages"]
 
 AHEAD = "batches made ahead"
 """Name of the memory for batches that loaders prefetch."""

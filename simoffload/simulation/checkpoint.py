@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult, Checkpoints, SavedPart
-from simoffload.results.endurance import (
+from simoffload.results import (
     CachedWrites,
+    CheckpointPhase,
+    CheckpointResult,
+    Checkpoints,
+    SavedPart,
     TierLifetime,
     cache_warnings,
     lifetime_warnings,
@@ -21,25 +24,14 @@ from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.bytes import CheckpointPart
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
-__all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
-
 
 class CheckpointMeasures(Measures[CheckpointResult]):
     """CheckpointMeasures compute the metrics of a scenario with only checkpoints."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
         """Return a result without times and checkpoint."""
-        workload: Any = self.scenario.scenario.workload
-        nothing = Checkpoints(
-            tier=common["target"],
-            contents=workload.contents,
-            writer=workload.writer.type,
-            mode=workload.mode,
-            keep=workload.keep,
-            size=0,
-            written_by_host=(),
-            parts=(),
-        )
+        settings = _settings(self.scenario.scenario.workload)
+        nothing = Checkpoints(tier=common["target"], size=0, written_by_host=(), parts=(), **settings)
         return CheckpointResult(**common, checkpoint=nothing)
 
     def capacity(self, plan: Plan) -> CheckpointResult:
@@ -64,17 +56,23 @@ class CheckpointMeasures(Measures[CheckpointResult]):
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
     """Return the sizes and properties of a checkpoint without times."""
-    workload = plan.workload
     return Checkpoints(
         tier=plan.tier,
-        contents=workload.contents,
-        writer=workload.writer.type,
-        mode=workload.mode,
-        keep=workload.keep,
         size=plan.size,
         written_by_host=plan.written_by_host,
         parts=tuple(_part(part) for part in plan.parts),
+        **_settings(plan.workload),
     )
+
+
+def _settings(workload: Any) -> dict[str, Any]:
+    """Return how a workload of checkpoints writes them."""
+    return {
+        "contents": workload.contents,
+        "writer": workload.writer.type,
+        "mode": workload.mode,
+        "keep": workload.keep,
+    }
 
 
 def _part(part: CheckpointPart) -> SavedPart:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log
 
 from simoffload.hardware import Machine
-from simoffload.results.data_loading import DataLoading, Epoch, Limit
+from simoffload.results import DataLoading, Epoch, Limit
 from simoffload.simulation.loaders import (
     ROUNDING,
     GpuStep,
@@ -22,15 +22,7 @@ from simoffload.simulation.loaders import (
     loader_pace,
     storage_routes,
 )
-from simoffload.workload.dataset import Dataset
-
-__all__ = [
-    "look_ahead_bytes",
-    "predict_data_loading",
-    "random_hit_ratio",
-    "sequential_hit_ratio",
-    "stored_bytes",
-]
+from simoffload.workload import Dataset
 
 
 def sequential_hit_ratio(cache: float, part: float) -> float:

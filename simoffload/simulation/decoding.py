@@ -15,10 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simoffload.errors import ShortcutError
-from simoffload.results.passes import PassResult
-from simoffload.results.timeline import Timeline
-
-__all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
+from simoffload.results import PassResult, Timeline
 
 MOST = 16
 """Largest number of steps that are simulated before the rest is interpolated."""

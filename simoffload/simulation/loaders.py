@@ -8,12 +8,9 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.sharing import Demand, fair_rates, loads
-from simoffload.results.data_loading import Limit
-from simoffload.workload.dataset import Dataset
-
-__all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
+from simoffload.hardware import Demand, Machine, Path, fair_rates, loads
+from simoffload.results import Limit
+from simoffload.workload import Dataset
 
 ROUNDING = 1e-6
 """Relative tolerance of comparisons, because rates are whole numbers [B/s]: a link with less free capacity

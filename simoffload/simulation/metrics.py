@@ -7,17 +7,12 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from simoffload.errors import InputError, Problem, WorkLimitError
-from simoffload.results.capacity import peak_uses
-from simoffload.results.inference import InferenceResult
-from simoffload.results.result import SimulationResult
+from simoffload.results import InferenceResult, SimulationResult, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity
 from simoffload.simulation.runner import Runner
-from simoffload.strategies import strategy_of
-from simoffload.strategies.base import Phase, PhaseSeries, Plan
+from simoffload.strategies import Phase, PhaseSeries, Plan, strategy_of
 from simoffload.units import format_bytes, format_number, format_seconds
-
-__all__ = ["Measures", "measures_of", "refused"]
 
 R = TypeVar("R", bound=SimulationResult)
 _PICO = 1e-12

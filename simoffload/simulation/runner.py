@@ -7,15 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
-from simoffload.results.extrapolate import makespan_for_longer_context
-from simoffload.results.passes import PassResult, summarize_pass
-from simoffload.results.timeline import PassWork, Timeline
+from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.simulation.decoding import Decoding, Simulated, decode, verify_decoding
-from simoffload.strategies.base import Earlier, Phase, PhaseSeries
-
-__all__ = ["Progress", "Runner", "labelled", "verify"]
+from simoffload.strategies import Earlier, Phase, PhaseSeries
 
 Progress = Callable[[str], None]
 """Function that is called with a line of text when a pass begins."""

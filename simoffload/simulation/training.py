@@ -6,10 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simoffload.results.capacity import tier_uses
-from simoffload.results.data_loading import DataLoading, data_loading_sentences
-from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
-from simoffload.results.training import TimedPhase, TrainingResult
+from simoffload.results import (
+    DataLoading,
+    TierLifetime,
+    TimedPhase,
+    TrainingResult,
+    data_loading_sentences,
+    lifetime_warnings,
+    tier_lifetime,
+    tier_uses,
+)
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD, common, memory_stages
 from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times
@@ -17,10 +23,8 @@ from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import steps_with_caches
-from simoffload.strategies.base import Phase, Plan
+from simoffload.strategies import Phase, Plan
 from simoffload.workload import Dataset
-
-__all__ = ["TrainingMeasures"]
 
 
 class TrainingMeasures(Measures[TrainingResult]):

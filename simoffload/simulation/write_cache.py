@@ -19,14 +19,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from simoffload.hardware import Machine
-from simoffload.hardware.targets import Target
-from simoffload.results.endurance import CachedWrites, cache_warnings
-from simoffload.results.training import StorageTraffic, TrainingResult
+from simoffload.hardware import Machine, Target
+from simoffload.results import CachedWrites, StorageTraffic, TrainingResult, cache_warnings
 from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
-
-__all__ = ["checkpoint_with_caches", "steps_with_caches"]
 
 _MOST_TRIALS = 6
 _CLOSE = 0.001

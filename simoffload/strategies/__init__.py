@@ -3,7 +3,30 @@
 A strategy's module is imported when a document names its kind (``registry``).
 """
 
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import (
+    Earlier,
+    Phase,
+    PhaseSeries,
+    Placement,
+    Plan,
+    Strategy,
+    TierChoice,
+    Tunable,
+)
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
 
-__all__ = ["AnyStrategy", "Plan", "Strategy", "register", "strategies", "strategy_for", "strategy_of"]
+__all__ = [
+    "AnyStrategy",
+    "Earlier",
+    "Phase",
+    "PhaseSeries",
+    "Placement",
+    "Plan",
+    "Strategy",
+    "TierChoice",
+    "Tunable",
+    "register",
+    "strategies",
+    "strategy_for",
+    "strategy_of",
+]

@@ -15,29 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
+from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change, Estimate, MemoryStage
+from simoffload.results import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.placement import Placement
 
 if TYPE_CHECKING:
-    from simoffload.results.training import StorageRequests, StorageTraffic
+    from simoffload.results import StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
-
-__all__ = [
-    "Earlier",
-    "Facts",
-    "Phase",
-    "PhaseKind",
-    "PhaseSeries",
-    "Plan",
-    "Strategy",
-    "TierChoice",
-    "Tunable",
-    "WorkloadKind",
-]
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 TierChoice = Literal["any", "storage"]
@@ -124,6 +111,18 @@ class Tunable(NamedTuple):
     now: int | bool
     values: Callable[[Any], Iterator[int | bool]]
     """Function that yields other values, the nearest first."""
+
+
+class Placement(NamedTuple):
+    """A Placement names the tiers of a machine that hold weights and optimizer."""
+
+    weights: str
+    """Tier of the weights, or of the checkpoints if only checkpoints are simulated."""
+    optimizer: str | None = None
+    """Tier of the optimizer states; None if not specified."""
+
+    def __str__(self) -> str:
+        return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
 class Plan(ABC):
@@ -339,3 +338,24 @@ class Strategy(Frozen, ABC):
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Return configuration files with which real programs run the plan: content by name."""
         return {}
+
+
+def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
+    """Return the error for a placement that a strategy does not support."""
+    return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
+
+
+def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
+    """Return warnings if ``key`` requests GPUDirect Storage.
+
+    Raises InputError for a GPU that does not support it: cuFile would at best copy through host memory (its
+    compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
+    """
+    gpu = machine.accelerator
+    stated = gpu.gpudirect_storage
+    if stated is None:
+        message = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
+        return (f"{key}: the profile of {gpu.id} {message}",)
+    if not stated.value:
+        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
+    return ()

@@ -16,16 +16,6 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = [
-    "RECENT_EVENTS",
-    "Coordinator",
-    "CoordinatorSink",
-    "Layers",
-    "State",
-    "Tensor",
-    "cut_tensors",
-]
-
 State = tuple[object, ...]
 """State of the coordinator, which determines all its further decisions."""
 

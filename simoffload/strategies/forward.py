@@ -18,8 +18,6 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
-__all__ = ["STREAMS", "ForwardWriter", "Partitioning"]
-
 STREAMS = ("host", "copy", "comm", "compute", "io")
 _, COPY, COMM, COMPUTE, IO = range(5)
 

@@ -16,8 +16,6 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.replay import LayerStack, Parameters, Passes, SkippedLayers, hook
 from simoffload.strategies.trace import Trace
 
-__all__ = ["LayeredModel", "Period", "period_of"]
-
 _GUESSES = (12, 48, 192)
 """Numbers of layers of the shorter models in which a period of the coordinator's state is searched."""
 _SETTLING = 6
@@ -176,13 +174,10 @@ class LayeredModel(ABC):
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def stacks(self, gradients: Period | None = None, *, warm: bool = True) -> Iterator[LayerStack]:
+    def stacks(self, *, warm: bool = True) -> Iterator[LayerStack]:
         """Yield the shortest stack that can represent the model, if there is one, then the stack of all
-        layers.
-
-        ``gradients`` is the period of gradients in buckets and swap buffers; None if only forward is written.
-        """
-        short = self.shortest(gradients, warm=warm)
+        layers."""
+        short = self.shortest(warm=warm)
         if short is not None:
             yield short
         yield self.full

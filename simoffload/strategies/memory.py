@@ -13,19 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm
+from simoffload.models import SINGLE, ModelShape, Module
+from simoffload.results import MemoryTerm
 from simoffload.workload import Inference, Training
-
-__all__ = [
-    "Activations",
-    "activation_bytes",
-    "activations_of",
-    "pinned_rounding",
-    "saved_by_layer",
-    "working_memory",
-]
 
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
@@ -74,8 +64,13 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
             remedy="lower batch_size or prompt_length",
         ),
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
-        MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes),
+        system_memory(machine),
     )
+
+
+def system_memory(machine: Machine, *, remedy: str = "") -> MemoryTerm:
+    """Return the DRAM that the operating system and the processes occupy."""
+    return MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes, remedy=remedy)
 
 
 _LOSS = 12

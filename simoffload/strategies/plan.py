@@ -8,14 +8,11 @@ from fractions import Fraction
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
-from simoffload.models import ModelShape, Module, Sequences
-from simoffload.models.cost import training_backward_flops, training_forward_flops
+from simoffload.models import ModelShape, Module, Sequences, training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
-
-__all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
 
 
 class ForwardPass(NamedTuple):

@@ -16,16 +16,6 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.strategies.base import Strategy, WorkloadKind
 
-__all__ = [
-    "AnyStrategy",
-    "kinds",
-    "register",
-    "registered_outside",
-    "strategies",
-    "strategy_for",
-    "strategy_of",
-]
-
 
 class _Own(NamedTuple):
     """Module and class of a strategy of the package, and the kinds of workload that it supports."""

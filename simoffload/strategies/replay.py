@@ -18,8 +18,6 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.forward import ForwardWriter
 from simoffload.strategies.trace import Event, Instance, Trace
 
-__all__ = ["LayerStack", "Parameters", "Passes", "Replay", "SkippedLayers", "hook"]
-
 
 class Parameters(NamedTuple):
     """Parameters are the model's tensors and the modules that own them."""

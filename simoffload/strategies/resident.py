@@ -9,19 +9,15 @@ from typing import ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
-
-__all__ = ["Resident", "ResidentPlan", "spread_bound"]
 
 HOST, COMPUTE = range(2)
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -72,7 +68,7 @@ class Resident(Strategy):
         """Yield the stages of ZeRO for training."""
         if not plan.optimizer_target:
             return iter(())
-        from simoffload.strategies.training.whole_copies import stages_of_zero
+        from simoffload.strategies.training.zero_training import stages_of_zero
 
         return stages_of_zero(plan)
 
@@ -84,7 +80,7 @@ class Resident(Strategy):
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         if workload.kind == "inference":
             return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
-        from simoffload.strategies.training.whole_copies import plan_whole_copies
+        from simoffload.strategies.training.zero_training import plan_whole_copies
 
         return plan_whole_copies(model, workload, machine, ranks=self.ranks)
 
@@ -114,7 +110,7 @@ class ResidentPlan(InferencePlan):
     @property
     def modules(self) -> tuple[Module, ...]:
         """Modules of the model; those of a layer are listed once."""
-        return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
+        return self.model.distinct_modules
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: the host launches module after module, and the GPU runs their

@@ -29,8 +29,6 @@ from simoffload.strategies.replay import Passes, Replay, hook
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 
-__all__ = ["GatheredPeak", "InferenceLayers", "ScheduleTemplates", "schedule_templates_of"]
-
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -131,9 +129,9 @@ class InferenceLayers(LayeredModel):
                 break
         return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
 
-    def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
+    def replay(self, sink: CoordinatorSink) -> Iterator[Event]:
         """Replay a pass through all layers: yield each event, then make its calls to ``sink``."""
-        coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=warm)
+        coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=True)
         for event in self.full.trace.forward:
             yield event
             hook(event, coordinator, self.full.parameters)
@@ -171,8 +169,7 @@ class ScheduleTemplates:
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Every module that may launch kernels, once."""
-        model = self.layered.model
-        return tuple(dict.fromkeys((*model.modules_before, *model.layer, *model.modules_after)))
+        return tuple(dict.fromkeys(self.layered.model.distinct_modules))
 
     def schedule(self, durations: Sequence[int], *, name: str, warm: bool) -> Schedule:
         """Return the schedule of a pass in which the modules occupy the GPU for ``durations`` [ps]."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.paths import Resource
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import Hops, ScheduleBuilder
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
-
-__all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
+from simoffload.hardware import Machine, Path, Resource
+from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
+from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 HOST = 0
 
@@ -59,7 +55,7 @@ class StreamWriter:
         """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU."""
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
-            self._routes[key] = paths[0], shares(paths)
+            self._routes[key] = paths[0], tuple(path.hops for path in paths)
         return self._routes[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:

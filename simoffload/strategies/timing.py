@@ -10,40 +10,25 @@ was measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from simoffload.hardware import Curve, Machine, Path
-from simoffload.hardware.fsdp_costs import FsdpCosts
-from simoffload.hardware.profiles import DeepSpeedCosts, Host
-from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost, module_cost
-from simoffload.models.cost import backward_cost, backward_products, training_cost
-from simoffload.models.shape import SINGLE
+from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path
+from simoffload.models import (
+    SINGLE,
+    ModelShape,
+    Module,
+    ModuleCost,
+    Sequences,
+    backward_cost,
+    backward_products,
+    batch_cost,
+    module_cost,
+    training_cost,
+)
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference
-
-__all__ = [
-    "DEEPSPEED_ADAM",
-    "TORCH_ADAM",
-    "TORCH_ADAM_NEW",
-    "TORCH_FOREACH",
-    "TORCH_WEIGHT_DECAY",
-    "Implementation",
-    "PassTimings",
-    "Timing",
-    "TrainingTiming",
-    "arithmetic_beyond",
-    "copy_name",
-    "cpu_adam_s",
-    "effective_rate",
-    "operations",
-    "picoseconds",
-    "ranks_beyond",
-    "shares",
-    "transfers_beyond",
-]
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -124,11 +109,6 @@ def operations(model: ModelShape, module: Module) -> int:
     return count + own.eager if eager else count
 
 
-def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...]:
-    """Convert the hops of one path per rank to the form of the schedule."""
-    return tuple(path.hops for path in paths)
-
-
 class PassTimings:
     """PassTimings are the durations of a model's modules on one machine for any pass.
 
@@ -161,8 +141,6 @@ class PassTimings:
 _BACKWARD_KERNELS = 2
 """Number of backward kernels for each forward kernel (an estimate): one for the gradient of the input, and
 one for that of the weight or for a saved mask."""
-
-Implementation = Literal["deepspeed", "torch"]
 
 
 class _Operation(NamedTuple):
@@ -201,25 +179,6 @@ TORCH_FOREACH = TORCH_ADAM + SINGLE
 (``_multi_tensor_adam``): ``_foreach_addcmul_`` reads the gradient as both of its factors."""
 TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
-
-
-def cpu_adam_s(
-    host: Host,
-    numel: float,
-    *,
-    threads: int,
-    processes: int = 1,
-    implementation: Implementation = "deepspeed",
-) -> float:
-    """Return the time [s] in which one of ``processes`` updates ``numel`` parameters in single precision with
-    Adam.
-
-    It is the bytes over the rate of the host's profile for this number of threads: the rate of Adam for
-    DeepSpeed's kernel, that of element-by-element loops for PyTorch.
-    """
-    if implementation == "deepspeed":
-        return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=processes)
-    return TORCH_ADAM * numel / host.elementwise_rate(threads, processes=processes)
 
 
 class TrainingTiming(Timing):

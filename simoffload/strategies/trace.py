@@ -12,10 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from simoffload.models import ModelShape, Module
-from simoffload.models.cost import loss_module
-
-__all__ = ["Event", "Instance", "Span", "Trace", "forward_pass", "micro_step"]
+from simoffload.models import ModelShape, Module, loss_module
 
 
 @dataclass(frozen=True, eq=False, slots=True)

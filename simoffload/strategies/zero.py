@@ -17,25 +17,13 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.results import Change
+from simoffload.strategies.base import Placement, Plan, Strategy, gds_warnings, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
-from simoffload.strategies.placement import Placement, gds_warnings, refused
-
-__all__ = [
-    "ZeroStrategy",
-    "check_buffer_size",
-    "device_of",
-    "gathered",
-    "inference_moves",
-    "lora_moves",
-    "training_moves",
-    "within_config",
-]
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
@@ -273,7 +261,7 @@ def training_moves(
         places[now.weights, name] = f"optimizer on {name}", (optimizer,)
         places.setdefault((name, now.optimizer), (f"weights on {name}", weights))
         places.setdefault((name, name), (f"weights and optimizer on {name}", (*weights, optimizer)))
-        if dram is not None and tier.kind not in {"dram", "hbm"} and name != now.optimizer:
+        if dram is not None and tier.is_storage and name != now.optimizer:
             both = (*weights_on(dram), optimizer)
             places.setdefault((dram.name, name), (f"weights on {dram.name}, optimizer on {name}", both))
         if name != "hbm":
@@ -293,7 +281,7 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> 
     """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
     placed = Edit(("strategy", "weights"), tier.name)
     largest = -(-model.largest_parameter // ranks)
-    if tier.kind in {"hbm", "dram"} or largest <= buffer_size:
+    if not tier.is_storage or largest <= buffer_size:
         return (placed,)
     keys = ("strategy", "ds_config", "zero_optimization", "offload_param", "buffer_size")
     return (placed, Edit(keys, largest))

@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.coordinator import Tensor
@@ -37,8 +37,6 @@ from simoffload.strategies.zero import (
     within_config,
 )
 from simoffload.workload import Inference
-
-__all__ = ["ZeroInference", "ZeroInferencePlan"]
 
 _PREFETCH = (
     "lower stage3_prefetch_bucket_size, stage3_max_live_parameters or stage3_param_persistence_threshold"

@@ -40,15 +40,7 @@ def move(stream: int, size: int, *after: Dependency, route: int = 0, fixed: int 
 
 def seconds(timeline: Timeline, rank: int = 0) -> list[tuple[float, float]]:
     """(start, end) of the operations of one rank, in program order."""
-    columns = zip(
-        timeline.rank,
-        timeline.block,
-        timeline.iteration,
-        timeline.position,
-        timeline.start,
-        timeline.end,
-        strict=True,
-    )
+    columns = zip(*timeline.all_operations, strict=True)
     return [(start / SECOND, end / SECOND) for own, *_, start, end in sorted(columns) if own == rank]
 
 
@@ -303,7 +295,7 @@ def test_more_than_106_days_do_not_fit_into_columns() -> None:
 
 
 def test_the_last_picosecond_that_fits() -> None:
-    assert execute(schedule((Op("wait", "", HOST, fixed=2**63 - 1),))).end[0] == 2**63 - 1
+    assert execute(schedule((Op("wait", "", HOST, fixed=2**63 - 1),))).makespan == 2**63 - 1
 
 
 # ---- what stops a run ----

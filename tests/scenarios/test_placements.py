@@ -15,7 +15,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.planning.compare import Misplaced, compare, on_targets
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.placement import Placement
+from simoffload.strategies.base import Placement
 from tests.report.conftest import compare_text
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}

@@ -9,18 +9,27 @@ import pytest
 from simoffload.errors import WorkLimitError
 from simoffload.limits import Limits, keep, limited
 from simoffload.schedule import Block, Dependency, Device, Link, Op, Program
-from simoffload.schedule.builder import ScheduleBuilder, fold
+from simoffload.schedule.builder import ScheduleBuilder
 
 A, B, C = (Op("compute", name, 0, fixed=1) for name in "abc")
 
 
+def blocks_of(*segments: tuple[str, tuple[Op, ...]]) -> tuple[Block, ...]:
+    builder = ScheduleBuilder(name="pass", ranks=1, streams=("gpu",))
+    for name, ops in segments:
+        builder.segment(name)
+        for op in ops:
+            builder.add(op)
+    return builder.build([]).blocks
+
+
 def test_a_run_of_equal_segments_is_one_block() -> None:
-    blocks = fold([("head", (B,)), *[("layer", (A, B))] * 4800, ("tail", (C,))])
+    blocks = blocks_of(("head", (B,)), *[("layer", (A, B))] * 4800, ("tail", (C,)))
     assert blocks == (Block("head", (B,), 1), Block("layer", (A, B), 4800), Block("tail", (C,), 1))
 
 
 def test_a_pattern_over_several_layers_is_one_block() -> None:
-    blocks = fold([("layer", (A,)), ("layer", (B,))] * 10 + [("layer", (C,))])
+    blocks = blocks_of(*[("layer", (A,)), ("layer", (B,))] * 10, ("layer", (C,)))
     assert blocks == (Block("layer", (A, B), 10), Block("layer", (C,), 1))
 
 

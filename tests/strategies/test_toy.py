@@ -21,10 +21,9 @@ from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Strategy, register, strategies
+from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import shares
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -84,7 +83,9 @@ class StreamedPlan(InferencePlan):
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute", "copy"))
         paths = [self.machine.host_to_device(rank, pinned=True) for rank in range(self.ranks)]
         size = self.model.weight_bytes // self.model.num_hidden_layers
-        route = builder.route(name="weights", hops=shares(paths), cap=paths[0].curve.rate(size))
+        route = builder.route(
+            name="weights", hops=tuple(path.hops for path in paths), cap=paths[0].curve.rate(size)
+        )
         busy = sum(self.durations(forward))
         builder.segment("layer")
         builder.add(Op("copy", "weights", COPY, 0, size=size, route=route))

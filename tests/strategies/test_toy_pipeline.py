@@ -19,8 +19,8 @@ from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
+from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.workload import Inference
 from tests.strategies.test_toy import COMMANDS

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.hardware import load_platform
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import simulate
 from simoffload.strategies.timing import (
     DEEPSPEED_ADAM,
     TORCH_ADAM,
     TORCH_WEIGHT_DECAY,
-    cpu_adam_s,
 )
 from validation.published import PLAN_METRICS, PublishedRow, Reference, predict, published_tables
 
@@ -35,23 +33,14 @@ def test_bytes_of_adam() -> None:
     assert TORCH_WEIGHT_DECAY == 4 * 2
 
 
-def test_time_of_adam_is_bytes_over_the_rate_of_the_threads() -> None:
-    host = load_platform("xinnor-workstation").machine().host
-    adam = cpu_adam_s(host, 1e9, threads=3)
-    assert adam == pytest.approx(28e9 / host.cpu_optimizer.rate(3))
-    loops = cpu_adam_s(host, 1e9, threads=3, implementation="torch")
-    assert loops == pytest.approx(72e9 / host.elementwise_rate(3))
-
-
 def test_adam_takes_the_threads_and_neighbours_of_the_scenario() -> None:
     base = "zenflow/qwen2.5-3b"
     host = load_scenario(base).machine.host
     two = PLAN_METRICS["cpu_adam_s_per_billion"](load_scenario(base, overrides=["strategy.cpu_threads=5"]))
-    assert two == pytest.approx(cpu_adam_s(host, 1e9, threads=5, processes=2))
+    assert two == pytest.approx(28e9 / host.cpu_optimizer.rate(5, processes=2))
     whole = load_scenario("xinnor/llama-2b")
-    assert PLAN_METRICS["cpu_adam_ms"](whole) == pytest.approx(
-        cpu_adam_s(whole.machine.host, 2_007_044_096, threads=6) * 1e3
-    )
+    seconds = 28 * 2_007_044_096 / whole.machine.host.cpu_optimizer.rate(6)
+    assert PLAN_METRICS["cpu_adam_ms"](whole) == pytest.approx(seconds * 1e3)
 
 
 def test_it_is_about_training_under_zero() -> None:

@@ -24,9 +24,8 @@ from simoffload.calibration.micro.fit_parts import (
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
-from simoffload.hardware import load_platform
+from simoffload.hardware import CPU, load_platform
 from simoffload.hardware.library import Library
-from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import id_fault
 from simoffload.hardware.topology import Platform

@@ -15,18 +15,6 @@ from simoffload.documents import Frozen
 from simoffload.errors import shortened
 from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
 
-__all__ = [
-    "Count",
-    "Derived",
-    "Extent",
-    "FamilyConfig",
-    "Flag",
-    "ModuleLists",
-    "Width",
-    "all_invalid",
-    "invalid",
-]
-
 # Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]

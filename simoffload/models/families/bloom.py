@@ -21,8 +21,6 @@ from simoffload.models.shape import (
     linear,
 )
 
-__all__ = ["Bloom"]
-
 
 class Bloom(FamilyConfig):
     """The configuration of BLOOM models: Hugging Face's ``BloomConfig``."""

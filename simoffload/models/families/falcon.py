@@ -29,8 +29,6 @@ from simoffload.models.shape import (
     rotary,
 )
 
-__all__ = ["Falcon"]
-
 
 class Falcon(FamilyConfig):
     """The configuration of Falcon models: Hugging Face's ``FalconConfig``."""

@@ -24,8 +24,6 @@ from simoffload.models.shape import (
     rotary,
 )
 
-__all__ = ["Gemma2", "GemmaConfig"]
-
 
 class GemmaConfig(SlidingConfig):
     """The common parts of Gemma 2 and 3: wide heads, a scaled and tied embedding, four norms in a layer."""

@@ -15,8 +15,6 @@ from simoffload.models.families.gemma2 import GemmaConfig
 from simoffload.models.families.rotary import after
 from simoffload.models.shape import EAGER, Operations, SavedActivations, Traits, rms_norm
 
-__all__ = ["Gemma3Text"]
-
 
 class Gemma3Text(GemmaConfig):
     """The configuration of Gemma 3 text models: Hugging Face's ``Gemma3TextConfig``."""

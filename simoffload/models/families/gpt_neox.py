@@ -27,8 +27,6 @@ from simoffload.models.shape import (
     rotary,
 )
 
-__all__ = ["GptNeoX"]
-
 
 class GptNeoX(FamilyConfig):
     """The configuration of GPT-NeoX models: Hugging Face's ``GPTNeoXConfig``."""

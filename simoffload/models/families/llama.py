@@ -12,8 +12,6 @@ from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
 from simoffload.models.shape import Traits
 
-__all__ = ["Llama"]
-
 
 class Llama(RotaryConfig):
     """The configuration of Llama models: Hugging Face's ``LlamaConfig``."""

@@ -12,8 +12,6 @@ from simoffload.models.families.base import Count, Extent, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, SlidingConfig
 from simoffload.models.shape import Traits
 
-__all__ = ["Mistral"]
-
 
 class Mistral(SlidingConfig):
     """The configuration of Mistral models: Hugging Face's ``MistralConfig``."""

@@ -29,8 +29,6 @@ from simoffload.models.shape import (
     linear,
 )
 
-__all__ = ["Mixtral"]
-
 Experts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 

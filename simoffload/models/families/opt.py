@@ -33,8 +33,6 @@ from simoffload.models.shape import (
     linear,
 )
 
-__all__ = ["Opt"]
-
 # OPTLearnedPositionalEmbedding keeps the rows that fairseq reserved for padding.
 _POSITION_OFFSET = 2
 

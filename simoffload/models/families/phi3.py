@@ -25,8 +25,6 @@ from simoffload.models.shape import (
     rms_norm,
 )
 
-__all__ = ["Phi3"]
-
 
 class Phi3(SlidingConfig):
     """The configuration of Phi-3 models: Hugging Face's ``Phi3Config``."""

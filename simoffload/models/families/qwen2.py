@@ -12,8 +12,6 @@ from simoffload.models.families.base import ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
 from simoffload.models.shape import Traits
 
-__all__ = ["Qwen2"]
-
 
 class Qwen2(UpperWindowsConfig):
     """The configuration of Qwen2 models: Hugging Face's ``Qwen2Config``."""

@@ -12,8 +12,6 @@ from simoffload.models.families.base import Flag, ModuleLists, Width
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig, after
 from simoffload.models.shape import Traits, rms_norm
 
-__all__ = ["Qwen3"]
-
 
 class Qwen3(UpperWindowsConfig):
     """The configuration of Qwen3 models: Hugging Face's ``Qwen3Config``."""

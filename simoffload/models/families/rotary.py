@@ -33,17 +33,6 @@ from simoffload.models.shape import (
     rotary,
 )
 
-__all__ = [
-    "LLAMA_OPERATIONS",
-    "LLAMA_SAVED",
-    "LayerType",
-    "RotaryConfig",
-    "SlidingConfig",
-    "UpperWindowsConfig",
-    "after",
-    "rotary_factor",
-]
-
 LayerType = Literal["full_attention", "sliding_attention"]
 """Hugging Face's names of kinds of layers."""
 

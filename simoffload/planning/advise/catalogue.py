@@ -17,7 +17,7 @@ from simoffload.planning.advise.options import placement_words, shipped, takes_d
 from simoffload.planning.costs import CostList
 from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.placement import Placement
+from simoffload.strategies.base import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 

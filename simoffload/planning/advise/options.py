@@ -18,7 +18,7 @@ from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
-from simoffload.strategies.placement import Placement
+from simoffload.strategies.base import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 

@@ -24,21 +24,8 @@ from simoffload.report.formatting import (
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.units import format_number, format_seconds, plural
-
-__all__ = [
-    "GAINS",
-    "PURCHASES",
-    "STORAGE",
-    "TOP",
-    "advice_verdict",
-    "advised",
-    "explained",
-    "next_steps_section",
-    "purchase_verdict",
-    "searched",
-]
 
 GAINS = "Changes that help"
 PURCHASES = "Verdict on purchases"

@@ -8,10 +8,8 @@ from typing import Any
 from simoffload.documents import ds_config_text, yaml_text
 from simoffload.report.document import Listing, ReportSection, ReportTable
 from simoffload.report.formatting import origins
-from simoffload.results.result import ResultProvenance
+from simoffload.results import ResultProvenance
 from simoffload.units import plural
-
-__all__ = ["inputs", "limits", "scenario", "settings", "versions"]
 
 _LIMITS = (
     "Profiles contain data-sheet values, published values and timings of single operations; nothing here has "

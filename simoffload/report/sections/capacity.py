@@ -9,12 +9,8 @@ from functools import partial
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Listing, ReportSection, ReportTable, held
 from simoffload.report.formatting import counted, stage_needs
-from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import Change, Remedies, SimulationResult, TierUse, TrainingResult
 from simoffload.units import format_bytes
-
-__all__ = ["CAPACITY", "capacity", "remedies_section"]
 
 CAPACITY = "Capacity"
 CHANGES = "Changes that make it fit"

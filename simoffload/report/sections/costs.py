@@ -8,14 +8,8 @@ from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, 
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import NameFirst, per_second, percent
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.endurance import duration
-from simoffload.results.inference import InferenceResult
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration
 from simoffload.units import format_number, format_watts, plural
-
-__all__ = ["COSTS", "costs", "costs_compared", "money"]
 
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3

@@ -30,12 +30,8 @@ from simoffload.report.formatting import (
     times,
 )
 from simoffload.report.presentation import presentation
-from simoffload.results.passes import PassResult
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_seconds
-
-__all__ = ["BOUND", "CAUSES", "PHASES", "bounds", "causes", "how_sure", "links", "phases", "speed", "unit_of"]
 
 PHASES = "Phases of a step"
 CAUSES = "Where the time goes"

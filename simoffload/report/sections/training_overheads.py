@@ -17,15 +17,20 @@ from simoffload.report.document import (
     seconds,
 )
 from simoffload.report.formatting import NameFirst, largest, percent
-from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
-from simoffload.results.data_loading import DataLoading, Epoch, data_loading_sentences
-from simoffload.results.endurance import TierLifetime, duration
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results import (
+    CheckpointResult,
+    Checkpoints,
+    DataLoading,
+    Epoch,
+    Outlook,
+    SimulationResult,
+    TierLifetime,
+    TrainingResult,
+    data_loading_sentences,
+    duration,
+)
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 from simoffload.workload import Dataset
-
-__all__ = ["storage", "training_overheads"]
 
 _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 

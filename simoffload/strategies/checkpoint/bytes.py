@@ -24,32 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, ModelShape
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
-from simoffload.workload.training import Checkpointing, Optimizer
-
-__all__ = [
-    "CRC32_S",
-    "DIRTY_BACKGROUND",
-    "DIRTY_LIMIT",
-    "FILE_COPY_S",
-    "FREED_S",
-    "FRESH_CAST_S",
-    "FRESH_COPY_S",
-    "FRESH_FROM_GPU_S",
-    "FRESH_READ_S",
-    "KEPT_BY_MALLOC",
-    "PAGE_CACHE_S",
-    "CheckpointPart",
-    "File",
-    "checkpoint_bytes",
-    "checkpoint_files",
-    "checkpoint_parts",
-    "fresh_share",
-    "optimizer_bytes",
-    "written_bytes",
-]
+from simoffload.workload import Checkpointing, Optimizer
 
 FRESH_FROM_GPU_S = (0.1293 - 0.0133) / 2**28
 """[s/B] by which a copy from the GPU takes longer if the pageable memory is new, because the kernel must map

@@ -8,9 +8,8 @@ from functools import cached_property
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
-from simoffload.strategies.base import Phase, Plan
+from simoffload.results import MemoryStage, MemoryTerm, Outlook, outlook, run_mtbf
+from simoffload.strategies.base import Phase, Plan, gds_warnings
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
     CheckpointPart,
@@ -20,12 +19,9 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
-from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.placement import gds_warnings
+from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.units import format_seconds, plural
-from simoffload.workload.training import Checkpointing
-
-__all__ = ["CheckpointPlan", "plan_checkpoint"]
+from simoffload.workload import Checkpointing
 
 _COMMIT_TIMEOUT = 300.0
 """[s] after which DeepSpeed raises an error while it waits for a decoupled checkpoint
@@ -156,12 +152,7 @@ class CheckpointPlan(Plan):
     @property
     def memory(self) -> tuple[MemoryTerm, ...]:
         """Memory that a checkpoint needs in addition to training, and the storage of kept checkpoints."""
-        terms = [
-            self.stored,
-            MemoryTerm(
-                "dram", "operating system and processes", self.machine.host.reserved_bytes, remedy=_HOSTS
-            ),
-        ]
+        terms = [self.stored, system_memory(self.machine, remedy=_HOSTS)]
         if self.workload.mode == "snapshot":
             terms.append(self._snapshot())
         terms += self._in_writers()
@@ -316,7 +307,7 @@ def plan_checkpoint(
 
 
 def _storage(machine: Machine, tier: str, key: str) -> str:
-    storage = [name for name, one in machine.tiers.items() if one.kind not in {"hbm", "dram"}]
+    storage = [name for name, one in machine.tiers.items() if one.is_storage]
     if tier not in storage:
         has = ", ".join(storage) or "none"
         raise InputError.at(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')

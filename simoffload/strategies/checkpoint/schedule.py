@@ -37,9 +37,7 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     blocks,
 )
 from simoffload.strategies.streams import HOST
-from simoffload.workload.training import Checkpointing, Writer
-
-__all__ = ["restore_phases", "save_phases"]
+from simoffload.workload import Checkpointing, Writer
 
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of the blocks into which tensors and files are cut if the writer has no buffer, and the largest number

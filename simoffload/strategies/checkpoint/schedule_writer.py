@@ -6,16 +6,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, Path
-from simoffload.hardware.paths import Resource
-from simoffload.hardware.quantities import Curve
-from simoffload.schedule import Dependency
-from simoffload.schedule.builder import Hops
+from simoffload.hardware import Curve, Machine, Path, Resource
+from simoffload.schedule import Dependency, Hops
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
-from simoffload.workload.dataset import READ_AHEAD
-
-__all__ = ["COMM", "COPY", "IO", "READ", "PhaseWriter", "RankGroup", "blocks"]
+from simoffload.workload import READ_AHEAD
 
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)

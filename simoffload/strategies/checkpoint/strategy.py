@@ -12,20 +12,16 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.results import Change
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.placement import Placement, refused
-from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
-from simoffload.workload.training import Optimizer
+from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-__all__ = ["CheckpointStorage", "config_warnings", "plan_of_training"]
 
 
 class CheckpointStorage(Strategy):
@@ -47,7 +43,7 @@ class CheckpointStorage(Strategy):
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
         """Return each tier of storage as a placement."""
-        storage = (tier for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
+        storage = (tier for tier in machine.tiers.values() if tier.is_storage)
         return tuple(Placement(tier.name) for tier in storage)
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change
+from simoffload.results import Change
 from simoffload.strategies.base import Tunable
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
@@ -23,19 +23,6 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
-
-__all__ = [
-    "BATCH",
-    "FILE",
-    "Work",
-    "allowing",
-    "faster_settings",
-    "inference_config",
-    "released",
-    "stages",
-    "training_config",
-    "tunables",
-]
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""

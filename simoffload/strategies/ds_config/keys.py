@@ -32,19 +32,6 @@ from simoffload.strategies.ds_config.sections import (
     ZeroSection,
 )
 
-__all__ = [
-    "NOT_SIMULATED",
-    "Key",
-    "batch_problems",
-    "key_warnings",
-    "refuse_keys",
-    "refuse_selection",
-    "refuse_values",
-    "refused_key",
-    "section_warnings",
-    "trains",
-]
-
 
 class Key(NamedTuple):
     """A Key states what happens if ds_config has a certain key that is not simulated."""
@@ -321,11 +308,6 @@ def _because(instead: str) -> str:
 # -- combinations of values ---------------------------------------------------------------------------
 
 
-def refused_key(key: str, message: str) -> InputError:
-    """Return the error for a key of ds_config that is refused, for a given reason."""
-    return InputError((Problem("", None, None, key, message),))
-
-
 def refuse_values(config: DeepSpeedConfig) -> None:
     """Raise InputError, with DeepSpeed's keys, for combinations of values that DeepSpeed refuses in
     training."""
@@ -334,22 +316,22 @@ def refuse_values(config: DeepSpeedConfig) -> None:
     params = zero.offload_param or OffloadParamSection()
     if zero.stage < 3 and params.device not in (None, "none"):
         text = f'"{params.device}" needs stage 3, not {zero.stage}: below it parameters are not partitioned'
-        raise refused_key(f"{key}offload_param.device", text)
+        raise InputError.at(f"{key}offload_param.device", text)
     if zero.stage < 1 and offload.device != "none":
         text = f'"{offload.device}" needs stage 1, 2 or 3, not {zero.stage}'
-        raise refused_key(f"{key}offload_optimizer.device", text)
+        raise InputError.at(f"{key}offload_optimizer.device", text)
     if zero.stage < 3 and offload.device == "nvme":
         text = f'"nvme" needs stage 3, not {zero.stage}; below it the optimizer goes to "cpu" at most'
-        raise refused_key(f"{key}offload_optimizer.device", text)
+        raise InputError.at(f"{key}offload_optimizer.device", text)
     if params.device == "nvme" and offload.device == "none":
         text = '"nvme" with the optimizer on the GPU is refused by DeepSpeed; set offload_optimizer.device'
-        raise refused_key(f"{key}offload_param.device", text)
+        raise InputError.at(f"{key}offload_param.device", text)
     if zero.zenflow is not None and zero.stage < 1:
-        raise refused_key(f"{key}zenflow", f"needs stage 1, 2 or 3, not {zero.stage}")
+        raise InputError.at(f"{key}zenflow", f"needs stage 1, 2 or 3, not {zero.stage}")
     if offload.super_offload and zero.stage != 3:
-        raise refused_key(f"{key}offload_optimizer.super_offload", f"needs stage 3, not {zero.stage}")
+        raise InputError.at(f"{key}offload_optimizer.super_offload", f"needs stage 3, not {zero.stage}")
     if offload.ratio < 1.0 and zero.stage != 3:
-        raise refused_key(
+        raise InputError.at(
             f"{key}offload_optimizer.ratio", f"{offload.ratio:g} needs stage 3, not {zero.stage}"
         )
 
@@ -359,12 +341,12 @@ def refuse_selection(section: ZenFlowSection) -> None:
     key, every = "zero_optimization.zenflow.select_interval", section.select_interval
     if section.select_strategy == "auto" and every != "auto":
         text = f'{every} with select_strategy "auto" stops DeepSpeed; leave it out, or set select_strategy'
-        raise refused_key(key, text)
+        raise InputError.at(key, text)
     if section.select_strategy != "auto" and every == "auto":
-        raise refused_key(key, f'select_strategy "{section.select_strategy}" needs a number')
+        raise InputError.at(key, f'select_strategy "{section.select_strategy}" needs a number')
     update = 0 if section.update_interval == "auto" else section.update_interval
     if section.select_strategy == "step" and int(every) < update:
-        raise refused_key(key, f"{every} is less than update_interval {update}, which DeepSpeed refuses")
+        raise InputError.at(key, f"{every} is less than update_interval {update}, which DeepSpeed refuses")
 
 
 def trains(config: DeepSpeedConfig) -> bool:

@@ -14,22 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 
 from simoffload.documents import Frozen, quoted
 
-__all__ = [
-    "ActivationCheckpointingSection",
-    "AioSection",
-    "CheckpointSection",
-    "CheckpointWriterSection",
-    "ConfigSection",
-    "DataTypesSection",
-    "DeepSpeedConfig",
-    "OffloadOptimizerSection",
-    "OffloadParamSection",
-    "OptimizerSection",
-    "PrecisionSection",
-    "ZenFlowSection",
-    "ZeroSection",
-]
-
 
 def _integer(value: Any) -> Any:
     """Accept 5e7 as an integer, as DeepSpeed does; keep Hugging Face's "auto"."""

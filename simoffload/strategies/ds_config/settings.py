@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from simoffload.documents import quoted
+from simoffload.errors import InputError
 from simoffload.strategies.ds_config.keys import (
     key_warnings,
     refuse_keys,
     refuse_selection,
     refuse_values,
-    refused_key,
 )
 from simoffload.strategies.ds_config.sections import (
     AioSection,
@@ -24,19 +24,6 @@ from simoffload.strategies.ds_config.sections import (
     ZenFlowSection,
 )
 from simoffload.units import plural
-
-__all__ = [
-    "LATEST",
-    "OffloadSettings",
-    "OptimizerKind",
-    "TrainingSettings",
-    "ZenFlow",
-    "fetch_settings",
-    "parse_version",
-    "resolve_settings",
-    "resolve_training",
-    "threads_key",
-]
 
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
@@ -275,7 +262,7 @@ def resolve_settings(
     stage = config.zero_optimization.stage
     if stage != 3:
         text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"
-        raise refused_key("zero_optimization.stage", text)
+        raise InputError.at("zero_optimization.stage", text)
     refuse_keys(config, training=False)
     settings, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
     return settings, (*key_warnings(config, training=False), *warnings)
@@ -347,7 +334,7 @@ def resolve_training(
     kind = _kind(config)
     if offload.device != "none" and kind != "adam":
         text = f"only Adam is run on the CPU by DeepSpeed; got {config.optimizer and config.optimizer.type}"
-        raise refused_key("optimizer.type", text)
+        raise InputError.at("optimizer.type", text)
     auto = {"reduce_bucket_size": hidden_size * hidden_size}
 
     dtype = config.data_types.grad_accum_dtype
@@ -378,7 +365,7 @@ def _kind(config: DeepSpeedConfig) -> OptimizerKind:
     kind = _KINDS.get(name.lower().replace("_", ""))
     if kind is None:
         known = "AdamW, Adam, SGD, AdamW8bit, Adafactor"
-        raise refused_key("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
+        raise InputError.at("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
     return kind
 
 

@@ -1,6 +1,6 @@
 """Training: the state of a run, the trace of a step, and its operations.
 
-Order of reading: ``state`` (tensors, partitions, sub-groups and their tiers), ``strategies.trace`` (order of
+Order of reading: ``state`` (tensors, partitions, sub-groups and their tiers), ``trace`` (order of
 hooks and kernels), ``micro_step`` (replay of the coordinator and of the gradients' buckets, with as few
 layers as possible), ``writer`` (operations of forward and backward), ``step`` (parts of a step, and the
 optimizer step), ``plan`` (a run on a machine). Then the other steps that ``plan`` selects (``zenflow``,

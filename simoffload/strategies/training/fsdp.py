@@ -19,13 +19,11 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.models import SINGLE, ModelShape
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.memory import activations_of, pinned_rounding
-from simoffload.strategies.placement import Placement, refused
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
 from simoffload.strategies.trace import Trace, micro_step
@@ -34,8 +32,6 @@ from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
 from simoffload.workload import Training
-
-__all__ = ["Fsdp", "FsdpPlan"]
 
 _LIMITED = 3
 """Largest number of layers whose parameters are on the GPU with ``limit_all_gathers``: one in use, one that
@@ -101,8 +97,7 @@ class Fsdp(Strategy):
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""
-        modules = (*model.modules_before, *model.layer, *model.modules_after)
-        if not all(one.trainable for module in modules for one in module.parameters):
+        if not model.all_trainable:
             text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
             raise InputError.at("strategy.kind", text)
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
@@ -219,14 +214,14 @@ class FsdpPlan(StepWork):
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Memory of each tier in a micro-step and in the optimizer step (an estimate)."""
-        states, host = self._states, self._host
+        states, host = self._states, system_memory(self.machine)
         adam = "temporaries of AdamW"
         size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
         if self.strategy.cpu_offload:  # of one tensor after the other
             size = TORCH_ADAM_NEW * self.options.shard_element * max(self.units.slices) * self._sharing
         return (
-            MemoryStage(MICRO_STEP, (*states, *self._gpu, *host)),
-            MemoryStage(OPTIMIZER_STEP, (*states, self._context, *host, MemoryTerm(self.target, adam, size))),
+            MemoryStage(MICRO_STEP, (*states, *self._gpu, host)),
+            MemoryStage(OPTIMIZER_STEP, (*states, self._context, host, MemoryTerm(self.target, adam, size))),
         )
 
     @property
@@ -280,7 +275,3 @@ class FsdpPlan(StepWork):
     def _context(self) -> MemoryTerm:
         size = self.machine.accelerator.reserved_bytes
         return MemoryTerm("hbm", "CUDA context, NCCL and workspace", size)
-
-    @property
-    def _host(self) -> tuple[MemoryTerm, ...]:
-        return (MemoryTerm("dram", "operating system and processes", self.machine.host.reserved_bytes),)

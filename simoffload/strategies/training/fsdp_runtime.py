@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
-__all__ = ["ROOT", "FsdpOptions", "FsdpRuntime", "FsdpSink", "Prefetch"]
-
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
 """Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""

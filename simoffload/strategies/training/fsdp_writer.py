@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simoffload.models import Module
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, Module
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import (
     TORCH_ADAM,
@@ -25,8 +24,6 @@ from simoffload.strategies.timing import (
 )
 from simoffload.strategies.trace import Event, Trace
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
-
-__all__ = ["ADAMW", "FsdpWriter", "Units"]
 
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
 _, _COPY, _COMM, _COMPUTE, _REDUCE = range(5)
@@ -68,7 +65,6 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.timing = timing
         self._units = units
         self._options = options
-        self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
         """Ratio of the host time of an operation in forward, which autograd records, to that in inference."""
@@ -113,7 +109,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             # The gradients of its tensors are concatenated, and added to those of earlier micro-steps.
             passes = 5 if accumulates else 2
             self.label = _name(unit)
-            self._kernel("reduce", self._time.hbm_traffic(passes * self._units.numel(unit) * self._element))
+            self._kernel("reduce", self.timing.hbm_traffic(passes * self._units.numel(unit) * self._element))
             runtime.post_backward(unit, boundary=boundary)
 
         unit = ROOT
@@ -154,7 +150,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         else:
             self.flush()
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(units.slices)
-            fixed = self._time.hbm_traffic(traffic)
+            fixed = self.timing.hbm_traffic(traffic)
             self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.so_far(HOST))
         self.host_waits(_COMPUTE)
 
@@ -170,7 +166,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             copied = self._copy(numel * options.shard_element, stream=_COPY, to_device=True)
             self._ready[unit] = _COPY, copied
         if options.shard_element != options.element:
-            fixed = self._time.hbm_traffic(numel * (options.shard_element + options.element))
+            fixed = self.timing.hbm_traffic(numel * (options.shard_element + options.element))
             self.flush()
             self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.so_far(HOST))
 
@@ -212,11 +208,11 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.flush()
         after = self.so_far(HOST, _COMPUTE)
         if self.ranks > 1:
-            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * options.element)
+            fixed = self.timing.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
             self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
             after = self.so_far(_COMM)
-        fixed = self._time.hbm_traffic((3 * options.element + options.shard_element) * numel)
+        fixed = self.timing.hbm_traffic((3 * options.element + options.shard_element) * numel)
         self.add("reduce", _REDUCE, fixed=fixed, after=after)
         if options.cpu_offload:
             self._copy(numel * options.shard_element, stream=_REDUCE, to_device=False)
@@ -248,7 +244,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self._kernel("compute", self.timing.compute(module))
 
     def _launch_backward(self, module: Module) -> None:
-        duration = self._time.backward(module)
+        duration = self.timing.backward(module)
         if duration:
             self.spend(self._fsdp.backward_call.value)
         self._kernel("compute", duration)

@@ -25,16 +25,6 @@ from simoffload.strategies.training.storage_io import GradientSink, GradientSwap
 from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
 from simoffload.workload import Training
 
-__all__ = [
-    "ActivationOffload",
-    "Bucket",
-    "MicroStepReplay",
-    "ReplayPeaks",
-    "TrainedLayers",
-    "buckets",
-    "gathered_peak",
-]
-
 _LONGEST = 1000
 """Number of layers of the longest period of gradients that is searched."""
 

@@ -9,8 +9,7 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, MemoryStage
-from simoffload.results.training import StorageRequests, StorageTraffic
+from simoffload.results import Estimate, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
@@ -47,8 +46,6 @@ from simoffload.strategies.training.super_offload import SuperOffloadStep
 from simoffload.strategies.training.writer import MicroStepStage, MicroStepWriter
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
-
-__all__ = ["Places", "ZeroTrainingPlan"]
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,10 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from simoffload.limits import count_elements
-from simoffload.models import ModelShape, Module, Parameter
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, ModelShape, Module, Parameter
 from simoffload.strategies.coordinator import Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
-
-__all__ = [
-    "Partitions",
-    "Places",
-    "SubGroup",
-    "TrainingState",
-    "Update",
-    "Weight",
-    "sub_groups",
-    "weights_of",
-]
 
 _FLAT_ALIGNMENT = 2
 """[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,

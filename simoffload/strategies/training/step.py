@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
@@ -25,18 +25,6 @@ from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHoo
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-__all__ = [
-    "CPU_ADAM",
-    "CPU_LOOPS",
-    "OPTIMIZER",
-    "CpuWork",
-    "OptimizerStep",
-    "PartWriter",
-    "StepPlan",
-    "micro_steps",
-    "refused",
-]
 
 OPTIMIZER = "optimizer"
 

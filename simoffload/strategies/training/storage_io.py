@@ -13,21 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero import check_buffer_size
 from simoffload.units import plural
-
-__all__ = [
-    "GradientSink",
-    "GradientSwapper",
-    "RankFiles",
-    "StorageStage",
-    "Transfer",
-    "by_tier",
-    "check_buffers",
-]
 
 _PARAMS = "16-bit parameters"
 

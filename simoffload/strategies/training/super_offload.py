@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
@@ -31,8 +31,6 @@ from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroSt
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-__all__ = ["SuperOffloadStep", "update_threads"]
 
 
 class SuperOffloadStep(StepPlan):

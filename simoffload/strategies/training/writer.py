@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.models import Module
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE, Module
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
@@ -28,18 +27,6 @@ from simoffload.strategies.training.storage_io import GradientSink, GradientSwap
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.micro_step import ActivationOffload
-
-__all__ = [
-    "ACTIVATIONS",
-    "PARAMETERS",
-    "REDUCE",
-    "TRAINING_STREAMS",
-    "UPDATE",
-    "WRITE",
-    "GradientHooks",
-    "MicroStepStage",
-    "MicroStepWriter",
-]
 
 TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
 REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))

@@ -27,7 +27,7 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
-from simoffload.models.shape import SINGLE
+from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
@@ -46,8 +46,6 @@ from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroSt
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-__all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
 
 _SELECTED = "selected columns"
 _SELECTION = "selection of columns"

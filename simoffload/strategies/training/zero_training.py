@@ -9,7 +9,8 @@ replay the mechanism.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,13 +20,13 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results.capacity import Change
-from simoffload.strategies.base import Plan
+from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.strategies.base import Plan, Tunable, refused
+from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
-from simoffload.strategies.placement import refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (
@@ -38,8 +39,6 @@ from simoffload.strategies.zero import (
 )
 from simoffload.units import plural
 from simoffload.workload import Training
-
-__all__ = ["Lora", "ZeroTraining"]
 
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
@@ -292,3 +291,46 @@ def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
             f"zenflow.select_interval {zenflow.select_interval} is not a multiple of update_interval "
             f"{interval}: DeepSpeed updates at each selection, too, which is left out"
         )
+
+
+# -- whole copies: stage 0 ----------------------------------------------------------------------
+
+_ZERO_TRAINING = Edit.at("strategy.kind", "zero_training")
+_DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
+
+
+def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *, ranks: int) -> Plan:
+    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0)."""
+    config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
+    plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
+    return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+
+
+def stages_of_zero(plan: Plan) -> Iterator[Change]:
+    """Yield the stages of ZeRO for training."""
+    if isinstance(plan, ZeroTrainingPlan):
+        for stage in stages(plan.settings):
+            yield stage._replace(edits=(_ZERO_TRAINING, *stage.edits))
+
+
+@dataclass(frozen=True)
+class _WholeCopiesTrained(ZeroTrainingPlan):
+    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
+
+    def tunables(self) -> Iterator[Tunable]:
+        """Yield no settings, as none reduces the memory."""
+        return iter(())
+
+    @cached_property
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
+        """Memory stages, with another strategy as the remedy."""
+        return tuple(
+            stage._replace(terms=tuple(map(_without_settings, stage.terms)))
+            for stage in super().memory_stages
+        )
+
+
+def _without_settings(term: MemoryTerm) -> MemoryTerm:
+    if not term.remedy or term.remedy.startswith("lower batch_size"):
+        return term
+    return term._replace(remedy=_DIVIDE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 from tests.hardware.conftest import FILES
 
 KB, MB, GB, KIB, MIB = 10**3, 10**6, 10**9, 2**10, 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 from tests.simulation.data_loading.conftest import KIB, dataset
 
 

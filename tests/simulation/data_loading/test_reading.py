@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from simoffload.hardware import Machine, load_platform
 from simoffload.results.data_loading import data_loading_sentences
 from simoffload.simulation.data_loading import predict_data_loading
-from simoffload.workload.dataset import Dataset
+from simoffload.workload import Dataset
 from tests.simulation.data_loading.conftest import GB, MB, MIB, dataset
 
 

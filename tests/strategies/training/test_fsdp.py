@@ -213,9 +213,11 @@ def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
         plan = plan_of(machine, limit_all_gathers=limit, **reported)
         timeline = execute(plan.schedule(plan.parts[0]))
         blocks = timeline.schedule.blocks
-        rows = zip(timeline.rank, timeline.block, timeline.position, timeline.end, strict=True)
+        rows = zip(*timeline.all_operations, strict=True)
         return [
-            end for rank, block, place, end in rows if blocks[block].ops[place].kind == "gather" and not rank
+            end
+            for rank, block, _, place, _, end in rows
+            if blocks[block].ops[place].kind == "gather" and not rank
         ]
 
     limited, free = gathered(limit=True), gathered(limit=False)

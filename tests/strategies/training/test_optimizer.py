@@ -169,7 +169,8 @@ def test_a_pipeline_is_never_slower(platform: str, params: dict[str, Any]) -> No
 def spans(line: Timeline, kind: str, label: str = "") -> list[tuple[int, int]]:
     """Begin and end of operations [ps]."""
     blocks = line.schedule.blocks
-    rows = zip(line.block, line.position, line.start, line.end, strict=True)
+    operations = line.all_operations
+    rows = zip(operations.block, operations.position, operations.start, operations.end, strict=True)
     found = [(blocks[block].ops[place], begin, end) for block, place, begin, end in rows]
     return [(begin, end) for op, begin, end in found if op.kind == kind and label in op.label]
 

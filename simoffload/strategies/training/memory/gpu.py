@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm
+from simoffload.models import SINGLE
+from simoffload.results import MemoryTerm
 from simoffload.strategies.training.memory.states import TrainingMemory, largest_module_numel, moment_bytes
 from simoffload.strategies.training.state import Weight
-
-__all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
 
 _DOUBLE = 8
 """[B] per element of gradient norms, which are computed in double precision from a cast of the whole

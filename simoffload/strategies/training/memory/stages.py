@@ -18,16 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from simoffload.hardware import Machine
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.models import SINGLE
+from simoffload.results import MemoryStage, MemoryTerm
+from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
 from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
-
-__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_stages"]
 
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
@@ -147,8 +145,7 @@ def _states(memory: TrainingMemory, *, moments: bool) -> _Ledger:
 
 def _ledger(memory: TrainingMemory) -> _Ledger:
     ledger = _Ledger(memory.per_host)
-    reserved = memory.machine.host.reserved_bytes
-    ledger.once(MemoryTerm("dram", "operating system and processes", reserved))
+    ledger.once(system_memory(memory.machine))
     return ledger
 
 

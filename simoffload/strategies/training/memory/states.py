@@ -19,9 +19,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import Estimate
+from simoffload.models import SINGLE, ModelShape
+from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import OptimizerKind, TrainingSettings
 from simoffload.strategies.memory import Activations, activations_of
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
@@ -29,19 +28,6 @@ from simoffload.workload import Training
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.micro_step import ReplayPeaks
-
-__all__ = [
-    "Estimate",
-    "StateBytes",
-    "TrainingMemory",
-    "estimates_for",
-    "largest_module_numel",
-    "moment_bytes",
-    "state_bytes",
-    "white_paper_rule",
-    "zero2_estimate",
-    "zero3_estimate",
-]
 
 _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
@@ -326,13 +312,11 @@ def estimates_for(
             cpu_offload_params=offload_params,
         )
         found.insert(0, rule)
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    if all(parameter.trainable for module in modules for parameter in module.parameters):
+    if model.all_trainable:
         return tuple(found)
     return tuple(one._replace(name=f"{one.name}, if all weights were trained") for one in found)
 
 
 def largest_module_numel(model: ModelShape) -> int:
     """Return the number of elements of the module that owns the most, without its children."""
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    return max(module.num_parameters for module in modules)
+    return max(module.num_parameters for module in model.distinct_modules)

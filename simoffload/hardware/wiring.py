@@ -11,8 +11,6 @@ from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Text
 
-__all__ = ["CPU", "Attachment", "PlatformProfile", "StorageTier", "Switch", "WiringStatement", "name_fault"]
-
 CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
 _TAKEN = {CPU, "hbm", "dram"}

@@ -9,10 +9,8 @@ from typing import TypeVar
 
 from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import (
     LINKED_KINDS,
@@ -24,9 +22,8 @@ from simoffload.hardware.targets import (
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 from simoffload.units import plural
-
-__all__ = ["list_profiles", "load_platform", "load_profile", "platform_from"]
 
 T = TypeVar("T")
 
