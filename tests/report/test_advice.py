@@ -64,9 +64,9 @@ def test_a_terminal_shows_every_number_whole(
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice) == (
-        "TPOT is 1.2 s; bottleneck: raid read; largest gain: a whole copy in each GPU, without ZeRO (36.4×); "
-        "largest gain per cost: 5 drives in raid instead of 4 (1.16×); best setting: reads straight into the "
-        "GPU (use_gds) (1.22×)."
+        "TPOT is 1.2 s; bottleneck: raid read; largest gain: a whole copy of the model in each GPU, without "
+        "ZeRO (36.4×); largest gain per cost: 5 drives in raid instead of 4 (1.16×); best setting: reads "
+        "straight into the GPU (use_gds) (1.22×)."
     )
 
 

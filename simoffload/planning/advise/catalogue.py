@@ -13,7 +13,7 @@ from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.options import placement_words, shipped, takes_drives
+from simoffload.planning.advise.options import placement_words, resident, shipped, takes_drives
 from simoffload.planning.costs import CostList
 from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario
@@ -91,13 +91,16 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
         yield _AS_IT_IS
         return
     if own:
-        yield Change(_KIND, "storage as it is")
+        yield Change(_KIND, "storage unchanged")
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
             yield Change(_KIND, description, _placement_edits(scenario, tier, machine))
+    for one in resident(scenario):
+        gpus = () if own else (Edit.at("strategy.ranks", ranks),)
+        yield Change(_KIND, one.description, (*one.edits, *gpus))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})

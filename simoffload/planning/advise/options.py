@@ -22,7 +22,16 @@ from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
-__all__ = ["cables", "memory", "options_of", "placement_words", "places", "shipped", "takes_drives"]
+__all__ = [
+    "cables",
+    "memory",
+    "options_of",
+    "placement_words",
+    "places",
+    "resident",
+    "shipped",
+    "takes_drives",
+]
 
 _KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
@@ -128,13 +137,12 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield a full copy of the weights on each GPU instead of partitioned weights."""
+    """Yield a full copy of all states on each GPU, instead of states that are partitioned or offloaded."""
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := strategy.resident():
-            description = (
-                f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
-            )
+            without = f", without {strategy.method}" if strategy.method else ""
+            description = f"a whole copy of the model in each GPU{without}"
             yield Change("placement", description, edits, key="on-resident")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -122,7 +122,7 @@ class SimulatedPurchase(Evaluated):
     @property
     def edits(self) -> tuple[Edit, ...]:
         """All edits that lead from the scenario to this purchase."""
-        return tuple(edit for one in self.changes for edit in one.edits)
+        return _joined(self.changes)
 
     @property
     def purchase(self) -> float:
@@ -142,6 +142,16 @@ class SimulatedPurchase(Evaluated):
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
+
+
+def _joined(changes: Iterable[Change]) -> tuple[Edit, ...]:
+    """Return the edits of several changes, last those of a change that replaces a whole section: what the
+    others set in that section belongs to what it replaces."""
+    in_order = sorted(
+        changes,
+        key=lambda one: any(isinstance(edit.value, dict) and len(edit.path) == 1 for edit in one.edits),
+    )
+    return tuple(edit for one in in_order for edit in one.edits)
 
 
 def _purchase(one: Economics) -> float:
@@ -235,8 +245,6 @@ def search_catalogue(
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
                 run.point(space, choice)
         else:
-            from simoffload.planning.advise.purchases import explore
-
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
     ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
@@ -291,7 +299,7 @@ class _PurchaseSearch:
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
-        edits = tuple(edit for change in picked for edit in change.edits)
+        edits = _joined(picked)
         self.combined += 1
         key = self._evaluator.identity(*edits)
         if key not in self._known:
