@@ -82,7 +82,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
 def test_summary_for_programs(program) -> None:
     argv = (
         "--axis",
-        "strategy.weights=nosuch,raid,raid",
+        "strategy.ranks=99,1,1",
         "-o",
         "a.json",
         "-o",
@@ -240,3 +240,17 @@ def test_a_bar_on_a_terminal(tmp_path: Path, repository: Path, program) -> None:
     assert done.returncode == 0
     assert shown.startswith("\r[")
     assert re.search(r"\r\[#{24}\] 4/4  [\d.]+/s\x1b\[K\r?\n$", shown)
+
+
+def test_a_value_that_check_would_refuse_is_refused_before_anything_runs(program, tmp_path: Path) -> None:
+    argv = ("--axis", "workload.batch_size=1,2,0", "--axis", "model=bloom-560m,bloom-9b", "-o", "r.csv")
+    answer = program("sweep", "small.yaml", *argv)
+    assert answer == (
+        2,
+        "",
+        (
+            "error: --axis: workload.batch_size: must be at least 1, got 0\n"
+            'error: --axis: model: unknown model "bloom-9b"; did you mean "bloom-3b"?\n'
+        ),
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
