@@ -207,12 +207,10 @@ def scenario_set(
 def _once(
     found: dict[str, LoadedScenario], console: Console, *, before: str = ""
 ) -> dict[str, LoadedScenario]:
-    """Return the scenarios by label: ``before`` and the target, with "hbm" for "gpu" as in all answers.
+    """Return the scenarios by label: ``before`` and the target.
 
     Targets that are equal to an earlier one are dropped: with ``dram`` the optimizer may be in ``dram``, too.
     """
-    from simoffload.scenario import canonical_target
-
     kept: dict[str, LoadedScenario] = {}
     for label, case in found.items():
         twin = next((other for other, known in kept.items() if _same(case, known)), None)
@@ -220,7 +218,7 @@ def _once(
             kept[label] = case
         else:
             console.note(f"{before}{label} is the same as {before}{twin}; it is listed once")
-    return {f"{before}{canonical_target(target)}": case for target, case in kept.items()}
+    return {f"{before}{target}": case for target, case in kept.items()}
 
 
 def _same(one: LoadedScenario, other: LoadedScenario) -> bool:

@@ -12,7 +12,7 @@ from simoffload.errors import InputError
 from simoffload.hardware.targets import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.base import Tunable
 from simoffload.units import format_bytes
@@ -305,14 +305,14 @@ _PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
 """Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
 
 
-def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
+def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
     """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
     one does.
 
     Every change was tried on the scenario. Empty if it fits as it is, or if nothing that was tried helps.
     Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
     """
-    return search_changes(scenario).changes
+    return search_changes(loaded(scenario)).changes
 
 
 def search_changes(scenario: LoadedScenario) -> Remedies:

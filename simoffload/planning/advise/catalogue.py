@@ -98,9 +98,9 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
         description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
             yield Change(_KIND, description, _placement_edits(scenario, tier, machine))
-    for one in resident(scenario):
+    for whole in resident(scenario):
         gpus = () if own else (Edit.at("strategy.ranks", ranks),)
-        yield Change(_KIND, one.description, (*one.edits, *gpus))
+        yield Change(_KIND, whole.description, (*whole.edits, *gpus))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})

@@ -17,7 +17,7 @@ from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress, labelled
 from simoffload.strategies.ds_config.export import BATCH, FILE
 
@@ -90,7 +90,7 @@ class Advice:
 
 
 def advise(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     costs: CostList | None = None,
     progress: Progress | None = None,
@@ -102,7 +102,8 @@ def advise(
     raises for the scenario as it is; a change that cannot be made is told.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator or Evaluator(scenario)
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    scenario = evaluator.scenario
     _, result = evaluator.answer(progress=progress)
     now = economics(scenario, result, known)
     tried: list[Tried] = []

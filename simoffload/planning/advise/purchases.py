@@ -17,7 +17,7 @@ from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
 from simoffload.units import format_number, format_seconds, parse_seconds
 
@@ -216,7 +216,7 @@ class Search:
 
 
 def search_catalogue(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
@@ -236,8 +236,11 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _PurchaseSearch(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
-    spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
+    spaces = [
+        dimensions(evaluator.scenario, platform, known) for platform in dict.fromkeys((None, *platforms))
+    ]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     for space in spaces:

@@ -11,7 +11,7 @@ from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, ener
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 
 __all__ = [
     "FIRST",
@@ -161,8 +161,9 @@ def _product(*factors: float | None) -> float | None:
     return result
 
 
-def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
+def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostList | None = None) -> Economics:
     """Return what an answer costs by a list of prices and powers, by default the shipped one."""
+    scenario = loaded(scenario)
     known, machine = load_costs() if costs is None else costs, scenario.machine
     rented = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -244,15 +244,21 @@ class Axis(NamedTuple):
         """Last key of the axis's path."""
         return str(self.location[-1])
 
-    def refused(self, message: str, values: Sequence[int]) -> Problem:
-        """Return the problem that the scenario cannot have some values of the axis, given by index."""
-        if len(values) == len(self.values):
+    def refused(self, messages: Mapping[int, str]) -> Problem:
+        """Return the problem that the scenario cannot have some values: what is wrong with each, by index.
+
+        The messages differ at most in the value that each says it got.
+        """
+        (first, message), *others = messages.items()
+        if len(messages) == len(self.values):
             return self.written._replace(message=message)
-        first, *others = (self.texts[i] for i in values)
-        if others or not (quoted(first) in message or message.endswith(f"got {first}")):
-            names = [quoted(first), *map(quoted, others)]
+        place = self.places[first] if self.places else self.written
+        if others:
+            names = [quoted(self.texts[i]) for i in messages]
+            message = message.partition(", got ")[0]
             message = f"{' and '.join(names[:_NAMED])}{' and more' if names[_NAMED:] else ''}: {message}"
-        place = self.places[values[0]] if self.places else self.written
+        elif quoted(self.texts[first]) not in message and not message.endswith(f"got {self.texts[first]}"):
+            message = f"{quoted(self.texts[first])}: {message}"
         return place._replace(message=message)
 
 

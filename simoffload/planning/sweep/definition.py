@@ -237,14 +237,14 @@ def _check_values(grid: Grid, cache: ScenarioCache) -> None:
     """
     problems: list[Problem] = []
     for position, axis in enumerate(grid.axes):
-        reasons: dict[str, list[int]] = {}
+        reasons: dict[tuple[str, str], dict[int, str]] = {}
         for i in _spaced(len(axis.values), _CHECKED):
             for one in _refusal(grid, position, i, cache):
-                about = one.key if one.key != key_path(axis.location) else ""
-                reasons.setdefault(f"{about}: {one.message}" if about else one.message, []).append(i)
+                message = one.message if one.key == key_path(axis.location) else f"{one.key}: {one.message}"
+                reasons.setdefault((one.key, one.message.partition(", got ")[0]), {})[i] = message
             if len(reasons) > _REPORTED:
                 break
-        problems += (axis.refused(message, values) for message, values in reasons.items())
+        problems += map(axis.refused, reasons.values())
     if problems:
         raise InputError(problems)
     first = _problems(grid, 0, cache)
