@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from simoffload.strategies.ds_config.export import BATCH, FILE
 __all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "user_files"]
 
 SCHEMA = "simoffload/advice/1"
+TOGETHER = "settings"
+"""Key of the change that combines all settings that gain."""
 WORTH = 1.005
 """Smallest relative speed that counts as an improvement: the least that three digits show."""
 
@@ -73,6 +75,25 @@ class Advice:
         """Changes that increase the speed, the largest gain first."""
         return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
 
+    def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
+        """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
+        first: dict[Hashable, Tried] = {}
+        for one in ranked:
+            first.setdefault(_setting(one.change), one)
+        return tuple(first.values())
+
+    def range_tried(self, change: Change) -> tuple[float, float] | None:
+        """Return the smallest and the largest number tried for the key that a change sets; None for one."""
+        all_changes = (*(one.change for one in self.tried), *self.impossible)
+        values = {
+            edit.value
+            for other in all_changes
+            if _setting(other) == _setting(change)
+            for edit in other.edits
+            if _is_number(edit.value)
+        }
+        return (min(values), max(values)) if len(values) > 1 and change.key != TOGETHER else None
+
     @property
     def by_cost(self) -> tuple[Tried, ...]:
         """Changes that increase the speed and cost money, the largest gain per cost first."""
@@ -87,6 +108,16 @@ class Advice:
             "by_cost": [one.change.key for one in self.by_cost],
             "impossible": [by_name(one, "key description why=barred") for one in self.impossible],
         }
+
+
+def _setting(change: Change) -> Hashable:
+    """Return what a change sets: equal for changes that differ only in a number."""
+    values = ((edit.path, "" if _is_number(edit.value) else repr(edit.value)) for edit in change.edits)
+    return change.kind, tuple(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def advise(
@@ -148,8 +179,8 @@ def _together(tried: Sequence[Tried]) -> Change | None:
         best |= {each.path: each for each in one.change.edits}
     if any({each.path: each for each in one.change.edits} == best for one in helping) or not helping:
         return None
-    description = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Change("setting", description, tuple(best.values()), key="settings")
+    description = f"all settings that gain alone, combined ({len(best)} keys)"
+    return Change("setting", description, tuple(best.values()), key=TOGETHER)
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
