@@ -121,9 +121,11 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     grid = sweep.grid
     names = [axis.name for axis in grid.axes]
     sizes = " x ".join(f"{len(axis.values):,} {axis.name}" for axis in grid.axes)
+    simulations = _counted(len(points.unique), "simulation")
+    equal = "is equal" if points.duplicates == 1 else "are equal"
     lines = [
-        f"{len(points):,} points of {grid.size:,} combinations ({sizes})",
-        f"{points.duplicates:,} of them are equal to another point; {len(points.unique):,} simulations",
+        f"{_counted(len(points), 'point')} of {_counted(grid.size, 'combination')} ({sizes})",
+        f"{points.duplicates:,} of them {equal} to another point; {simulations}",
         f"first point: {example}",
     ]
     data = {
@@ -138,8 +140,12 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     return ExitCode.OK
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _answer(summary: Summary, console: Console) -> ExitCode:
-    texts = [f"{summary.points:,} points"]
+    texts = [_counted(summary.points, "point")]
     texts += [f"{number:,} {what}" for number, what in _summary_rows(summary) if number]
     data = {
         "schema": _SCHEMA,

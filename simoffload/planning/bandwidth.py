@@ -24,7 +24,7 @@ from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
 
-NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
+NO_STORAGE = "weights and optimizer are in memory, so the speed of storage has no effect"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """Multiples of the platform's own storage rate to simulate, from a sixth to forty."""
 _FASTEST, _SLOWEST = 1e3, 1e-3

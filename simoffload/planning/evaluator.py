@@ -212,7 +212,7 @@ class Evaluator:
         """
         _, result = self.answer()
         if result.compared_s is None:
-            text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
+            text = f"the scenario does not fit, so that it has no time to explain: {'; '.join(result.advice)}"
             raise InputError.at("", text, path=self.scenario.document.path)
         return result, result.compared_s
 

@@ -229,10 +229,11 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
     need = f"it needs {needed}"
     if host.memory_maximum is None:
-        need += f"; whether its board takes that, host/{host.id} does not say: memory_maximum"
+        need += f"; host/{host.id} has no memory_maximum, so check the limit of its board"
     elif use.needed > host.memory_maximum.value:
         most = format_bytes(host.memory_maximum.value, binary=True)
-        evaluator.bar(f"more host memory is not enough: {need}, and host/{host.id} takes no more than {most}")
+        board = f"host/{host.id} supports no more than {most}"
+        evaluator.bar(f"more host memory is not enough: {need}, and {board}")
         return None
     else:
         size = min(size, host.memory_maximum.value)

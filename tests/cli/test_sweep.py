@@ -71,7 +71,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
     answer = program(*argv, "--dry-run")
     assert answer.out.splitlines() == [
         "3 points of 4 combinations (4 workload.batch_size)",
-        "1 of them are equal to another point; 2 simulations",
+        "1 of them is equal to another point; 2 simulations",
         "first point: workload.batch_size = 1",
     ]
     data = json.loads(program(*argv, "--dry-run", "--json").out)
@@ -124,7 +124,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
     Path("r.csv").write_text("half")
     answer = program(*argv)
     assert answer.status == 2
-    assert answer.err.startswith("error: r.csv.journal: a sweep was begun here; continue it with --resume")
+    assert answer.err.startswith("error: r.csv.journal: a sweep was started here; continue it with --resume")
     answer = program(*argv, "--resume")
     assert answer.out.splitlines()[0] == "4 points, 2 simulations taken from the journal"
     assert Path("r.csv").read_bytes() == before
@@ -132,7 +132,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         assert database.execute("SELECT * FROM rows ORDER BY point").fetchall() == rows
     answer = program(*argv, "--resume", "--set", "workload.output_length=5")
     assert answer.status == 2
-    assert "is of another sweep" in answer.err
+    assert "belongs to another sweep" in answer.err
     assert program(*argv, "--overwrite", "--set", "workload.output_length=5").status == 0
     assert Path("r.csv").read_bytes() != before
     journal.unlink()

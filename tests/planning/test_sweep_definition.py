@@ -242,12 +242,12 @@ def test_a_long_axis_is_checked_at_its_ends(define: Define, monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["index", "fits", "error", "ttft_s", "warnings"])
 def test_an_axis_has_no_name_of_another_column(define: Define, name: str) -> None:
     section = f"sweep: {{axes: {{workload.batch_size: {{name: {name}, choices: [1, 2]}}}}}}\n"
-    with pytest.raises(InputError, match=f'sweep.axes.*"{name}" is another column.s name'):
+    with pytest.raises(InputError, match=f'sweep.axes.*"{name}" is the name of another column'):
         define(section)
 
 
 def test_what_is_varied_is_no_axis(define: Define) -> None:
-    with pytest.raises(InputError, match="sweep: is what is varied; vary the scenario"):
+    with pytest.raises(InputError, match="an axis cannot vary the section sweep"):
         define(axes=["sweep=1,2"])
 
 

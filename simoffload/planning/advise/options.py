@@ -169,7 +169,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     if more == has:
         description = f"more host memory than {now}"
     changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
-    barred = f"host/{host.id} takes no more" if more == has else ""
+    barred = f"host/{host.id} supports no more" if more == has else ""
     yield Change("hardware", description, (changed,), barred=barred, key="memory-x2")
     if barred:
         return
@@ -182,7 +182,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
             return
         on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
         yield Change(
-            "hardware", f"{description}, and the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
+            "hardware", f"{description}, with the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
         )
 
 
@@ -392,7 +392,7 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
                 changed.append(
                     Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
                 )
-    description = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
+    description = f"a CPU with a {_FASTER_THREAD - 1:.0%} faster single thread".replace("%", " %")
     yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
 
 

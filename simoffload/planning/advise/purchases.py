@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit, quoted, suggest
 from simoffload.errors import InputError, SimulationError, shortened
-from simoffload.planning.advise.catalogue import Dimension, dimensions
+from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results.capacity import Change
@@ -122,7 +122,7 @@ class SimulatedPurchase(Evaluated):
     @property
     def edits(self) -> tuple[Edit, ...]:
         """All edits that lead from the scenario to this purchase."""
-        return _joined(self.changes)
+        return joined_edits(self.changes)
 
     @property
     def purchase(self) -> float:
@@ -142,16 +142,6 @@ class SimulatedPurchase(Evaluated):
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
-
-
-def _joined(changes: Iterable[Change]) -> tuple[Edit, ...]:
-    """Return the edits of several changes, last those of a change that replaces a whole section: what the
-    others set in that section belongs to what it replaces."""
-    in_order = sorted(
-        changes,
-        key=lambda one: any(isinstance(edit.value, dict) and len(edit.path) == 1 for edit in one.edits),
-    )
-    return tuple(edit for one in in_order for edit in one.edits)
 
 
 def _purchase(one: Economics) -> float:
@@ -302,7 +292,7 @@ class _PurchaseSearch:
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
-        edits = _joined(picked)
+        edits = joined_edits(picked)
         self.combined += 1
         key = self._evaluator.identity(*edits)
         if key not in self._known:
@@ -333,7 +323,7 @@ class _PurchaseSearch:
                 return None
             if self._progress is not None:
                 description = ", ".join(one.description for one in changes if one.description)
-                self._progress(f"{len(self._known) + 1}: {description or 'as it is'}")
+                self._progress(f"{len(self._known) + 1}: {description or 'no change'}")
             scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1

@@ -232,7 +232,7 @@ def _arithmetic(action: _Action, *, verb: str = "", sign: int = 0) -> _Action:
 
 def _order(action: _Action) -> _Action:
     def value(*pair: Any) -> bool:
-        left, right = _numbers(pair, ", so it is neither more nor less")
+        left, right = _numbers(pair, ", so that it cannot be compared by size")
         _common_kind("compares", left, right)
         return bool(action(left.number, right.number))
 

@@ -198,14 +198,15 @@ def _check_names(grid: Grid, most: int) -> None:
     for axis in grid.axes:
         if axis.name in RESERVED:
             raise InputError(
-                (axis.written._replace(message=f"{quoted(axis.name)} is another column's name"),)
+                (axis.written._replace(message=f"{quoted(axis.name)} is the name of another column"),)
             )
         if axis.location[0] == SWEEP:
-            raise InputError((axis.written._replace(message="is what is varied; vary the scenario"),))
+            text = "an axis cannot vary the section sweep; vary a key of the scenario"
+            raise InputError((axis.written._replace(message=text),))
     twice = same_names(grid.axes)
     if twice is not None:
         second = [axis for axis in grid.axes if axis.name == twice][1]
-        raise InputError((second.written._replace(message=f"another axis is called {quoted(twice)}, too"),))
+        raise InputError((second.written._replace(message=f"another axis is also called {quoted(twice)}"),))
     for one in grid.axes:
         for other in grid.axes:
             if one is not other and one.location == other.location[: len(one.location)]:

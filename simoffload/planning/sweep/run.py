@@ -230,7 +230,7 @@ def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: boo
     if overwrite:
         return
     if not resume and journal.exists():
-        text = "a sweep was begun here; continue it with --resume, or start anew with --overwrite"
+        text = "a sweep was started here; continue it with --resume, or start again with --overwrite"
         raise _refusal(journal, text)
     for path in outputs:
         if path.exists() and not journal.exists():

@@ -121,7 +121,7 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
     barred = advised_memory("1 TiB")
     assert (barred.description, barred.barred) == (
         "more host memory than 1 TiB",
-        "host/dgx-a100-1tib takes no more",
+        "host/dgx-a100-1tib supports no more",
     )
 
 
@@ -208,7 +208,7 @@ def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LoadedScenario, "edited", counting("edited", LoadedScenario.edited))
     monkeypatch.setattr("simoffload.planning.evaluator.simulate", counting("simulate", simulate))
     found = advise(loaded(STORAGE_BOUND))
-    made = [one for one in found.impossible if "takes no more" not in one.barred]
+    made = [one for one in found.impossible if "supports no more" not in one.barred]
     together = counted["edited"] - len(found.tried) - len(made)
     assert together in (0, 1), "all settings at once, which are no advice if one alone gains more"
     assert counted["simulate"] <= 1 + counted["edited"]
