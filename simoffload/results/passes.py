@@ -261,7 +261,7 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
         if latency[name] >= _LATENCY * attribution.busy.get(name, 1):
             limits[name] = "the latency of each transfer"
         else:
-            limits[name] = full if filled >= _SATURATED else "what one transfer reaches by itself"
+            limits[name] = full if filled >= _SATURATED else "what one transfer reaches alone"
     return limits
 
 

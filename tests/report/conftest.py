@@ -123,7 +123,7 @@ def step(name: str, time_s: float, *, cause: str = "raid read", context: int = 3
         shares=(
             Share(cause, "storage", 81 * part, 90 * part, "raid"),
             Share("GPU compute", "GPU", 12 * part, 15 * part, ""),
-            Share("host to GPU", "transfers", 7 * part, 50 * part, "what one transfer reaches by itself"),
+            Share("host to GPU", "transfers", 7 * part, 50 * part, "what one transfer reaches alone"),
         ),
         links=(
             LinkUse("raid", 14 * GB, 0.9 * time_s, 0.8 * time_s, 25 * GB),

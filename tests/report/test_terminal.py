@@ -55,7 +55,7 @@ Where the time goes
   cause        exposed  share    busy  limited by
   raid read     1.62 s   81 %   1.8 s  raid
   GPU compute   240 ms   12 %  300 ms
-  host to GPU   140 ms  7.0 %     1 s  what one transfer reaches by itself
+  host to GPU   140 ms  7.0 %     1 s  what one transfer reaches alone
   Time by resource group
   group      exposed  share  hidden
   storage     1.62 s   81 %  180 ms

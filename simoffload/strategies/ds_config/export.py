@@ -357,7 +357,9 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        description = f"{tuned.key} {value:,} instead of {int(now):,}"
+        section_name = tuned.path[-2]
+        key = f"{section_name}.{tuned.key}" if section_name.startswith("offload_") else tuned.key
+        description = f"{key} {value:,} instead of {int(now):,}"
         name = f"{tuned.word}-{value}".replace(" ", "-")
         yield Change("setting", description, (Edit(tuned.path, value),), key=name)
 
@@ -395,4 +397,6 @@ def _pipelines(config: DeepSpeedConfig) -> Iterator[Change]:
     if section is None or (section.pipeline_read and section.pipeline_write):
         return
     edits = tuple(_edit("offload_optimizer", key, True) for key in ("pipeline_read", "pipeline_write"))
-    yield Change("setting", "swapping while it updates (pipeline_read, _write)", edits, key="pipeline")
+    yield Change(
+        "setting", "reads and writes during the update (pipeline_read, pipeline_write)", edits, key="pipeline"
+    )
