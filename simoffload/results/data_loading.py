@@ -113,6 +113,7 @@ def _verdict(epoch: Epoch) -> str:
 def _cause(dataset: Dataset, epoch: Epoch) -> str:
     flight = format_bytes(dataset.in_flight, binary=True)
     workers = "one worker" if dataset.workers == 1 else f"{dataset.workers} workers"
+    ahead = dataset.workers * dataset.prefetch_factor
     causes = {
         "link": f"{epoch.link} is saturated",
         "requests": f"requests wait for storage: {workers} per rank with {flight} in flight",
@@ -120,8 +121,8 @@ def _cause(dataset: Dataset, epoch: Epoch) -> str:
         "files": f"opening files takes {format_seconds(dataset.open_time)} each",
         "copy": "copying out of the page cache is the longest part of the workers' time",
         "cores": "all cores of the host are busy decoding and copying",
-        "look_ahead": f"{dataset.workers * dataset.prefetch_factor} batches, all that are prefetched, do not last "
-        "from one optimizer step to the next",
+        "look_ahead": f"{ahead} batches, all that are prefetched, do not last from one optimizer step to the "
+        "next",
         "no_workers": "without workers the training process reads between its steps",
     }
     return causes[epoch.limit]
