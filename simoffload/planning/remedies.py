@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, combinations, islice, product
@@ -31,9 +30,8 @@ Kind = Callable[[Evaluator], Iterator[Change]]
 
 def enough(evaluator: Evaluator, step: Change) -> Iterator[Change]:
     """Yield the change with the memory that it leaves, if everything fits with it."""
-    uses = evaluator.needs(*step.edits)
-    if uses is not None and all(use.fits for use in uses):
-        yield step._replace(uses=uses)
+    if evaluator.fits(*step.edits):
+        yield step._replace(uses=evaluator.needs(*step.edits) or ())
 
 
 def _lacking(evaluator: Evaluator) -> list[TierUse]:
@@ -266,11 +264,11 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     def step(count: int) -> Edit:
         return Edit(("profiles", evaluator.named(f"raid/{array.id}"), "count"), pair * count)
 
-    def lacks(count: int) -> float:
+    def fits(count: int) -> bool:
         uses = evaluator.needs(step(count)) or ()
-        return next((-one.headroom / one.capacity for one in uses if one.tier == use.tier), math.inf)
+        return any(one.fits for one in uses if one.tier == use.tier)
 
-    found = smallest_that_fits(lacks, start=array.count // pair, most=_MOST_DRIVES // pair)
+    found = smallest_that_fits(fits, start=array.count // pair, most=_MOST_DRIVES // pair)
     if found is None:
         return None
     where = "of each machine " if target.drives else ""
@@ -302,7 +300,7 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
 
 _MOST = 4
 """Maximum number of combined changes that are reported."""
-_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
+_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 100, 50, 60, 30
 """Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
 
 
