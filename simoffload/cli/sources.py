@@ -53,7 +53,7 @@ def _stdin_text() -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError((Problem(STDIN_NAME, None, None, "", "is not text in UTF-8"),)) from None
+        raise InputError.at("", "is not text in UTF-8", path=STDIN_NAME) from None
 
 
 def find(source: str, *, profiles_only: bool = False) -> Document:
@@ -78,7 +78,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
     hint = suggest(source, names)
     message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
-    raise InputError((Problem(shortened(source), None, None, "", message),))
+    raise InputError.at("", message, path=shortened(source))
 
 
 def find_profile(reference: str) -> Entry:
@@ -99,7 +99,7 @@ def find_profile(reference: str) -> Entry:
     message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
     if kinds:
         message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
-    raise InputError((Problem("", None, None, "", message),))
+    raise InputError.at("", message)
 
 
 def load(
@@ -250,4 +250,4 @@ def _by_name(
 
 def refusal(command: str, message: str) -> InputError:
     """Return the error for a contradictory command line: "simoffload compare: …"."""
-    return InputError((Problem(f"simoffload {command}", None, None, "", message),))
+    return InputError.at("", message, path=f"simoffload {command}")

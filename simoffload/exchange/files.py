@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from simoffload.documents import exists, file_errors
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 
 __all__ = ["replacing", "write_csv"]
 
@@ -40,7 +40,7 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
 
 
 def _refusal(path: Path, message: str) -> InputError:
-    return InputError([Problem(str(path), None, None, "", message)])
+    return InputError.at("", message, path=str(path))
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
