@@ -198,14 +198,10 @@ def _print_import(profile: MeasuredProfile, output: Path | None, console: Consol
 
 
 def _check_target(output: Path, *, overwrite: bool) -> None:
-    from simoffload.documents import exists
+    from simoffload.exchange.files import check_target
 
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError.at("", "the name of a profile must end in .yaml or .yml", path=str(output))
-    there = exists(output)
-    if output.is_symlink() or (there and not output.is_file()):
-        raise InputError.at("", "is not a plain file; name another file", path=str(output))
-    if there and not overwrite:
+    check_target(output)
+    if output.exists() and not overwrite:
         raise InputError.at("", "exists; name another file or give --overwrite", path=str(output))
-    if not output.parent.is_dir():
-        raise InputError.at("", "its folder does not exist; create it first", path=str(output))

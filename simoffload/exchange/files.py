@@ -13,7 +13,16 @@ from typing import Any, TextIO
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError
 
-__all__ = ["replacing", "write_csv"]
+__all__ = ["check_target", "replacing", "write_csv"]
+
+
+def check_target(path: Path) -> None:
+    """Raise InputError unless ``path`` is in an existing folder, and nothing or a plain file is there."""
+    there = exists(path)  # refuses names that are too long
+    if path.is_symlink() or (there and not path.is_file()):
+        raise _refusal(path, "is not a plain file; name another file")
+    if not path.parent.is_dir():
+        raise _refusal(path, "its folder does not exist; create it first")
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         (("--axis", "workload.batch=1"), '--axis: workload.batch: unknown key; did you mean "batch_size"?'),
         ((*AXES, "-o", "r.txt"), "r.txt: the name of a result must end in .csv, .json, .parquet"),
         ((*AXES, "-o", "r.csv", "-o", "r.csv"), "r.csv: is given twice"),
-        ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; make it first"),
+        ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; create it first"),
         (
             (*AXES, "--workers", "0"),
             'simoffload sweep: argument --workers: "0" is not a whole number above 0',
