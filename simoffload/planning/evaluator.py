@@ -85,7 +85,7 @@ class Evaluated:
 class Evaluator:
     """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
 
-    ``result`` is that of the scenario as it is, where it is known.
+    ``result`` is the result of the unchanged scenario, where it is known.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Evaluator:
         return scenario, self._results[key]
 
     def timed(self) -> tuple[SimulationResult, float]:
-        """Return the result of the scenario as it is, and its ``compared_s`` [s].
+        """Return the result of the unchanged scenario, and its ``compared_s`` [s].
 
         Raises InputError if it does not fit, and what ``answer`` raises.
         """

@@ -242,7 +242,7 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
 
     Each input moves the time by its elasticity times its own uncertainty. All of them, and the error of the
     model, are taken to know nothing of each other, so that their squares add up; but what one profile has
-    from one estimate is wrong together, and adds up as it is.
+    from one estimate is wrong together, and adds up linearly.
 
     Notes
     -----

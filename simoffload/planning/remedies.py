@@ -65,7 +65,7 @@ def _first(evaluator: Evaluator, steps: Iterable[Change], *description: str) -> 
 def settings(evaluator: Evaluator) -> Iterator[Change]:
     """Yield settings that the memory terms of a tier that is too small name as their remedies.
 
-    A setting is left out where the parts that name it are smaller than what lacks.
+    A setting is left out where the parts that name it are smaller than the shortage.
     """
     lacking = _lacking(evaluator)
     for tunable in (*_of_work(evaluator), *evaluator.plan.tunables()):
@@ -308,7 +308,7 @@ def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
     """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
     one does.
 
-    Every change was tried on the scenario. Empty if it fits as it is, or if nothing that was tried helps.
+    Every change was tried on the scenario. Empty if it fits unchanged, or if nothing that was tried helps.
     Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
     """
     return search_changes(loaded(scenario)).changes
@@ -320,8 +320,8 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
         return Remedies((), ())
     evaluator = Evaluator(scenario)
     found = [change for kind in KINDS for change in kind(evaluator)]
-    barred = tuple(evaluator.effort.barred)  # by the scenario as it is
-    if all(change.kind in BOUGHT for change in found):  # what costs nothing is told beside it
+    barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
+    if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
     lora = list(adapters(evaluator))
     if not lora and all(_parts(change) for change in found):

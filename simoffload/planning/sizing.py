@@ -67,7 +67,8 @@ class Largest(NamedTuple):
 def largest(scenario: ScenarioSource) -> Largest:
     """Find the largest batch, the longest context and the deepest model that fit.
 
-    Each with the rest as it is; the context grows with the prompt, the model with ``num_hidden_layers``.
+    Each is found with the rest unchanged; the context grows with the prompt, the model with
+    ``num_hidden_layers``.
     Raises InputError for a scenario of checkpoints and for what DeepSpeed would refuse.
     """
     scenario = loaded(scenario)

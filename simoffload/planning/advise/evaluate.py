@@ -130,7 +130,7 @@ def advise(
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
     ``evaluator`` is one of the scenario that may have simulated some of it already. Raises what ``simulate``
-    raises for the scenario as it is; a change that cannot be made is told.
+    raises for the unchanged scenario; a change that cannot be made is listed as impossible.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -214,7 +214,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     """Return the files to write, by name: every change that helps, the best purchase, and the front of a
     search.
 
-    A scenario that refers to files of its own needs ``user_files`` beside it.
+    A scenario that refers to files of its own needs ``user_files`` next to it.
     """
     found: dict[str, str] = {}
     for rank, one in enumerate(advice.helping, start=1):

@@ -5,7 +5,7 @@ A condition is an expression of Python with numbers, text, names, arithmetic, co
 
 Products and quotients of quantities are quantities of another kind. What is added, subtracted, compared,
 sought in a list or divided for its remainder must be of one kind, whatever the values; numbers alone
-(``39e9``, no name and no text in them) then stand for so many of the other's SI unit. Text is not compared
+(``39e9``, no name and no text in them) then count in the other's SI unit. Text is not compared
 with a number, except "auto".
 """
 

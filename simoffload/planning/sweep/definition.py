@@ -281,7 +281,7 @@ def _with_value(grid: Grid, position: int, value: int) -> Iterator[int]:
 
 
 def _spaced(size: int, most: int) -> Sequence[int]:
-    """Return all indices below a size, or at most so many (but two) at equal distances with both ends."""
+    """Return the indices below a size; of more than ``most``, as many (at least two) from end to end."""
     most = max(2, most)
     return range(size) if size <= most else [(size - 1) * i // (most - 1) for i in range(most)]
 
