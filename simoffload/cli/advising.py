@@ -18,7 +18,7 @@ from simoffload.cli.output import (
     report_files,
 )
 from simoffload.cli.sources import load
-from simoffload.errors import InputError, Problem, WorkLimitError, shortened
+from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedSce
 
     if len(targets) > 1:
         text = f"only one target is possible, not {len(targets)}; compare takes several"
-        raise InputError((Problem("--on", None, None, shortened(",".join(targets)), text),))
+        raise InputError.at(shortened(",".join(targets)), text, path="--on")
     (retargeted,) = move(scenario, targets).values()
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
     return retargeted
@@ -135,7 +135,7 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
         text = (
             "must be inside the folder of the scenario, because recommended scenarios refer to it from there"
         )
-        raise InputError((Problem(option, None, None, shortened(platform), text),))
+        raise InputError.at(shortened(platform), text, path=option)
     return path.relative_to(root).as_posix()
 
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import simoffload
-from simoffload.cli.option_types import add_limits, amount, count, listed, size
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.cli.option_types import SubParsers, add_json, add_overrides, amount, count, listed, size
+from simoffload.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
@@ -26,11 +26,9 @@ example:
   simoffload compare ddn/bloom-7b1 --on gpu,dram,raid,nfs,ai400x2
 
 A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
-standard input or, for run, fit and compare, the name of a model (simoffload models list). Exit status:
-0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit, 130 interrupted.
+standard input or, for run, compare, fit and advise, the name of a model (simoffload models list).
+Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit, 130 interrupted.
 """
-_SET = "replace or add a value of the scenario, such as workload.batch_size=8; may be repeated"
-_JSON = "print one JSON document on standard output, also for errors"
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = (
@@ -43,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = f"{_one_line(message)}; see {self.prog} --help"
-        raise InputError((Problem(self.prog, None, None, "", text),))
+        raise InputError.at("", text, path=self.prog)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write the message; unlike argparse, fail if the output cannot be written."""
@@ -82,7 +80,7 @@ def _unrecognized(command: str, unknown: Sequence[str]) -> InputError:
     text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
     if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
         text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
-    return InputError((Problem(name, None, None, "", f"{text}; see {name} --help"),))
+    return InputError.at("", f"{text}; see {name} --help", path=name)
 
 
 def program(only: str | None = None) -> argparse.ArgumentParser:
@@ -103,22 +101,10 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-class _Commands(Protocol):
-    """The return type of ``add_subparsers``, which has no public name."""
-
-    def add_parser(self, name: str, *, help: str, description: str, allow_abbrev: bool) -> _Parser: ...  # noqa: A002
-
-
-def _command(commands: _Commands, name: str, text: str) -> _Parser:
+def _command(commands: SubParsers, name: str, text: str) -> _Parser:
     description = f"{text[0].upper()}{text[1:]}."
-    return commands.add_parser(name, help=text, description=description, allow_abbrev=False)
-
-
-def _add_overrides(parser: _Parser) -> None:
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=_SET
-    )
-    parser.add_argument("--json", action="store_true", help=_JSON)
+    made: _Parser = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+    return made
 
 
 def _add_output(parser: _Parser, holds: str) -> None:
@@ -139,8 +125,8 @@ def _add_run(parser: _Parser) -> None:
     from simoffload.cli import running
 
     parser.add_argument("scenario", metavar="SCENARIO")
-    _add_overrides(parser)
-    add_limits(parser)
+    add_overrides(parser)
+    add_json(parser)
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.add_argument(
@@ -166,8 +152,8 @@ def _add_compare(parser: _Parser) -> None:
         "may be repeated",
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
-    _add_overrides(parser)
-    add_limits(parser)
+    add_overrides(parser)
+    add_json(parser)
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.set_defaults(command=running.compare)
@@ -206,8 +192,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--trials", type=count, default=200, metavar="N", help="number of trials of optuna (default: 200)"
     )
-    _add_overrides(parser)
-    add_limits(parser)
+    add_overrides(parser)
+    add_json(parser)
     _add_costs(parser)
     _add_output(parser, f"{_WRITTEN} and the recommended scenarios")
     parser.set_defaults(command=advising.advise)
@@ -216,7 +202,7 @@ def _add_advise(parser: _Parser) -> None:
 def _add_sweep(parser: _Parser) -> None:
     from simoffload.cli import sweeping
 
-    sweeping.add(parser, set_help=_SET, json_help=_JSON)
+    sweeping.add(parser)
 
 
 def _add_fit(parser: _Parser) -> None:
@@ -231,8 +217,8 @@ def _add_fit(parser: _Parser) -> None:
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"
     )
-    _add_overrides(parser)
-    add_limits(parser)
+    add_overrides(parser)
+    add_json(parser)
     parser.set_defaults(command=fitting.fit)
 
 
@@ -242,7 +228,7 @@ def _add_check(parser: _Parser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="+", help="a file, the name of a shipped scenario or profile, or -"
     )
-    parser.add_argument("--json", action="store_true", help=_JSON)
+    add_json(parser)
     parser.set_defaults(command=checking.check)
 
 
@@ -266,7 +252,7 @@ def _add_profiles(parser: _Parser) -> None:
     )
 
 
-def _add_import(actions: _Commands) -> _Parser:
+def _add_import(actions: SubParsers) -> _Parser:
     parser = _command(actions, "import", "make a profile from measurements of fio and other tools")
     parser.add_argument("format", metavar="FORMAT", choices=_FORMATS, help=", ".join(_FORMATS))
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="output files of the tool")
@@ -325,7 +311,7 @@ def _add_calibrate(parser: _Parser) -> None:
 
 def _finish(*actions: tuple[_Parser, Command]) -> None:
     for parser, command in actions:
-        parser.add_argument("--json", action="store_true", help=_JSON)
+        add_json(parser)
         parser.set_defaults(command=command)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.cli.console import Console, ExitCode, Progress
-from simoffload.cli.option_types import SubParsers, listed, seconds, size
+from simoffload.cli.option_types import SubParsers, add_json, listed, seconds, size
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.units import plural
 
@@ -88,7 +88,7 @@ def _add_micro(actions: SubParsers) -> None:
     parser.add_argument(
         "--from-json", type=Path, metavar="FILE", help="measure nothing; make profiles from this micro.json"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document, errors too")
+    add_json(parser)
     parser.set_defaults(command=calibrate_micro)
 
 
@@ -143,7 +143,8 @@ def _new_folder(folder: Path) -> Iterator[None]:
         (folder / ".probe").touch()
         (folder / ".probe").unlink()
     except OSError as error:
-        raise _refusal(str(folder), f"cannot be written to: {error.strerror}; name another folder") from None
+        text = f"cannot be written to: {error.strerror}; name another folder"
+        raise InputError.at("", text, path=str(folder)) from None
     try:
         yield
     finally:
@@ -212,9 +213,9 @@ def _chosen(arguments: Namespace) -> tuple[str, ...]:
     wanted = arguments.only or _SECTIONS
     chosen = tuple(name for name in _SECTIONS if name in wanted and name not in (arguments.skip or ()))
     if not chosen:
-        raise _refusal("--skip", "skips all sections; name fewer")
+        raise InputError.at("", "skips all sections; name fewer", path="--skip")
     if arguments.only and arguments.storage is None and "storage" in chosen:
-        raise _refusal("--storage", "is missing: name the folder to measure")
+        raise InputError.at("", "is missing: name the folder to measure", path="--storage")
     return chosen
 
 
@@ -222,9 +223,8 @@ def _refuse_with_record(arguments: Namespace) -> None:
     """Refuse options of the measurement together with ``--from-json``."""
     for option in ("gpus", "storage", "storage_size", "only", "skip", "quick", "time", "resume"):
         if getattr(arguments, option):
-            raise _refusal(
-                f"--{option.replace('_', '-')}", "cannot be combined with --from-json, which measures nothing"
-            )
+            text = "cannot be combined with --from-json, which measures nothing"
+            raise InputError.at("", text, path=f"--{option.replace('_', '-')}")
 
 
 def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: Console) -> None:
@@ -260,17 +260,18 @@ def _check_folder(folder: Path, *, resumed: bool) -> None:
 
     there = exists(folder)
     if folder.is_symlink() or (there and not folder.is_dir()):
-        raise _refusal(str(folder), "is not a plain folder; name another folder")
+        raise InputError.at("", "is not a plain folder; name another folder", path=str(folder))
     if resumed:
         if not there or not (folder / RECORD).is_file():
-            raise _refusal("--resume", f"{folder} has no {RECORD} to continue; start without --resume")
+            text = f"{folder} has no {RECORD} to continue; start without --resume"
+            raise InputError.at("", text, path="--resume")
         return
     with file_errors(folder, what="cannot be used"):
         occupied = there and any(folder.iterdir())
     if occupied:
-        raise _refusal(str(folder), "is not empty; name a new folder")
+        raise InputError.at("", "is not empty; name a new folder", path=str(folder))
     if not folder.absolute().parent.is_dir():
-        raise _refusal(str(folder), "its parent folder does not exist; create it first")
+        raise InputError.at("", "its parent folder does not exist; create it first", path=str(folder))
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
@@ -280,10 +281,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         with replacing(folder / name) as file:
             file.write(text)
-
-
-def _refusal(path: str, message: str) -> InputError:
-    return InputError((Problem(path, None, None, "", message),))
 
 
 _DEEPSPEED = "run real ZeRO-3 offload of models with random weights and record the times"
@@ -320,7 +317,7 @@ def _add_deepspeed(actions: SubParsers) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be run and written, and stop"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    add_json(parser)
     parser.set_defaults(command=calibrate_deepspeed)
 
 
@@ -375,7 +372,7 @@ def _add_compare(actions: SubParsers) -> None:
     parser.add_argument(
         "--streams", action="store_true", help="also show one decode step by stream and by layer"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    add_json(parser)
     parser.set_defaults(command=calibrate_compare)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.exchange.measured_profiles import MeasuredProfile
@@ -161,7 +161,7 @@ def import_profile(arguments: Namespace, console: Console) -> ExitCode:
     if output is not None:
         _check_target(output, overwrite=arguments.overwrite)
     elif arguments.overwrite:
-        raise _refusal("--overwrite", "there is nothing to overwrite; name a file with -o")
+        raise InputError.at("", "there is nothing to overwrite; name a file with -o", path="--overwrite")
     profile = imported(
         arguments.format,
         arguments.files,
@@ -198,18 +198,10 @@ def _print_import(profile: MeasuredProfile, output: Path | None, console: Consol
 
 
 def _check_target(output: Path, *, overwrite: bool) -> None:
-    from simoffload.documents import exists
+    from simoffload.exchange.files import check_target
 
     if output.suffix not in {".yaml", ".yml"}:
-        raise _refusal(str(output), "the name of a profile must end in .yaml or .yml")
-    there = exists(output)
-    if output.is_symlink() or (there and not output.is_file()):
-        raise _refusal(str(output), "is not a plain file; name another file")
-    if there and not overwrite:
-        raise _refusal(str(output), "exists; name another file or give --overwrite")
-    if not output.parent.is_dir():
-        raise _refusal(str(output), "its folder does not exist; create it first")
-
-
-def _refusal(path: str, message: str) -> InputError:
-    return InputError((Problem(path, None, None, "", message),))
+        raise InputError.at("", "the name of a profile must end in .yaml or .yml", path=str(output))
+    check_target(output)
+    if output.exists() and not overwrite:
+        raise InputError.at("", "exists; name another file or give --overwrite", path=str(output))

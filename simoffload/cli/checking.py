@@ -71,7 +71,7 @@ def _kind(document: Document) -> str:
         "not recognized: a scenario has model, platform, workload and strategy; a profile has kind and id; "
         "a ds_config has zero_optimization; a config.json has model_type"
     )
-    raise InputError((Problem(document.path, None, None, "", message),))
+    raise InputError.at("", message, path=document.path)
 
 
 @limited

@@ -9,7 +9,17 @@ from typing import Any, Protocol
 
 from simoffload.errors import InputError, shortened
 
-__all__ = ["Options", "SubParsers", "add_limits", "amount", "count", "listed", "seconds", "size"]
+__all__ = [
+    "Options",
+    "SubParsers",
+    "add_json",
+    "add_overrides",
+    "amount",
+    "count",
+    "listed",
+    "seconds",
+    "size",
+]
 
 
 class SubParsers(Protocol):
@@ -26,8 +36,22 @@ class Options(Protocol):
         """Add an option with its names and properties."""
 
 
-def add_limits(parser: Options) -> None:
-    """Add the options that are short for ``--set engine.…``."""
+def add_json(parser: Options) -> None:
+    """Add the option ``--json``, which every command has."""
+    text = "print one JSON document on standard output, also for errors"
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_overrides(parser: Options) -> None:
+    """Add the option ``--set``, and those that are short for ``--set engine.…``."""
+    text = "replace or add a value of the scenario, such as workload.batch_size=8; may be repeated"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text
+    )
+    _add_limits(parser)
+
+
+def _add_limits(parser: Options) -> None:
     for option, key, metavar, about in (
         (
             "--max-events",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from simoffload.cli.console import Console
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
@@ -191,7 +191,7 @@ class OutputFolder:
             return _SIGNATURE in file.read(200)
 
     def _refusal(self, message: str) -> InputError:
-        return InputError((Problem("--output-dir", None, None, str(self._path), message),))
+        return InputError.at(str(self._path), message, path="--output-dir")
 
     def write(self, files: Mapping[str, Writer]) -> tuple[Path, ...]:
         """Write all files, or leave the folder unchanged. Raises InputError if that fails.

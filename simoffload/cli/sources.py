@@ -53,7 +53,7 @@ def _stdin_text() -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError((Problem(STDIN_NAME, None, None, "", "is not text in UTF-8"),)) from None
+        raise InputError.at("", "is not text in UTF-8", path=STDIN_NAME) from None
 
 
 def find(source: str, *, profiles_only: bool = False) -> Document:
@@ -78,7 +78,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
     hint = suggest(source, names)
     message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
-    raise InputError((Problem(shortened(source), None, None, "", message),))
+    raise InputError.at("", message, path=shortened(source))
 
 
 def find_profile(reference: str) -> Entry:
@@ -99,7 +99,7 @@ def find_profile(reference: str) -> Entry:
     message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
     if kinds:
         message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
-    raise InputError((Problem("", None, None, "", message),))
+    raise InputError.at("", message)
 
 
 def load(
@@ -207,12 +207,10 @@ def scenario_set(
 def _once(
     found: dict[str, LoadedScenario], console: Console, *, before: str = ""
 ) -> dict[str, LoadedScenario]:
-    """Return the scenarios by label: ``before`` and the target, with "hbm" for "gpu" as in all answers.
+    """Return the scenarios by label: ``before`` and the target.
 
     Targets that are equal to an earlier one are dropped: with ``dram`` the optimizer may be in ``dram``, too.
     """
-    from simoffload.scenario import canonical_target
-
     kept: dict[str, LoadedScenario] = {}
     for label, case in found.items():
         twin = next((other for other, known in kept.items() if _same(case, known)), None)
@@ -220,7 +218,7 @@ def _once(
             kept[label] = case
         else:
             console.note(f"{before}{label} is the same as {before}{twin}; it is listed once")
-    return {f"{before}{canonical_target(target)}": case for target, case in kept.items()}
+    return {f"{before}{target}": case for target, case in kept.items()}
 
 
 def _same(one: LoadedScenario, other: LoadedScenario) -> bool:
@@ -252,4 +250,4 @@ def _by_name(
 
 def refusal(command: str, message: str) -> InputError:
     """Return the error for a contradictory command line: "simoffload compare: …"."""
-    return InputError((Problem(f"simoffload {command}", None, None, "", message),))
+    return InputError.at("", message, path=f"simoffload {command}")

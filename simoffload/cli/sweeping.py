@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode
-from simoffload.cli.option_types import add_limits, count
+from simoffload.cli.option_types import add_json, add_overrides, count
 from simoffload.cli.sources import STDIN, read, refusal
 from simoffload.errors import InputError
 
@@ -24,15 +24,14 @@ _SCHEMA = "simoffload/sweep/1"
 _LINES = 10  # number of lines of progress where there is no terminal
 
 
-def add(parser: argparse.ArgumentParser, *, set_help: str, json_help: str) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     option = parser.add_argument
     option("scenario", metavar="SCENARIO", help="a scenario with a section sweep, unless --axis is given")
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
     option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
-    option("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=set_help)
-    add_limits(parser)
+    add_overrides(parser)
     option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
     option("--resume", action="store_true", help="continue an earlier run of the same sweep")
     option("--overwrite", action="store_true", help="replace FILE and its journal if they exist")
@@ -44,7 +43,7 @@ def add(parser: argparse.ArgumentParser, *, set_help: str, json_help: str) -> No
     )
     option("--dry-run", action="store_true", help="only print the number of points and an example")
     option("--quiet", action="store_true", help="show no progress")
-    option("--json", action="store_true", help=json_help)
+    add_json(parser)
     parser.set_defaults(command=sweep)
 
 
@@ -121,9 +120,11 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     grid = sweep.grid
     names = [axis.name for axis in grid.axes]
     sizes = " x ".join(f"{len(axis.values):,} {axis.name}" for axis in grid.axes)
+    simulations = _counted(len(points.unique), "simulation")
+    equal = "is equal" if points.duplicates == 1 else "are equal"
     lines = [
-        f"{len(points):,} points of {grid.size:,} combinations ({sizes})",
-        f"{points.duplicates:,} of them are equal to another point; {len(points.unique):,} simulations",
+        f"{_counted(len(points), 'point')} of {_counted(grid.size, 'combination')} ({sizes})",
+        f"{points.duplicates:,} of them {equal} to another point; {simulations}",
         f"first point: {example}",
     ]
     data = {
@@ -138,8 +139,12 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     return ExitCode.OK
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _answer(summary: Summary, console: Console) -> ExitCode:
-    texts = [f"{summary.points:,} points"]
+    texts = [_counted(summary.points, "point")]
     texts += [f"{number:,} {what}" for number, what in _summary_rows(summary) if number]
     data = {
         "schema": _SCHEMA,

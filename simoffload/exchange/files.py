@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from simoffload.documents import exists, file_errors
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 
-__all__ = ["replacing", "write_csv"]
+__all__ = ["check_target", "replacing", "write_csv"]
+
+
+def check_target(path: Path) -> None:
+    """Raise InputError unless ``path`` is in an existing folder, and nothing or a plain file is there."""
+    there = exists(path)  # refuses names that are too long
+    if path.is_symlink() or (there and not path.is_file()):
+        raise _refusal(path, "is not a plain file; name another file")
+    if not path.parent.is_dir():
+        raise _refusal(path, "its folder does not exist; create it first")
 
 
 @contextmanager
@@ -40,7 +49,7 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
 
 
 def _refusal(path: Path, message: str) -> InputError:
-    return InputError([Problem(str(path), None, None, "", message)])
+    return InputError.at("", message, path=str(path))
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
-from simoffload.errors import InputError, Problem, printable
+from simoffload.errors import InputError, printable
 from simoffload.exchange.base_profile import base_profile
 from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.ds_io import read_ds_io
@@ -110,7 +110,7 @@ def import_profile(
 
 
 def _error(path: str, message: str) -> InputError:
-    return InputError((Problem(path, None, None, "", message),))
+    return InputError.at("", message, path=path)
 
 
 def _missing_base(kind: str) -> str:

@@ -13,7 +13,7 @@ from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results.capacity import Remedies
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = ["ScenarioPlanner", "fit", "simulate"]
 
 
 def simulate(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     costs: CostList | None = None,
     explain: bool = False,
@@ -36,22 +36,26 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a scenario; where it does not fit, the result says so and holds no times.
 
+    ``scenario`` is a loaded scenario, the path of its file, or the name of a shipped one; so it is in all
+    public functions that take a scenario.
     The result answers ``remedies``, ``costs`` and ``confidence`` when it is asked for them; ``costs`` is a
     list of prices and powers, the shipped one by default. With ``explain`` it also answers ``explanation``
     and ``next_changes``, which take many simulations, and reports tell them.
     Raises InputError for what DeepSpeed would refuse, SimulationError if the engine cannot finish, and
     WorkLimitError beyond one of the scenario's limits.
     """
+    scenario = loaded(scenario)
     result = simulation.simulate(scenario, keep_timelines=keep_timelines, progress=progress)
     planner = ScenarioPlanner(scenario, costs, explains=explain, progress=progress)
     return replace(result, planner=planner)
 
 
-def fit(scenario: LoadedScenario) -> SimulationResult:
+def fit(scenario: ScenarioSource) -> SimulationResult:
     """Answer only whether the scenario fits, tier by tier, and when asked what would make it fit.
 
     Raises what :func:`simulate` raises.
     """
+    scenario = loaded(scenario)
     return replace(simulation.fit(scenario), planner=ScenarioPlanner(scenario, priced=False))
 
 

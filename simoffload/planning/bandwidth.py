@@ -18,13 +18,13 @@ from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
 
-NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
+NO_STORAGE = "weights and optimizer are in memory, so the speed of storage has no effect"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """Multiples of the platform's own storage rate to simulate, from a sixth to forty."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
@@ -113,7 +113,7 @@ class StorageCurve:
 
 
 def storage_curve(
-    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+    scenario: ScenarioSource, *, progress: Progress | None = None, evaluator: Evaluator | None = None
 ) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
@@ -121,9 +121,9 @@ def storage_curve(
     change together; cables, slots, adapters of the hosts and memory stay. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    evaluator = evaluator or Evaluator(scenario)
+    evaluator = evaluator or Evaluator(loaded(scenario))
     result, _ = evaluator.timed()
-    tier = _tier(scenario.machine, result)
+    tier = _tier(evaluator.scenario.machine, result)
     return _Storage(evaluator, tier, progress).curve() if tier else None
 
 

@@ -15,7 +15,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario, placement_of
+from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Plan
@@ -192,9 +192,9 @@ class Misplaced(LoadedScenario):
         raise PlacementError(self.problems)
 
 
-def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """Return the same work on every target, by target: the tier, with ``platform:`` before it on another
-    platform.
+def on_targets(scenario: ScenarioSource, targets: Sequence[str]) -> dict[str, LoadedScenario]:
+    """Return the same work on every target, by target: the tier ("hbm" for "gpu"), with ``platform:`` before
+    it on another platform.
 
     A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
     ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
@@ -202,17 +202,21 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
     a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
     Raises InputError for unknown targets, all of them at once.
     """
+    scenario = loaded(scenario)
     problems: list[Problem] = []
     retargeted: dict[str, LoadedScenario] = {}
+    written: dict[str, str] = {}
     platform = ""
     for target in targets:
         before, colon, tier = target.rpartition(":")
         if colon:
             platform = "" if _is_own(before, scenario) else before
-        label = f"{platform}:{tier}" if platform else tier
+        label = canonical_target(f"{platform}:{tier}" if platform else tier)
         if label in retargeted:
-            problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice"))
+            names = f", as {written[label]} and {tier}" if written[label] != tier else ""
+            problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice{names}"))
             continue
+        written[label] = tier
         try:
             retargeted[label] = _retargeted(scenario, platform, tier)
         except InputError as error:
@@ -258,7 +262,7 @@ def _retargeted(scenario: LoadedScenario, platform: str, tier: str) -> LoadedSce
 
 
 def compare(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     targets: Sequence[str],
     *,
     baseline: str | None = None,
@@ -268,19 +272,21 @@ def compare(
 ) -> Comparison:
     """Simulate a scenario on each of several targets, and say what each costs.
 
-    ``baseline`` is one of the targets; by default the first that has times. ``costs`` is a list of prices
-    and powers, the shipped one by default. What DeepSpeed or the strategy would refuse is a result that says
-    so, as is one that reaches its limits. Raises InputError for an unknown target, and if all are refused,
-    before anything is simulated; WorkLimitError if no other answer is left.
+    Each result has the label of its target in ``on_targets``. ``baseline`` is one of the targets; by default
+    the first that has times. ``costs`` is a list of prices and powers, the shipped one by default. What
+    DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
+    InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
+    no other answer is left.
     """
     retargeted = on_targets(scenario, targets)
+    baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
         retargeted, baseline=baseline, costs=costs, keep_timelines=keep_timelines, progress=progress
     )
 
 
 def compare_scenarios(
-    scenarios: Mapping[str, LoadedScenario],
+    scenarios: Mapping[str, ScenarioSource],
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
@@ -288,10 +294,11 @@ def compare_scenarios(
     progress: Progress | None = None,
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone."""
-    capacities = compare_fit(scenarios, baseline=baseline)  # what is refused is known before the first runs
+    known = {label: loaded(scenario) for label, scenario in scenarios.items()}
+    capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
     stopped: WorkLimitError | None = None
-    for label, scenario in scenarios.items():
+    for label, scenario in known.items():
         if not results[label].fits:
             continue
         try:
@@ -304,7 +311,7 @@ def compare_scenarios(
         raise stopped
     prices = load_costs() if costs is None else costs
     results = {
-        label: replace(result, planner=ScenarioPlanner(scenarios[label], prices))
+        label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
     return replace(capacities, results=results)

@@ -104,7 +104,7 @@ class Confidence:
         row = self.row
         held = "held-out " if row.part == "holdout" else ""
         gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
-        seen = "" if held else ", all in view when the model was made"
+        seen = "" if held else ", all known when the model was developed"
         return f"{row.runs} {held}runs of {_CALLED[row.work]} {_WHERE[row.place]} on {gpus}{seen}"
 
     @property
@@ -185,6 +185,6 @@ def tie(first: SimulationResult, second: SimulationResult) -> bool:
     Raises ValueError unless both have times.
     """
     if first.compared_s is None or second.compared_s is None:
-        raise ValueError("only what fits has a time to compare")
+        raise ValueError("only a scenario that fits has a time to compare")
     fast, slow = sorted((first.compared_s, second.compared_s))
     return slow / fast - 1 <= margin(first, second)

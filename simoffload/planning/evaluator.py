@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -25,110 +25,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
 
-Shortage = Callable[[int], float]
-"""Function that returns the largest missing fraction at a count: 0 or less fits, infinity is refused."""
-
-_STRIDE = 4
-"""Factor by which a count grows until it no longer fits."""
+Fits = Callable[[int], bool]
+"""Function that returns whether a count fits."""
 
 
-class _SearchEnd(NamedTuple):
-    """A count that was tried."""
-
-    at: int
-    shortage: float
-
-    @property
-    def fits(self) -> bool:
-        return self.shortage <= 0
-
-
-class _Scale(NamedTuple):
-    """A _Scale is a transformation that makes the need nearly linear, and its inverse."""
-
-    there: Callable[[float], float]
-    back: Callable[[float], float]
-
-
-def _inverse(value: float) -> float:
-    return 1 / value
-
-
-_BY_COUNT = _Scale(float, float)
-_BY_SHARE = _Scale(_inverse, _inverse)
-
-
-def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
+def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
     """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
     fits.
 
     ``start`` is where to begin.
     """
-    first = _SearchEnd(start, shortage(start))
-    if not first.fits:
-        least = _SearchEnd(1, shortage(1))
-        return _between(shortage, least, first, _BY_COUNT) if least.fits else None
-    good = first
-    while good.at < most:
-        ahead = min(most, _STRIDE * good.at)
-        end = _SearchEnd(ahead, shortage(ahead))
-        if not end.fits:
-            return _between(shortage, good, end, _BY_COUNT)
-        good = end
-    return most
+    if fits(start):
+        low, high = start, min(most, 4 * start)
+        while low < most and fits(high):
+            low, high = high, min(most, 4 * high)
+    elif fits(1):
+        low, high = 1, start
+    else:
+        return None
+    return low + bisect_left(range(low + 1, high), True, key=lambda count: not fits(count))
 
 
-def smallest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
+def smallest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
     """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
     fits."""
-    bad = _SearchEnd(start, shortage(start))
-    if bad.fits:
-        return start
-    before: _SearchEnd | None = None
-    while bad.at < most:
-        ahead = min(most, _ahead(before, bad, most))
-        end = _SearchEnd(ahead, shortage(ahead))
-        if end.fits:
-            return _between(shortage, end, bad, _BY_SHARE)
-        before, bad = bad, end
-    return None
-
-
-def _ahead(before: _SearchEnd | None, bad: _SearchEnd, most: int) -> int:
-    """Return a count that should fit if the need falls with 1 / count, as from ``before`` to ``bad``."""
-    if before is None or not math.isfinite(before.shortage):
-        return 2 * bad.at
-    slope = (before.shortage - bad.shortage) / (1 / before.at - 1 / bad.at)
-    stays = bad.shortage - slope / bad.at
-    if slope <= 0 or stays >= 0:  # what is not shared is too much already
-        return most
-    return max(2 * bad.at, math.ceil(slope / -stays))
-
-
-def _between(shortage: Shortage, good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
-    """Return the last count that fits on the way from ``good`` to ``bad``.
-
-    False position, at once there where the need is linear on the scale, with a bisection as every third
-    step for needs that are not.
-    """
-    step = 0
-    while abs(good.at - bad.at) > 1:
-        step += 1
-        count = _guess(good, bad, scale) if step % 3 else (good.at + bad.at) // 2
-        end = _SearchEnd(count, shortage(count))
-        good, bad = (end, bad) if end.fits else (good, end)
-    return good.at
-
-
-def _guess(good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
-    """Return where the need should be met, rounded to the side that fits and strictly between both ends."""
-    low, high = sorted((good.at + 1, bad.at - 1) if good.at < bad.at else (good.at - 1, bad.at + 1))
-    if not math.isfinite(bad.shortage):
-        return (low + high) // 2
-    part = good.shortage / (good.shortage - bad.shortage)
-    near, far = scale.there(good.at), scale.there(bad.at)
-    found = scale.back(near + part * (far - near))
-    return min(high, max(low, math.floor(found) if good.at < bad.at else math.ceil(found)))
+    low, high = start - 1, start
+    while not fits(high):
+        if high == most:
+            return None
+        low, high = high, min(most, 2 * high)
+    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)
 
 
 Counted = Callable[[int], tuple[Edit, ...]]
@@ -159,7 +85,7 @@ class Evaluated:
 class Evaluator:
     """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
 
-    ``result`` is that of the scenario as it is, where it is known.
+    ``result`` is the result of the unchanged scenario, where it is known.
     """
 
     def __init__(
@@ -206,13 +132,13 @@ class Evaluator:
         return scenario, self._results[key]
 
     def timed(self) -> tuple[SimulationResult, float]:
-        """Return the result of the scenario as it is, and its ``compared_s`` [s].
+        """Return the result of the unchanged scenario, and its ``compared_s`` [s].
 
         Raises InputError if it does not fit, and what ``answer`` raises.
         """
         _, result = self.answer()
         if result.compared_s is None:
-            text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
+            text = f"the scenario does not fit, so that it has no time to explain: {'; '.join(result.advice)}"
             raise InputError.at("", text, path=self.scenario.document.path)
         return result, result.compared_s
 
@@ -257,19 +183,18 @@ class Evaluator:
                 self._known[key] = error.problems[0].message
         return self._known[key]
 
-    def shortage(self, *edits: Edit) -> float:
-        """Return the largest shortage of a tier over its capacity; 0 or less if all fit, infinity if the
-        edits are refused."""
+    def fits(self, *edits: Edit) -> bool:
+        """Return whether all tiers are large enough with these edits, and the edits are not refused."""
         uses = self.needs(*edits)
-        return math.inf if uses is None else max(-use.headroom / use.capacity for use in uses)
+        return uses is not None and all(use.fits for use in uses)
 
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
-        return largest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+        return largest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
 
     def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
-        return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+        return smallest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
 
     def trying(self, *description: str) -> None:
         """Record the descriptions of tried changes."""

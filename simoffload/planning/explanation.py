@@ -22,7 +22,7 @@ from simoffload.planning.profile_parameters import (
 )
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     change: float = CHANGE,
     progress: Progress | None = None,
@@ -112,9 +112,10 @@ def sensitivity(
     a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    evaluator = evaluator or Evaluator(scenario)
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    machine = evaluator.scenario.machine
     result, time = evaluator.timed()
-    tried = deciding_parameters(scenario.machine, result)
+    tried = deciding_parameters(machine, result)
     rows = []
     for count, number in enumerate(tried, 1):
         if progress:
@@ -123,7 +124,7 @@ def sensitivity(
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
-    total = sum(1 for _ in profile_parameters(scenario.machine))
+    total = sum(1 for _ in profile_parameters(machine))
     return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
 
 
@@ -241,7 +242,7 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
 
     Each input moves the time by its elasticity times its own uncertainty. All of them, and the error of the
     model, are taken to know nothing of each other, so that their squares add up; but what one profile has
-    from one estimate is wrong together, and adds up as it is.
+    from one estimate is wrong together, and adds up linearly.
 
     Notes
     -----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, combinations, islice, product
@@ -12,7 +11,7 @@ from simoffload.errors import InputError
 from simoffload.hardware.targets import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.base import Tunable
 from simoffload.units import format_bytes
@@ -31,9 +30,8 @@ Kind = Callable[[Evaluator], Iterator[Change]]
 
 def enough(evaluator: Evaluator, step: Change) -> Iterator[Change]:
     """Yield the change with the memory that it leaves, if everything fits with it."""
-    uses = evaluator.needs(*step.edits)
-    if uses is not None and all(use.fits for use in uses):
-        yield step._replace(uses=uses)
+    if evaluator.fits(*step.edits):
+        yield step._replace(uses=evaluator.needs(*step.edits) or ())
 
 
 def _lacking(evaluator: Evaluator) -> list[TierUse]:
@@ -67,7 +65,7 @@ def _first(evaluator: Evaluator, steps: Iterable[Change], *description: str) -> 
 def settings(evaluator: Evaluator) -> Iterator[Change]:
     """Yield settings that the memory terms of a tier that is too small name as their remedies.
 
-    A setting is left out where the parts that name it are smaller than what lacks.
+    A setting is left out where the parts that name it are smaller than the shortage.
     """
     lacking = _lacking(evaluator)
     for tunable in (*_of_work(evaluator), *evaluator.plan.tunables()):
@@ -229,10 +227,11 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
     need = f"it needs {needed}"
     if host.memory_maximum is None:
-        need += f"; whether its board takes that, host/{host.id} does not say: memory_maximum"
+        need += f"; host/{host.id} has no memory_maximum, so check the limit of its board"
     elif use.needed > host.memory_maximum.value:
         most = format_bytes(host.memory_maximum.value, binary=True)
-        evaluator.bar(f"more host memory is not enough: {need}, and host/{host.id} takes no more than {most}")
+        board = f"host/{host.id} supports no more than {most}"
+        evaluator.bar(f"more host memory is not enough: {need}, and {board}")
         return None
     else:
         size = min(size, host.memory_maximum.value)
@@ -265,11 +264,11 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     def step(count: int) -> Edit:
         return Edit(("profiles", evaluator.named(f"raid/{array.id}"), "count"), pair * count)
 
-    def lacks(count: int) -> float:
+    def fits(count: int) -> bool:
         uses = evaluator.needs(step(count)) or ()
-        return next((-one.headroom / one.capacity for one in uses if one.tier == use.tier), math.inf)
+        return any(one.fits for one in uses if one.tier == use.tier)
 
-    found = smallest_that_fits(lacks, start=array.count // pair, most=_MOST_DRIVES // pair)
+    found = smallest_that_fits(fits, start=array.count // pair, most=_MOST_DRIVES // pair)
     if found is None:
         return None
     where = "of each machine " if target.drives else ""
@@ -301,18 +300,18 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
 
 _MOST = 4
 """Maximum number of combined changes that are reported."""
-_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
+_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 100, 50, 60, 30
 """Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
 
 
-def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
+def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
     """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
     one does.
 
-    Every change was tried on the scenario. Empty if it fits as it is, or if nothing that was tried helps.
+    Every change was tried on the scenario. Empty if it fits unchanged, or if nothing that was tried helps.
     Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
     """
-    return search_changes(scenario).changes
+    return search_changes(loaded(scenario)).changes
 
 
 def search_changes(scenario: LoadedScenario) -> Remedies:
@@ -321,8 +320,8 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
         return Remedies((), ())
     evaluator = Evaluator(scenario)
     found = [change for kind in KINDS for change in kind(evaluator)]
-    barred = tuple(evaluator.effort.barred)  # by the scenario as it is
-    if all(change.kind in BOUGHT for change in found):  # what costs nothing is told beside it
+    barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
+    if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
     lora = list(adapters(evaluator))
     if not lora and all(_parts(change) for change in found):

@@ -10,7 +10,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario, tier_name
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.strategies.base import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
@@ -64,12 +64,14 @@ class Largest(NamedTuple):
         }
 
 
-def largest(scenario: LoadedScenario) -> Largest:
+def largest(scenario: ScenarioSource) -> Largest:
     """Find the largest batch, the longest context and the deepest model that fit.
 
-    Each with the rest as it is; the context grows with the prompt, the model with ``num_hidden_layers``.
+    Each is found with the rest unchanged; the context grows with the prompt, the model with
+    ``num_hidden_layers``.
     Raises InputError for a scenario of checkpoints and for what DeepSpeed would refuse.
     """
+    scenario = loaded(scenario)
     workload = scenario.scenario.workload
     if isinstance(workload, Checkpointing):
         text = "checkpoints have neither batch nor context"
@@ -153,7 +155,7 @@ class MachinesNeeded(NamedTuple):
         return by_name(self, "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts")
 
 
-def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
+def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
     """Count the machines of a scenario's platform that its model needs, without offload and with it.
 
     Weights, and in training gradients and optimizer states, are divided among all GPUs of the machines (ZeRO
@@ -176,6 +178,7 @@ def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = N
     bit; for training 240 x layers x hidden^2 bytes, 20 a parameter (Rajbhandari et al., ZeRO-Infinity, arXiv
     2104.07857, equations 1 and 2), as DDN's white paper "Large Language Models" counts both.
     """
+    scenario = loaded(scenario)
     workload, machine = scenario.scenario.workload, scenario.machine
     if isinstance(workload, Checkpointing):
         text = "machines are counted for inference and training, not for checkpoints"

@@ -115,15 +115,16 @@ def _verdict(epoch: Epoch) -> str:
 def _cause(dataset: Dataset, epoch: Epoch) -> str:
     flight = format_bytes(dataset.in_flight, binary=True)
     workers = "one worker" if dataset.workers == 1 else f"{dataset.workers} workers"
+    ahead = dataset.workers * dataset.prefetch_factor
     causes = {
-        "link": f"{epoch.link} is full",
+        "link": f"{epoch.link} is saturated",
         "requests": f"requests wait for storage: {workers} per rank with {flight} in flight",
         "decode": f"decoding takes {workers} {format_seconds(dataset.decode_time)} a sample",
         "files": f"opening files takes {format_seconds(dataset.open_time)} each",
         "copy": "copying out of the page cache is the longest part of the workers' time",
         "cores": "all cores of the host are busy decoding and copying",
-        "look_ahead": f"{dataset.workers * dataset.prefetch_factor} batches made ahead are used up before "
-        "the optimizer's pause pays back",
+        "look_ahead": f"{ahead} batches, all that are prefetched, do not last from one optimizer step to the "
+        "next",
         "no_workers": "without workers the training process reads between its steps",
     }
     return causes[epoch.limit]
@@ -132,9 +133,9 @@ def _cause(dataset: Dataset, epoch: Epoch) -> str:
 def _remedy(data_loading: DataLoading) -> str:
     workers, needed = data_loading.workers_needed, format_rate(data_loading.cold.needed)
     if workers is not None and data_loading.cold.limit == "look_ahead":
-        return f"a larger prefetch_factor or {workers} workers per rank would do"
+        return f"a larger prefetch_factor or {workers} workers per rank would be enough"
     if workers is not None:
-        return f"{workers} {'worker' if workers == 1 else 'workers'} per rank would do"
+        return f"{workers} {'worker' if workers == 1 else 'workers'} per rank would be enough"
     if data_loading.remaining == "cores":
         return "no number of workers is enough: decoding needs more cores, or must cost less"
     return f"no number of workers is enough: storage must deliver {needed}"

@@ -168,7 +168,7 @@ def phrase(worn: DriveLifetime, *, unit: str = "step") -> str:
     text = f"{format_bytes(worn.per_step)} a {unit}, {format_bytes(worn.per_day)} a day: {each} "
     text += f"{format_bytes(worn.per_drive_day)} a day ({writes}"
     if worn.years is None or worn.rated_bytes is None:
-        return f"{text}); no endurance rating of this drive is at hand"
+        return f"{text}); no endurance rating of this drive is known"
     if worn.rated_drive_writes_per_day is not None:
         text += f"; rated for {format_number(worn.rated_drive_writes_per_day, digits=2)} a day"
     text += f"); its {format_bytes(worn.rated_bytes)} are used up in {duration(worn.years)}"
@@ -223,11 +223,11 @@ class CachedWrites(NamedTuple):
     def sentence(self) -> str:
         """Sentence about the bytes written, the part that fits into the cache, and the resulting rate."""
         written, cached, capacity = map(format_bytes, (self.written, self.cached, self.capacity))
-        cache = f"in the write cache of {capacity}"
+        cache = f"into the write cache of {capacity}"
         into = format_rate(self.cache_rate)
         if not self.exceeded:
-            return f"{self.tier}: the {written} that a {self.unit} writes find room {cache}: {into}"
-        found = f"only {cached} of them find room" if self.cached else "none of them finds room"
+            return f"{self.tier}: the {written} that a {self.unit} writes fit {cache}: {into}"
+        found = f"only {cached} of them fit" if self.cached else "none of them fits"
         if self.cached < min(self.written, self.capacity):
             cache += ", which the drives have no time to empty"
         rates = f"{into} into the cache, {format_rate(self.rate_after)} after"

@@ -38,6 +38,8 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies import TierChoice, strategy_for, strategy_of
 from simoffload.workload import Training
 
+ScenarioSource = LoadedScenario | str | Path
+"""A scenario, or where it is: the path of its file, or the name of a shipped one."""
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
@@ -68,6 +70,21 @@ def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> Loade
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
     return resolve(read_document(locate(source)), overrides=overrides)
+
+
+def loaded(source: ScenarioSource) -> LoadedScenario:
+    """Return a scenario, which is loaded first where ``source`` is a path or the name of a shipped one.
+
+    Raises what ``load_scenario`` raises, and TypeError for anything else.
+    """
+    if isinstance(source, LoadedScenario):
+        return source
+    try:
+        path = Path(source)
+    except TypeError:
+        text = "write what load_scenario() returns, the path of a file, or the name of a shipped scenario"
+        raise TypeError(f"a scenario cannot be {type(source).__name__}; {text}") from None
+    return load_scenario(path)
 
 
 @limited

@@ -196,10 +196,10 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
     tier_of_path = _tier_of_path(path, machine) if path else None
     if named is not None:
         if configured is not None and machine.tiers[named].kind not in _KINDS[configured]:
-            message = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
+            message = f'ds_config {section}.device: "{configured}" contradicts {key}: {named}'
             return named, (f"{message}; {named} is used",)
         if tier_of_path not in (None, named):
-            message = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
+            message = f'ds_config {section}.nvme_path: "{path}" contradicts {key}: {named}'
             return named, (f"{message}; {named} is used",)
         return named, ()
     if tier_of_path is not None:

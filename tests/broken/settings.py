@@ -167,7 +167,7 @@ CASES: tuple[Case, ...] = (
         "ds-amp",
         '"aio":',
         '"optimizer": {"type": "AdamW"}, "amp": {"enabled": true}, "aio":',
-        ("ds.json:6:54: amp.enabled:", "amp does not go with ZeRO"),
+        ("ds.json:6:54: amp.enabled:", "amp cannot be combined with ZeRO"),
     ),
     ds_config("ds-nan", "1048576", "NaN", ("ds.json:6:25:", "NaN is not a number")),
     # ---- Hugging Face's config.json ----

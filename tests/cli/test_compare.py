@@ -150,9 +150,9 @@ def test_the_same_from_python(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     comparison = compare(load_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
     frame = comparison.to_frame()
-    assert list(frame.index) == ["dram", "gpu"]
+    assert list(frame.index) == list(rows) == ["dram", "hbm"]
     assert list(frame["ratio"]) == [row["ratio"] for row in rows.values()]
-    assert comparison.ranking == ("gpu", "dram")
+    assert comparison.ranking == ("hbm", "dram")
 
 
 def test_progress_names_the_target() -> None:
@@ -187,10 +187,15 @@ def test_no_number_is_cut_for_lack_of_room(program, tmp_path, monkeypatch, width
         assert number in narrow, number
 
 
-def test_two_names_of_one_target_are_told_once(program) -> None:
-    answer = program("compare", "small.yaml", "--on", "gpu,dram,hbm", "--json", *WIDE)
-    assert list(compared(answer)) == ["hbm", "dram"]
-    assert answer.err.startswith("hbm is the same as gpu; it is listed once\n")
+def test_two_names_of_one_target_are_refused(program) -> None:
+    answer = program("compare", "small.yaml", "--on", "gpu,dram,hbm", *WIDE)
+    assert answer == (2, "", 'error: --on: target "hbm" is given twice, as gpu and hbm\n')
+
+
+def test_targets_with_the_same_places_are_listed_once(program) -> None:
+    answer = program("fit", "training/bloom-7b1", "--on", "dram+raid,dram")
+    assert answer.status == 0
+    assert answer.err.startswith("dram is the same as dram+raid; it is listed once\n")
 
 
 def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:

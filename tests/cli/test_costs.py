@@ -110,7 +110,7 @@ def test_another_currency_is_printed_and_not_converted(program, tmp_path: Path) 
 def test_a_device_that_nobody_knows_is_said(program, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN + "  drive/samsung-pm1734: {price: 1}\n")
     text = " ".join(program("run", "small.yaml", "--costs", "own.yaml", *FAST).out.split())
-    assert 'names "drive/samsung-pm1734", which is neither a shipped profile nor one of this machine' in text
+    assert 'names "drive/samsung-pm1734", which is neither a shipped profile nor part of this machine' in text
     assert 'did you mean "drive/samsung-pm1733-3.84tb"?' in text
 
 

@@ -71,7 +71,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
     answer = program(*argv, "--dry-run")
     assert answer.out.splitlines() == [
         "3 points of 4 combinations (4 workload.batch_size)",
-        "1 of them are equal to another point; 2 simulations",
+        "1 of them is equal to another point; 2 simulations",
         "first point: workload.batch_size = 1",
     ]
     data = json.loads(program(*argv, "--dry-run", "--json").out)
@@ -82,7 +82,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
 def test_summary_for_programs(program) -> None:
     argv = (
         "--axis",
-        "strategy.weights=nosuch,raid,raid",
+        "strategy.ranks=99,1,1",
         "-o",
         "a.json",
         "-o",
@@ -124,7 +124,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
     Path("r.csv").write_text("half")
     answer = program(*argv)
     assert answer.status == 2
-    assert answer.err.startswith("error: r.csv.journal: a sweep was begun here; continue it with --resume")
+    assert answer.err.startswith("error: r.csv.journal: a sweep was started here; continue it with --resume")
     answer = program(*argv, "--resume")
     assert answer.out.splitlines()[0] == "4 points, 2 simulations taken from the journal"
     assert Path("r.csv").read_bytes() == before
@@ -132,7 +132,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         assert database.execute("SELECT * FROM rows ORDER BY point").fetchall() == rows
     answer = program(*argv, "--resume", "--set", "workload.output_length=5")
     assert answer.status == 2
-    assert "is of another sweep" in answer.err
+    assert "belongs to another sweep" in answer.err
     assert program(*argv, "--overwrite", "--set", "workload.output_length=5").status == 0
     assert Path("r.csv").read_bytes() != before
     journal.unlink()
@@ -149,7 +149,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         (("--axis", "workload.batch=1"), '--axis: workload.batch: unknown key; did you mean "batch_size"?'),
         ((*AXES, "-o", "r.txt"), "r.txt: the name of a result must end in .csv, .json, .parquet"),
         ((*AXES, "-o", "r.csv", "-o", "r.csv"), "r.csv: is given twice"),
-        ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; make it first"),
+        ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; create it first"),
         (
             (*AXES, "--workers", "0"),
             'simoffload sweep: argument --workers: "0" is not a whole number above 0',
@@ -240,3 +240,17 @@ def test_a_bar_on_a_terminal(tmp_path: Path, repository: Path, program) -> None:
     assert done.returncode == 0
     assert shown.startswith("\r[")
     assert re.search(r"\r\[#{24}\] 4/4  [\d.]+/s\x1b\[K\r?\n$", shown)
+
+
+def test_a_value_that_check_would_refuse_is_refused_before_anything_runs(program, tmp_path: Path) -> None:
+    argv = ("--axis", "workload.batch_size=1,2,0", "--axis", "model=bloom-560m,bloom-9b", "-o", "r.csv")
+    answer = program("sweep", "small.yaml", *argv)
+    assert answer == (
+        2,
+        "",
+        (
+            "error: --axis: workload.batch_size: must be at least 1, got 0\n"
+            'error: --axis: model: unknown model "bloom-9b"; did you mean "bloom-3b"?\n'
+        ),
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]

@@ -12,6 +12,7 @@ import pytest
 import simoffload as so
 from simoffload.errors import WorkLimitError
 from simoffload.planning import remedies as changes
+from tests.cli.conftest import SCENARIO
 
 TOO_LARGE = ["strategy.weights=hbm"]
 
@@ -99,3 +100,31 @@ def test_a_comparison_says_of_each_what_it_says_itself(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text().count("Cost and energy</h2>") == 1
     so.write_report(found.results["raid"], tmp_path / "page.html")
     assert "Cost and energy" in (tmp_path / "page.html").read_text()
+
+
+def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
+    """In every public function that takes one; what it is not is said with what to write."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO)
+    scenario = so.load_scenario(path)
+    result = so.simulate(path)
+    assert result.metrics() == so.simulate(str(path)).metrics() == so.simulate(scenario).metrics()
+    assert so.fit("ddn/bloom-7b1").fits
+    comparison = so.compare(str(path), ["gpu", "dram"], baseline="gpu")
+    assert list(comparison.results) == ["hbm", "dram"]
+    assert comparison.baseline == "hbm"
+    assert list(so.compare_scenarios({"a": path}).results) == ["a"]
+    assert list(so.on_targets(path, ["dgx-h100:cpu"])) == ["dgx-h100:dram"]
+    assert so.economics(path, result).to_dict() == so.economics(scenario, result).to_dict()
+    assert so.largest(path) == so.largest(scenario)
+    assert so.machines_needed(path) == so.machines_needed(scenario)
+    assert so.smallest_changes(path) == ()
+    short = tmp_path / "short.yaml"
+    short.write_text(SCENARIO.replace("output_length: 3", "output_length: 1"))
+    curve = so.storage_curve(short)
+    assert curve is not None
+    assert curve.tier == "raid"
+    with pytest.raises(so.InputError, match="is a model, not a scenario; default_scenario"):
+        so.simulate("bloom-7b1")
+    with pytest.raises(TypeError, match=r"a scenario cannot be dict; write what load_scenario\(\) returns"):
+        so.simulate({"model": "bloom-7b1"})  # type: ignore[arg-type]

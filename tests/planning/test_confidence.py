@@ -63,7 +63,7 @@ def test_runs_that_were_in_view_count_where_there_are_no_others(
 ) -> None:
     found = confidence(fit(load_scenario("xinnor/llama-1b", overrides=[f"strategy.optimizer={optimizer}"])))
     assert (found.relative_error, found.row.part) == (error, part)
-    assert ("on 1 GPU, all in view when the model was made" in found.sentence) is (part == "fit")
+    assert ("on 1 GPU, all known when the model was developed" in found.sentence) is (part == "fit")
 
 
 def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
@@ -114,5 +114,5 @@ def slower(result: SimulationResult, times: float) -> SimulationResult:
 
 def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
     nothing = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
-    with pytest.raises(ValueError, match="only what fits has a time"):
+    with pytest.raises(ValueError, match="only a scenario that fits has a time"):
         tie(drives, nothing)

@@ -77,14 +77,15 @@ def test_no_more_memory_than_the_board_takes(tmp_path: Path) -> None:
     unknown = changes(str(tmp_path / "mine.yaml"), weights)
     (description,) = (one for one in unknown if one.startswith("DRAM of each machine"))
     assert description.endswith(
-        "(it needs 3.07 TiB; whether its board takes that, host/dgx-a100-1tib does not say: memory_maximum)"
+        "(it needs 3.07 TiB; host/dgx-a100-1tib has no memory_maximum, so check the limit of its board)"
     )
     scenario = load_scenario("ddn/bloom-mod-1", overrides=[weights])
     result = fit(scenario)
     assert result.remedies is not None
     assert not [one for one in result.remedies.changes if "DRAM" in one.description]
     assert result.all_warnings[-1] == (
-        "more host memory is not enough: it needs 3.07 TiB, and host/dgx-a100-1tib takes no more than 2 TiB"
+        "more host memory is not enough: it needs 3.07 TiB, and host/dgx-a100-1tib supports no more than "
+        "2 TiB"
     )
 
 

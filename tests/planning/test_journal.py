@@ -150,14 +150,14 @@ def test_what_is_there_is_replaced_when_that_is_asked_for(path: Path, content: b
 
 def test_a_journal_is_replaced_by_another(path: Path) -> None:
     Journal.created(path, SWEEP._replace(points=8)).close()
-    with pytest.raises(InputError, match="is of another sweep"):
+    with pytest.raises(InputError, match="belongs to another sweep"):
         resumed(path)
 
 
 def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
     for other in (SWEEP._replace(sweep_hash="cd" * 32), SWEEP._replace(points=8)):
-        with pytest.raises(InputError, match="is of another sweep"):
+        with pytest.raises(InputError, match="belongs to another sweep"):
             resumed(path, other)
     monkeypatch.setattr("simoffload.planning.sweep.journal.__version__", "9.9")
     with pytest.raises(InputError, match=r"was written by simoffload .*, and this is 9\.9"):
@@ -168,7 +168,7 @@ def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest
 def test_two_processes_cannot_write_it_at_once(path: Path) -> None:
     first = resumed(path)
     for opened in (resumed, lambda it: Journal.created(it, SWEEP)):
-        with pytest.raises(InputError, match="another sweep is writing it at this moment"):
+        with pytest.raises(InputError, match="another sweep is writing to it"):
             opened(path)
     first.append([JournalRow(point=1, error="still mine")])
     first.close()
@@ -233,7 +233,7 @@ def test_a_row_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path,
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
     before = path.read_bytes()
-    assert refusal(path).startswith(f"{DAMAGED}what it holds of point 8 ")
+    assert refusal(path).startswith(f"{DAMAGED}the row of point 8 ")
     assert path.read_bytes() == before
 
 
@@ -241,7 +241,7 @@ def test_a_row_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path,
 def test_a_row_that_is_no_json_is_told(path: Path, text: str) -> None:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
-    assert "what it holds of point 8 is no result" in refusal(path)
+    assert "the row of point 8 is not a result" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_result_that_is_one_number_has_its_elasticity() -> None:
 
 
 def test_what_does_not_fit_has_nothing_to_explain() -> None:
-    with pytest.raises(InputError, match="there is no time to explain, as it does not fit: hbm needs"):
+    with pytest.raises(InputError, match="so that it has no time to explain: hbm needs"):
         sensitivity(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
 
 

@@ -107,7 +107,7 @@ def test_workers_need_no_file_of_the_sweep(
 def test_a_cluster_within_the_process(
     start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
 ) -> None:
-    description = ("--axis", "workload.batch_size=1,2,0,3")
+    description = ("--axis", "strategy.ranks=1,2,99,3")
     local = ("--quiet", "--cluster", "local", "--workers", "2")
     finished(start(scenario_file.name, *description, *local, "-o", "there.csv"))
     assert (tmp_path / "there.csv").read_bytes() == written_here(*description)

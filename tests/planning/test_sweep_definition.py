@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.planning.sweep import Sweep, define_sweep, find_points
+from simoffload.planning.sweep import Sweep, define_sweep, definition, find_points
 from tests.cli.conftest import SCENARIO
 from tests.planning.conftest import Define
 
@@ -157,19 +157,97 @@ def test_what_the_constraints_say_of_points_is_said_with_the_point(define: Defin
         find_points(define(axes=["workload.batch_size=1,2"], constraints=["batch_size > 2"]))
 
 
-def test_a_value_that_is_wrong_in_some_points_is_no_reason_to_refuse(define: Define) -> None:
-    assert len(find_points(define(axes=["strategy.weights=nosuch,raid"]))) == 2
+_BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
+
+
+@pytest.mark.parametrize(
+    ("axes", "messages"),
+    [
+        (["workload.batch_size=1,2,0"], ["workload.batch_size: must be at least 1, got 0"]),
+        (
+            ["workload.batch_size=1,0", "model=bloom-560m,bloom-9b"],
+            [
+                "workload.batch_size: must be at least 1, got 0",
+                'model: unknown model "bloom-9b"; did you mean "bloom-3b"?',
+            ],
+        ),
+        (
+            ["platform=dgx-a100,dgx-a10"],
+            ['platform: there is no platform "dgx-a10"; did you mean "dgx-a100"?'],
+        ),
+        (
+            ["strategy.weights=nosuch,raid"],
+            [
+                (
+                    'strategy.weights: no tier "nosuch" on platform "dgx-a100" '
+                    "(has: hbm, dram, raid, nfs, ai400x2)"
+                )
+            ],
+        ),
+        (
+            ["profiles.hdr200.achieved=20 GB/s,20 GB"],
+            ['profiles.hdr200.achieved: "20 GB" is a size, not a rate; did you mean "20 GB/s"?'],
+        ),
+        (
+            ["equipment.pcie.gen4=gen4,gen9"],
+            [
+                'equipment.pcie.gen4: there is no pcie "gen9"; did you mean "gen6", "gen5" or "gen4"?',
+            ],
+        ),
+        ([f"{_BUCKET}=0,-5"], [f'{_BUCKET}: must be "auto" or at least 0, got -5']),
+        (
+            ["strategy=[{ranks: 1, weights: dram}, {rank: 1}, {rank: 2}]"],
+            [
+                (
+                    'strategy: "{"rank": 1}" and "{"rank": 2}": strategy.rank: unknown key; did you mean '
+                    '"ranks"? (known here: kind, ranks, weights, ds_config, deepspeed_version)'
+                )
+            ],
+        ),
+    ],
+)
+def test_values_that_no_scenario_can_have_are_refused(
+    define: Define, axes: list[str], messages: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        define(axes=axes)
+    assert list(map(str, caught.value.problems)) == [f"--axis: {one}" for one in messages]
+
+
+def test_a_refused_value_of_a_file_is_named_with_its_line(define: Define) -> None:
+    with pytest.raises(InputError) as caught:
+        define("sweep:\n  axes:\n    workload.batch_size:\n      choices: [1, 2, none]\n")
+    assert str(caught.value) == (
+        'small.yaml:13:23: sweep.axes."workload.batch_size".choices[2]: must be a whole number, got "none"'
+    )
+
+
+def test_what_is_refused_only_in_combination_is_a_row(define: Define) -> None:
+    """A tier of one of two platforms, numbers of a device of that platform, keys of one of two strategies."""
+    axes = ["strategy.weights=raid,ai400x2", "platform=dgx-2,dgx-a100", "profiles.hdr200.achieved=1 GB/s"]
+    assert len(find_points(define(axes=axes))) == 4
+    assert len(find_points(define(axes=["strategy.kind=resident,zero_inference"]))) == 2
+
+
+def test_a_long_axis_is_checked_at_its_ends(define: Define, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr(definition, "resolve", lambda *_, **__: checked.append(1))
+    define(axes=["workload.batch_size=range(min=1, max=5000, step=1)", "strategy.ranks=1,2"])
+    assert len(checked) <= 1010
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="must be at least 1, got 0"):
+        define(axes=["workload.batch_size=range(min=0, max=5000, step=1)"])
 
 
 @pytest.mark.parametrize("name", ["index", "fits", "error", "ttft_s", "warnings"])
 def test_an_axis_has_no_name_of_another_column(define: Define, name: str) -> None:
     section = f"sweep: {{axes: {{workload.batch_size: {{name: {name}, choices: [1, 2]}}}}}}\n"
-    with pytest.raises(InputError, match=f'sweep.axes.*"{name}" is another column.s name'):
+    with pytest.raises(InputError, match=f'sweep.axes.*"{name}" is the name of another column'):
         define(section)
 
 
 def test_what_is_varied_is_no_axis(define: Define) -> None:
-    with pytest.raises(InputError, match="sweep: is what is varied; vary the scenario"):
+    with pytest.raises(InputError, match="an axis cannot vary the section sweep"):
         define(axes=["sweep=1,2"])
 
 

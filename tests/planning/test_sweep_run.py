@@ -31,7 +31,7 @@ except ModuleNotFoundError:
     pq = None
 
 FORMATS = (".csv", ".json", ".parquet") if pq else (".csv", ".json")
-AXES = ("workload.batch_size=1,2,0,1", "strategy.weights=dram,raid")
+AXES = ("strategy.ranks=1,2,99,1", "strategy.weights=dram,raid")
 MANY = ("--axis", "workload.batch_size=range(min=1,max=16,step=1)", "--axis", "strategy.weights=dram,raid")
 
 
@@ -46,10 +46,12 @@ def test_a_row_is_what_a_single_run_says(define: Define, tmp_path: Path, scenari
     with (tmp_path / "r.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["index"] for row in rows] == list("01234567")
-    one = simulate(load_scenario(scenario_file, overrides=["workload.batch_size=1", "strategy.weights=raid"]))
+    one = simulate(load_scenario(scenario_file, overrides=["strategy.ranks=1", "strategy.weights=raid"]))
     assert {name: float(rows[1][name]) for name in one.metrics()} == one.metrics()
     assert (rows[1]["fits"], rows[1]["bottleneck"], rows[1]["error"]) == ("true", one.bottleneck, "")
-    assert rows[4]["error"] == "workload.batch_size: must be at least 1, got 0"
+    assert rows[4]["error"] == (
+        "strategy.ranks: 99 ranks, but the platform has 8 GPUs; lower it or raise nodes"
+    )
     assert [rows[4][name] for name in (*one.metrics(), "fits", "bottleneck")] == [""] * (
         len(one.metrics()) + 2
     )
@@ -62,7 +64,7 @@ def test_all_formats_say_the_same(define: Define, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "r.json").read_text())
     table = pq.read_table(tmp_path / "r.parquet")
     assert table.to_pylist() == written["rows"]
-    assert table.schema.field("workload.batch_size").type == "int64"
+    assert table.schema.field("strategy.ranks").type == "int64"
     with (tmp_path / "r.csv").open() as file:
         header, *rows = csv.reader(file)
     assert header == table.column_names == list(written["rows"][0])

@@ -13,7 +13,7 @@ from simoffload.planning.advise import Advice, Search, advise, parse_service, pu
 from simoffload.planning.advise.evaluate import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
-from simoffload.report.document import ReportDocument
+from simoffload.report.document import Datum, ReportDocument
 from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
@@ -64,15 +64,32 @@ def test_a_terminal_shows_every_number_whole(
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice) == (
-        "TPOT is 1.2 s; bottleneck: raid read; largest gain: a whole copy in each GPU, without ZeRO (36.4×); "
-        "largest gain per cost: 5 drives in raid instead of 4 (1.16×); best setting: reads straight into the "
-        "GPU (use_gds) (1.22×)."
+        "TPOT is 1.2 s; bottleneck: raid read; largest gain: a whole copy of the model in each GPU, without "
+        "ZeRO (36.4×); largest gain per cost: 5 drives in raid instead of 4 (1.16×); best setting: reads "
+        "straight into the GPU (use_gds) (1.22×)."
     )
 
 
 def test_what_helps_less_than_the_error_is_said(advice: Advice) -> None:
     (text,) = advised(advice, None)[0].sentences
     assert re.match("gains below 19 % are within the prediction error on real runs; ", text)
+
+
+def test_values_of_one_setting_are_one_row(advice: Advice) -> None:
+    """The best of them, with the range; plain values keep all."""
+    gained, *others = advised(advice, None)
+    (paid,) = (one for one in others if one.title == "Largest gain per cost")
+    rows = [row[0].text for row in gained.tables[0].rows if isinstance(row[0], Datum)]
+    assert [one for one in rows if "batch" in one] == ["batch 32 per GPU instead of 4 (tried 8 to 32)"]
+    assert {"8 drives in raid instead of 4 (tried 5 to 8)", "weights on dram", "weights on ai400x2"} <= set(
+        rows
+    )
+    first = paid.tables[0].rows[0][0]
+    assert isinstance(first, Datum)
+    assert first.text == "5 drives in raid instead of 4 (tried 5 to 8)"
+    keys = {one["key"]: one["gain"] for one in advice.to_dict()["options"]}
+    assert keys["batch-32"] > keys["batch-16"] > keys["batch-8"] > 1
+    assert {"raid-5-drives", "raid-8-drives"} <= set(keys)
 
 
 def test_what_was_looked_for_and_found(search: Search) -> None:

@@ -129,7 +129,9 @@ def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_re
 def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
     there = replace(explanation, storage=None)
     bandwidth_told = explained(there)[0]
-    assert bandwidth_told.sentences == ("weights and optimizer are in memory: no storage decides anything",)
+    assert bandwidth_told.sentences == (
+        "weights and optimizer are in memory, so the speed of storage has no effect",
+    )
     assert bandwidth_told.tables == ()
     assert bandwidth_told.charts == ()
 

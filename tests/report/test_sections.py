@@ -172,7 +172,7 @@ def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResul
     text = flat(result)
     assert "1,000 samples of 1 MB on nfs (1 GB stored); an epoch has 80 steps and takes 100 s" in text
     assert "the GPUs wait for data in 20.0 % of the time: 2 GB/s needed, 1.5 GB/s reachable" in text
-    assert "nfs read is full" in text
+    assert "nfs read is saturated" in text
     assert re.search(r"2 to 3\s+100 %\s+nothing\s+1.5 GB/s\s+20 ms\s+0 %", result_text(result))
     assert re.search(
         r"raid\s+8\s+100 GB per step\s+400 TB\s+50 TB \(13\)\s+1\s+139 days", result_text(result)

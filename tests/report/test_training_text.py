@@ -101,8 +101,8 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  ±13.9 %, the mean error of 2 runs of training steps from drives in the host on 1 GPU, all in view
-    when the model was made (the worst +16 %)
+  ±13.9 %, the mean error of 2 runs of training steps from drives in the host on 1 GPU, all known
+    when the model was developed (the worst +16 %)
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate

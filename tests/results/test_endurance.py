@@ -133,7 +133,7 @@ def test_a_drive_without_a_warranty_in_years() -> None:
 def test_no_rating_and_nothing_written() -> None:
     unrated = drive_lifetime(1 * GB, 1, drive())
     assert (unrated.verdict, unrated.years, unrated.rated_bytes) == ("unrated", None, None)
-    assert phrase(unrated).endswith("no endurance rating of this drive is at hand")
+    assert phrase(unrated).endswith("no endurance rating of this drive is known")
     idle = drive_lifetime(0, 1, rated())
     assert (idle.verdict, idle.years, phrase(idle)) == ("ok", None, "nothing is written to the drives")
 

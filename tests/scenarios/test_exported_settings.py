@@ -200,7 +200,7 @@ def test_the_scenarios_word_counts_more_than_the_path() -> None:
     found = on_storage("/mnt/raid", weights="nfs")
     assert found.plan().target == "nfs"
     assert found.plan().warnings == (
-        'ds_config offload_param.nvme_path: "/mnt/raid" does not go with weights: nfs; nfs is used',
+        'ds_config offload_param.nvme_path: "/mnt/raid" contradicts weights: nfs; nfs is used',
     )
     assert found.on("ai400x2").plan().warnings == ()
     assert found.on("ai400x2").exports()[FILE]["zero_optimization"]["offload_param"]["nvme_path"] == (

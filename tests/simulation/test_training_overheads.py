@@ -233,7 +233,7 @@ def test_gpus_that_starve_are_warned_about() -> None:
     assert run.data_loading.cold.starvation > 0
     (text,) = (text for text in run.warnings if text.startswith("dataset"))
     assert "the GPUs wait for data" in text
-    assert f"{run.data_loading.workers_needed} workers per rank would do" in text
+    assert f"{run.data_loading.workers_needed} workers per rank would be enough" in text
 
 
 def test_the_steps_own_reads_leave_less_to_the_data() -> None:

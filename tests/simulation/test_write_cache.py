@@ -98,7 +98,7 @@ def test_a_long_step_empties_the_cache_in_time() -> None:
     assert rendered(steady) == rendered(empty)
     assert rendered(steady).rate == INTO
     assert not any("write cache" in text for text in steady.warnings)
-    assert "find room in the write cache of 215 GB: 5.1 GB/s" in result_text(steady)
+    assert "fit into the write cache of 215 GB: 5.1 GB/s" in result_text(steady)
 
 
 def test_the_longer_the_step_the_more_finds_room() -> None:

@@ -216,7 +216,7 @@ def refused(tree: dict[str, Any]) -> dict[str, str]:
             "bf16.bf16_master_weights_and_grads",
             "counted in single precision",
         ),
-        ({"amp": {"enabled": True}}, "amp.enabled", "amp does not go with ZeRO"),
+        ({"amp": {"enabled": True}}, "amp.enabled", "amp cannot be combined with ZeRO"),
         (
             zero(stage=2, offload_optimizer={**CPU, "ratio": 0.3}),
             "zero_optimization.offload_optimizer.ratio",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.options import placement_words, shipped, takes_drives
+from simoffload.planning.advise.options import placement_words, resident, shipped, takes_drives
 from simoffload.planning.costs import CostList
 from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario
@@ -21,7 +21,7 @@ from simoffload.strategies.base import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
-__all__ = ["Dimension", "dimensions"]
+__all__ = ["Dimension", "dimensions", "joined_edits"]
 
 _DRIVES = (2, 4, 8, 16)
 _MEMORY = (1, 2, 4)
@@ -32,7 +32,7 @@ _TIER = "bought"
 """Name of the tier that a choice adds to the platform."""
 
 
-_AS_IT_IS = Change(_KIND, "")
+_UNCHANGED = Change(_KIND, "")
 
 
 class Dimension(NamedTuple):
@@ -61,7 +61,7 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     has = host.memory_capacity.value
     most = host.memory_maximum.value if host.memory_maximum else math.inf
     sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    memory = (_AS_IT_IS, *(_memory(host.id, size) for size in sizes[1:]))
+    memory = (_UNCHANGED, *(_memory(host.id, size) for size in sizes[1:]))
     found.append(Dimension("memory", memory))
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
@@ -71,6 +71,19 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
         )
         found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
     return tuple(found)
+
+
+def joined_edits(changes: Iterable[Change]) -> tuple[Edit, ...]:
+    """Return the edits of one choice in each dimension.
+
+    Those of a choice that replaces a whole section come last: what the others set in it belongs to the
+    section that is replaced.
+    """
+
+    def replaces(change: Change) -> bool:
+        return any(len(edit.path) == 1 and isinstance(edit.value, dict) for edit in change.edits)
+
+    return tuple(edit for change in sorted(changes, key=replaces) for edit in change.edits)
 
 
 def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
@@ -88,16 +101,19 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     """Yield the present storage, every tier of the platform, arrays of any number of drives, and shared
     storage."""
     if not scenario.scenario.strategy.uses_storage:
-        yield _AS_IT_IS
+        yield _UNCHANGED
         return
     if own:
-        yield Change(_KIND, "storage as it is")
+        yield Change(_KIND, "storage unchanged")
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
             yield Change(_KIND, description, _placement_edits(scenario, tier, machine))
+    for copies in resident(scenario):
+        gpus = () if own else (Edit.at("strategy.ranks", ranks),)
+        yield Change(_KIND, copies.description, (*copies.edits, *gpus))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress, labelled
 from simoffload.strategies.ds_config.export import BATCH, FILE
 
 __all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "user_files"]
 
 SCHEMA = "simoffload/advice/1"
+TOGETHER = "settings"
+"""Key of the change that combines all settings that gain."""
 WORTH = 1.005
 """Smallest relative speed that counts as an improvement: the least that three digits show."""
 
@@ -73,6 +75,25 @@ class Advice:
         """Changes that increase the speed, the largest gain first."""
         return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
 
+    def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
+        """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
+        first: dict[Hashable, Tried] = {}
+        for one in ranked:
+            first.setdefault(_setting(one.change), one)
+        return tuple(first.values())
+
+    def range_tried(self, change: Change) -> tuple[float, float] | None:
+        """Return the smallest and the largest number tried for the key that a change sets; None for one."""
+        all_changes = (*(one.change for one in self.tried), *self.impossible)
+        values = {
+            edit.value
+            for other in all_changes
+            if _setting(other) == _setting(change)
+            for edit in other.edits
+            if _is_number(edit.value)
+        }
+        return (min(values), max(values)) if len(values) > 1 and change.key != TOGETHER else None
+
     @property
     def by_cost(self) -> tuple[Tried, ...]:
         """Changes that increase the speed and cost money, the largest gain per cost first."""
@@ -89,8 +110,18 @@ class Advice:
         }
 
 
+def _setting(change: Change) -> Hashable:
+    """Return what a change sets: equal for changes that differ only in a number."""
+    values = ((edit.path, "" if _is_number(edit.value) else repr(edit.value)) for edit in change.edits)
+    return change.kind, tuple(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def advise(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     costs: CostList | None = None,
     progress: Progress | None = None,
@@ -99,10 +130,11 @@ def advise(
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
     ``evaluator`` is one of the scenario that may have simulated some of it already. Raises what ``simulate``
-    raises for the scenario as it is; a change that cannot be made is told.
+    raises for the unchanged scenario; a change that cannot be made is listed as impossible.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator or Evaluator(scenario)
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    scenario = evaluator.scenario
     _, result = evaluator.answer(progress=progress)
     now = economics(scenario, result, known)
     tried: list[Tried] = []
@@ -147,8 +179,8 @@ def _together(tried: Sequence[Tried]) -> Change | None:
         best |= {each.path: each for each in one.change.edits}
     if any({each.path: each for each in one.change.edits} == best for one in helping) or not helping:
         return None
-    description = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Change("setting", description, tuple(best.values()), key="settings")
+    description = f"all settings that gain alone, combined ({len(best)} keys)"
+    return Change("setting", description, tuple(best.values()), key=TOGETHER)
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
@@ -182,7 +214,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     """Return the files to write, by name: every change that helps, the best purchase, and the front of a
     search.
 
-    A scenario that refers to files of its own needs ``user_files`` beside it.
+    A scenario that refers to files of its own needs ``user_files`` next to it.
     """
     found: dict[str, str] = {}
     for rank, one in enumerate(advice.helping, start=1):

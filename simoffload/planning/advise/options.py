@@ -22,7 +22,16 @@ from simoffload.strategies.base import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
-__all__ = ["cables", "memory", "options_of", "placement_words", "places", "shipped", "takes_drives"]
+__all__ = [
+    "cables",
+    "memory",
+    "options_of",
+    "placement_words",
+    "places",
+    "resident",
+    "shipped",
+    "takes_drives",
+]
 
 _KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
@@ -128,13 +137,12 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield a full copy of the weights on each GPU instead of partitioned weights."""
+    """Yield a full copy of all states on each GPU, instead of states that are partitioned or offloaded."""
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := strategy.resident():
-            description = (
-                f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
-            )
+            without = f", without {strategy.method}" if strategy.method else ""
+            description = f"a whole copy of the model in each GPU{without}"
             yield Change("placement", description, edits, key="on-resident")
 
 
@@ -161,7 +169,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     if more == has:
         description = f"more host memory than {now}"
     changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
-    barred = f"host/{host.id} takes no more" if more == has else ""
+    barred = f"host/{host.id} supports no more" if more == has else ""
     yield Change("hardware", description, (changed,), barred=barred, key="memory-x2")
     if barred:
         return
@@ -174,7 +182,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
             return
         on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
         yield Change(
-            "hardware", f"{description}, and the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
+            "hardware", f"{description}, with the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
         )
 
 
@@ -384,7 +392,7 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
                 changed.append(
                     Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
                 )
-    description = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
+    description = f"a CPU with a {_FASTER_THREAD - 1:.0%} faster single thread".replace("%", " %")
     yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
 
 

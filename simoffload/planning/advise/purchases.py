@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit, quoted, suggest
 from simoffload.errors import InputError, SimulationError, shortened
-from simoffload.planning.advise.catalogue import Dimension, dimensions
+from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
 from simoffload.units import format_number, format_seconds, parse_seconds
 
@@ -122,7 +122,7 @@ class SimulatedPurchase(Evaluated):
     @property
     def edits(self) -> tuple[Edit, ...]:
         """All edits that lead from the scenario to this purchase."""
-        return tuple(edit for one in self.changes for edit in one.edits)
+        return joined_edits(self.changes)
 
     @property
     def purchase(self) -> float:
@@ -206,7 +206,7 @@ class Search:
 
 
 def search_catalogue(
-    scenario: LoadedScenario,
+    scenario: ScenarioSource,
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
@@ -226,8 +226,11 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _PurchaseSearch(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
-    spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
+    spaces = [
+        dimensions(evaluator.scenario, platform, known) for platform in dict.fromkeys((None, *platforms))
+    ]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     for space in spaces:
@@ -235,8 +238,6 @@ def search_catalogue(
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
                 run.point(space, choice)
         else:
-            from simoffload.planning.advise.purchases import explore
-
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
     ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
@@ -291,7 +292,7 @@ class _PurchaseSearch:
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
-        edits = tuple(edit for change in picked for edit in change.edits)
+        edits = joined_edits(picked)
         self.combined += 1
         key = self._evaluator.identity(*edits)
         if key not in self._known:
@@ -322,7 +323,7 @@ class _PurchaseSearch:
                 return None
             if self._progress is not None:
                 description = ", ".join(one.description for one in changes if one.description)
-                self._progress(f"{len(self._known) + 1}: {description or 'as it is'}")
+                self._progress(f"{len(self._known) + 1}: {description or 'no change'}")
             scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1

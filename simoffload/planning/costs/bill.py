@@ -220,7 +220,7 @@ class Draw(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """The power while the work goes on, without what the site adds."""
+    """The power while the work goes on, PUE not included."""
 
     draws: tuple[Draw, ...]
     missing: tuple[str, ...]

@@ -11,7 +11,7 @@ from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, ener
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 
 __all__ = [
     "FIRST",
@@ -38,7 +38,7 @@ FORMULAS: Mapping[str, str] = {
     "electricity_per_h": "power_w / 1000 x pue x electricity",
     "cost_per_h": "purchase_per_h + replacement_per_h + electricity_per_h",
     "rent_per_h": "rent of the machine, or of all its GPUs, electricity included",
-    "energy_per_token_j": "power_w x per_token_s, without what the site adds",
+    "energy_per_token_j": "power_w x per_token_s, PUE not included",
     "kwh_per_million_tokens": "energy_per_token_j x pue x 1e6 / 3.6e6",
     "cost_per_million_tokens": "cost_per_h / 3600 x per_token_s x 1e6",
     "rent_per_million_tokens": "rent_per_h / 3600 x per_token_s x 1e6",
@@ -131,7 +131,7 @@ class Economics:
     def warnings(self) -> tuple[str, ...]:
         """Sentences about idle GPUs, missing prices and old prices."""
         prices = (*self.bill.prices, self.costs.assumption("electricity"))
-        missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
+        missing = (f"no price or power is known for {', '.join(self.missing)}: the totals leave it out",)
         idle = (self.idle,) if self.idle else ()
         unknown = missing if self.missing else ()
         return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(prices))
@@ -161,8 +161,9 @@ def _product(*factors: float | None) -> float | None:
     return result
 
 
-def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
+def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostList | None = None) -> Economics:
     """Return what an answer costs by a list of prices and powers, by default the shipped one."""
+    scenario = loaded(scenario)
     known, machine = load_costs() if costs is None else costs, scenario.machine
     rented = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)
@@ -188,15 +189,13 @@ def _idle_gpus(scenario: LoadedScenario) -> str:
     here = used * machine.gpus_per_node
     if gpus >= here:
         return ""
-    which, all_ = (
-        ("", "all") if used == machine.nodes else (f" of the {used} hosts with work", "all of these")
-    )
-    text = f"{here - gpus} of {here} GPUs{which} are idle, and paid for all the same, as machines are bought"
+    which, all_ = ("", "all") if used == machine.nodes else (f" of the {used} hosts with work", "all of them")
+    text = f"{here - gpus} of {here} GPUs{which} are idle but paid for, because whole machines are bought"
     more = any(edit.path == ("strategy", "ranks") for edit in strategy.spread(here))
-    return f"{text} whole" + (f"; strategy.ranks: {here} would use {all_}" if more else "")
+    return text + (f"; strategy.ranks: {here} would use {all_}" if more else "")
 
 
-FIRST, SECOND = "all that the first buys", "all that the second buys"
+FIRST, SECOND = "all that the first answer buys", "all that the second answer buys"
 
 
 class BreakEven(NamedTuple):

@@ -184,7 +184,7 @@ def _overlaid(below: Any, above: Any) -> Any:
     return below.model_copy(update=found)
 
 
-_NOBODY = "is neither a shipped profile nor one of this machine: its price counts for nothing here"
+_NOBODY = "is neither a shipped profile nor part of this machine, so that its price is not used"
 
 
 def _unknown(mine: Costs) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from simoffload.documents import Document, Location, key_path, parse_path, read_option, validate
+from simoffload.documents import Document, Location, key_path, parse_path, quoted, read_option, validate
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = ["Axis", "SweepSection", "axes_of", "parse_axis", "same_names"]
@@ -219,6 +219,8 @@ def _decimal_text(number: Decimal) -> str:
 
 
 AXIS_OPTION = "--axis"
+_NAMED = 3
+"""Number of values that a message names."""
 _RANGE = re.compile(r"\s*range\s*\((.*)\)\s*", re.DOTALL)
 
 
@@ -234,11 +236,30 @@ class Axis(NamedTuple):
     """Values of the axis as written."""
     written: Problem
     """Place where the axis is defined, for error messages."""
+    places: tuple[Problem, ...] = ()
+    """Place where each value is written in a file; () for a range, and on the command line."""
 
     @property
     def short(self) -> str:
         """Last key of the axis's path."""
         return str(self.location[-1])
+
+    def refused(self, messages: Mapping[int, str]) -> Problem:
+        """Return the problem that the scenario cannot have some values: what is wrong with each, by index.
+
+        The messages differ at most in the value that each says it got.
+        """
+        (first, message), *others = messages.items()
+        if len(messages) == len(self.values):
+            return self.written._replace(message=message)
+        place = self.places[first] if self.places else self.written
+        if others:
+            names = [quoted(self.texts[i]) for i in messages]
+            message = message.partition(", got ")[0]
+            message = f"{' and '.join(names[:_NAMED])}{' and more' if names[_NAMED:] else ''}: {message}"
+        elif quoted(self.texts[first]) not in message and not message.endswith(f"got {self.texts[first]}"):
+            message = f"{quoted(self.texts[first])}: {message}"
+        return place._replace(message=message)
 
 
 class _Place(NamedTuple):
@@ -258,7 +279,7 @@ class _Place(NamedTuple):
         if self.document.path != AXIS_OPTION:
             return problem
         path = str(self.location[0])
-        return problem._replace(key=problem.key.replace(f'"{path}"', path, 1))
+        return problem._replace(key=problem.key.replace(quoted(path), path, 1))
 
     def error(self, message: str) -> InputError:
         return InputError((self.problem(message),))
@@ -308,8 +329,11 @@ def _axis(path: str, spec: AxisSection, place: _Place, most: int) -> Axis:
     except InputError as error:
         raise place.error(error.problems[0].message) from None
     name = spec.name or key_path(location)
+    places: tuple[Problem, ...] = ()
     if spec.range is None:
         values, texts = _choices(spec.choices or [], place.at("choices"), most)
+        if place.document.path != AXIS_OPTION:
+            places = tuple(place.at("choices", i).problem("") for i in range(len(values)))
     else:
 
         def complain(key: str, message: str) -> InputError:
@@ -317,7 +341,7 @@ def _axis(path: str, spec: AxisSection, place: _Place, most: int) -> Axis:
 
         values = expand(spec.range, complain, most=most)
         texts = tuple(map(str, values))
-    return Axis(name, location, values, texts, place.problem(""))
+    return Axis(name, location, values, texts, place.problem(""), places)
 
 
 def _choices(values: list[Any], place: _Place, most: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:

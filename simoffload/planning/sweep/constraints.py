@@ -5,7 +5,7 @@ A condition is an expression of Python with numbers, text, names, arithmetic, co
 
 Products and quotients of quantities are quantities of another kind. What is added, subtracted, compared,
 sought in a list or divided for its remainder must be of one kind, whatever the values; numbers alone
-(``39e9``, no name and no text in them) then stand for so many of the other's SI unit. Text is not compared
+(``39e9``, no name and no text in them) then count in the other's SI unit. Text is not compared
 with a number, except "auto".
 """
 
@@ -232,7 +232,7 @@ def _arithmetic(action: _Action, *, verb: str = "", sign: int = 0) -> _Action:
 
 def _order(action: _Action) -> _Action:
     def value(*pair: Any) -> bool:
-        left, right = _numbers(pair, ", so it is neither more nor less")
+        left, right = _numbers(pair, ", so that it cannot be compared by size")
         _common_kind("compares", left, right)
         return bool(action(left.number, right.number))
 

@@ -33,7 +33,11 @@ from simoffload.scenario.cache import canonical
 __all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
 
 _TRIED = 64
-"""Number of points tried before a sweep with an invalid scenario is refused."""
+"""Number of combinations tried before a value, or a scenario, is refused as invalid in all of them."""
+_CHECKED = 1000
+"""Number of values of an axis that are checked before anything runs; of more, as many at equal distances."""
+_REPORTED = 10
+"""Number of different problems of an axis after which no more are looked for."""
 RESERVED = frozenset({"index", *METRICS, *AFTER})
 """Column names that no axis may have."""
 MOST_POINTS = 1_000_000
@@ -148,8 +152,9 @@ def define_sweep(
 ) -> Sweep:
     """Read the section ``sweep`` of a scenario, and more axes and constraints as the command line has them.
 
-    An axis of the command line takes the place of one of the section with the same path. Raises InputError
-    for a section or an axis with something wrong in it, and for more than ``most`` combinations.
+    An axis of the command line replaces one of the section with the same path. Raises InputError for an
+    invalid section or axis, for a value that the scenario cannot have, and for more than ``most``
+    combinations.
     """
     has_section = document.data.get(SWEEP) is not None
     section = validate(document, SweepSection, at=(SWEEP,)) if has_section else SweepSection()
@@ -164,7 +169,7 @@ def define_sweep(
     _check_names(grid, most)
     cache = ScenarioCache()
     grid = replace(grid, base=_with_files(grid, cache))
-    _check_paths(grid, cache)
+    _check_values(grid, cache)
     texts = (*section.constraints, *constraints)
     holds = [_constraint(text, grid) for text in section.constraints]
     holds += [_constraint(text, grid, option=True) for text in constraints]
@@ -193,14 +198,15 @@ def _check_names(grid: Grid, most: int) -> None:
     for axis in grid.axes:
         if axis.name in RESERVED:
             raise InputError(
-                (axis.written._replace(message=f"{quoted(axis.name)} is another column's name"),)
+                (axis.written._replace(message=f"{quoted(axis.name)} is the name of another column"),)
             )
         if axis.location[0] == SWEEP:
-            raise InputError((axis.written._replace(message="is what is varied; vary the scenario"),))
+            text = "an axis cannot vary the section sweep; vary a key of the scenario"
+            raise InputError((axis.written._replace(message=text),))
     twice = same_names(grid.axes)
     if twice is not None:
         second = [axis for axis in grid.axes if axis.name == twice][1]
-        raise InputError((second.written._replace(message=f"another axis is called {quoted(twice)}, too"),))
+        raise InputError((second.written._replace(message=f"another axis is also called {quoted(twice)}"),))
     for one in grid.axes:
         for other in grid.axes:
             if one is not other and one.location == other.location[: len(one.location)]:
@@ -220,30 +226,64 @@ def _with_files(grid: Grid, cache: ScenarioCache) -> Document:
     return base
 
 
-# ---- paths that lead nowhere are found before anything runs ----
+# ---- values that no scenario can have are found before anything runs ----
 
 
-def _check_paths(grid: Grid, cache: ScenarioCache) -> None:
-    """Raise InputError for an axis of which no value is possible, or a scenario that cannot be at all."""
-    problems = _problems(grid, 0, cache)
-    if not problems:
-        return
-    for axis in grid.axes:
-        if _impossible(axis, grid, cache):
-            raise InputError(_placed(one, axis) for one in problems if _concerns(one, axis))
-    elsewhere = [one for one in problems if not any(_concerns(one, axis) for axis in grid.axes)]
-    spread = {(grid.size - 1) * i // _TRIED for i in range(1, _TRIED + 1)}
-    if elsewhere and all(_problems(grid, index, cache) for index in sorted(spread)):
-        raise InputError(elsewhere)
+def _check_values(grid: Grid, cache: ScenarioCache) -> None:
+    """Raise InputError for values of axes that are invalid whatever the other axes are, and for a scenario
+    that is invalid whatever the axes are.
+
+    Each value is checked once, with the first values of the other axes. One that is invalid there is checked
+    with other values of these, too: what is refused only in combination is a row of the table.
+    """
+    problems: list[Problem] = []
+    for position, axis in enumerate(grid.axes):
+        reasons: dict[tuple[str, str], dict[int, str]] = {}
+        for i in _spaced(len(axis.values), _CHECKED):
+            for one in _refusal(grid, position, i, cache):
+                message = one.message if one.key == key_path(axis.location) else f"{one.key}: {one.message}"
+                reasons.setdefault((one.key, one.message.partition(", got ")[0]), {})[i] = message
+            if len(reasons) > _REPORTED:
+                break
+        problems += map(axis.refused, reasons.values())
+    if problems:
+        raise InputError(problems)
+    first = _problems(grid, 0, cache)
+    if first and all(_problems(grid, index, cache) for index in _spaced(grid.size, _TRIED)):
+        raise InputError(first)
 
 
-def _impossible(axis: Axis, grid: Grid, cache: ScenarioCache) -> bool:
-    position = grid.axes.index(axis)
-    stride = math.prod(len(other.values) for other in grid.axes[position + 1 :])
-    return all(
-        any(_concerns(one, axis) for one in _problems(grid, stride * i, cache))
-        for i in range(len(axis.values))
-    )
+def _refusal(grid: Grid, position: int, value: int, cache: ScenarioCache) -> list[Problem]:
+    """Return why a value of an axis is invalid with all values of the other axes that are tried; empty if it
+    is not."""
+    found: list[Problem] = []
+    for index in _with_value(grid, position, value):
+        problems = _problems(grid, index, cache)
+        concern = [one for one in problems if _concerns(one, grid.axes[position])]
+        if not concern:
+            return []
+        found = found or concern
+    return found
+
+
+def _with_value(grid: Grid, position: int, value: int) -> Iterator[int]:
+    """Yield combinations with a value of an axis: all others at their first values, then one of them changed,
+    then all of them."""
+    sizes = [len(axis.values) for axis in grid.axes]
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    base = value * strides[position]
+    yield base
+    others = [i for i, size in enumerate(sizes) if i != position and size > 1]
+    for i in others:
+        yield from (base + digit * strides[i] for digit in _spaced(sizes[i], _TRIED // len(others))[1:])
+    for index in _spaced(grid.size, _TRIED)[1:] if len(others) > 1 else ():
+        yield index + (value - grid.choice(index)[position]) * strides[position]
+
+
+def _spaced(size: int, most: int) -> Sequence[int]:
+    """Return the indices below a size; of more than ``most``, as many (at least two) from end to end."""
+    most = max(2, most)
+    return range(size) if size <= most else [(size - 1) * i // (most - 1) for i in range(most)]
 
 
 def _problems(grid: Grid, index: int, cache: ScenarioCache) -> tuple[Problem, ...]:
@@ -258,11 +298,6 @@ def _concerns(problem: Problem, axis: Axis) -> bool:
     """Return whether a problem is at an axis, within its values, or at a section around it."""
     path, key = key_path(axis.location), problem.key
     return bool(key) and (f"{key}.".startswith(f"{path}.") or f"{path}.".startswith(f"{key}."))
-
-
-def _placed(problem: Problem, axis: Axis) -> Problem:
-    about = problem.key if problem.key != key_path(axis.location) else ""
-    return axis.written._replace(message=f"{about}: {problem.message}" if about else problem.message)
 
 
 # ---- names in constraints ----

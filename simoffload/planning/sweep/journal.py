@@ -198,7 +198,7 @@ class _UnreadableError(Exception):
 
 
 _NO_JOURNAL = "is not the journal of a sweep that this version knows"
-_DAMAGED = "the journal is damaged: {}; start anew with --overwrite"
+_DAMAGED = "the journal is damaged: {}; start again with --overwrite"
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -218,7 +218,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             database.close()
         match error.sqlite_errorcode:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                raise _refusal(path, "another sweep is writing it at this moment") from None
+                raise _refusal(path, "another sweep is writing to it") from None
             case sqlite3.SQLITE_NOTADB:
                 raise _UnreadableError(_NO_JOURNAL) from None
             case sqlite3.SQLITE_CORRUPT:
@@ -266,12 +266,12 @@ def _check_sweep(path: Path, database: sqlite3.Connection, sweep: SweepId) -> No
         raise _UnreadableError(_NO_JOURNAL) from None
     if schema != SCHEMA:
         raise _UnreadableError(_NO_JOURNAL)
-    anew = "start anew with --overwrite, or name another output file"
+    anew = "start again with --overwrite, or name another output file"
     if version != __version__:
         other = shortened(str(version))
         raise _refusal(path, f"was written by simoffload {other}, and this is {__version__}; {anew}")
     if tuple(known) != sweep:
-        text = f"is of another sweep (the scenario, an axis, a constraint or a profile differs); {anew}"
+        text = f"belongs to another sweep (the scenario, an axis, a constraint or a profile differs); {anew}"
         raise _refusal(path, text)
 
 
@@ -287,7 +287,7 @@ def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) ->
             why = _row_fault(point, crc, text, expected)
             if why:
                 which = shortened(str(point))
-                raise _refusal(path, _DAMAGED.format(f"what it holds of point {which} {why}"))
+                raise _refusal(path, _DAMAGED.format(f"the row of point {which} {why}"))
             done.add(point)
     except sqlite3.DatabaseError as error:
         raise _refusal(path, _DAMAGED.format(error)) from None
@@ -301,8 +301,8 @@ def _row_fault(point: Any, crc: Any, text: Any, expected: Container[int]) -> str
     try:
         row = JournalRow.model_validate_json(text)
     except ValidationError as error:
-        return f"is no result ({error.errors()[0]['msg']})"
-    return "" if row.point == point and point in expected else "is of no point of this sweep"
+        return f"is not a result ({error.errors()[0]['msg']})"
+    return "" if row.point == point and point in expected else "belongs to no point of this sweep"
 
 
 def _refusal(path: Path, message: str) -> InputError:

@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from simoffload.documents import exists
 from simoffload.errors import InputError
-from simoffload.exchange.files import replacing, write_csv
+from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.planning.sweep.definition import Points, Sweep
 from simoffload.planning.sweep.journal import AFTER, Journal, SweepId, beside
 from simoffload.planning.sweep.tasks import (
@@ -216,21 +215,16 @@ def journal_of(output: Path) -> Path:
 def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: bool = False) -> None:
     """Raise InputError unless the files can be written and nothing is lost by it."""
     journal = journal_of(outputs[0])
-    for path in (*outputs, journal, beside(journal)):
-        exists(path)  # refuses names that are too long
     for path in outputs:
         check_format(path)
         if outputs.count(path) > 1:
             raise _refusal(path, "is given twice")
-    for path in (*outputs, journal):
-        if not path.parent.is_dir():
-            raise _refusal(path, "its folder does not exist; make it first")
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise _refusal(path, "is not a plain file; name another")
+    for path in (*outputs, journal, beside(journal)):
+        check_target(path)
     if overwrite:
         return
     if not resume and journal.exists():
-        text = "a sweep was begun here; continue it with --resume, or start anew with --overwrite"
+        text = "a sweep was started here; continue it with --resume, or start again with --overwrite"
         raise _refusal(journal, text)
     for path in outputs:
         if path.exists() and not journal.exists():

@@ -74,10 +74,9 @@ def check_workers_can_import() -> None:
     outside = (*families.registered_outside(), *registry.registered_outside())
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
     if here:
-        text = f"{', '.join(here)}: defined in the program that runs, which workers cannot import; move it"
-        raise InputError.at(
-            "--workers", f"{text} into a module of its own and import that, or take --workers 1"
-        )
+        names = ", ".join(here)
+        text = f"workers cannot import {names}; define it in a module of its own, or give --workers 1"
+        raise InputError.at("--workers", text)
 
 
 def job_of(sweep: Sweep) -> SweepJob:
@@ -95,7 +94,9 @@ def _setting(job: SweepJob) -> _Setting:
     if setting is None or setting.digest != job.digest:
         version, outside, (path, data, root), axes, snapshot = pickle.loads(zlib.decompress(job.content))
         if version != __version__:
-            raise RuntimeError(f"the worker has simoffload {__version__}, the sweep is of {version}")
+            raise RuntimeError(
+                f"the worker has simoffload {__version__}, but the sweep was started by {version}"
+            )
         for family in outside[0]:  # their modules were imported to unpack them
             families.register(family)
         for strategy in outside[1]:

@@ -170,6 +170,12 @@ def _with_gain(one: Tried) -> str:
     return f"{one.change.description} ({_times(one.gain)})"
 
 
+def _described(one: Tried, advice: Advice) -> str:
+    """Describe a change, with the range of the numbers that were tried for the same key."""
+    tried = advice.range_tried(one.change)
+    return one.change.description + (f" (tried {tried[0]:,} to {tried[1]:,})" if tried else "")
+
+
 def _times(gain: float | None) -> str:
     return f"{format_number(gain)}×" if gain is not None else "fits"
 
@@ -183,7 +189,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     """Return gains and costs of changes, changes that do not help, settings to copy, and the storage
     bandwidth."""
     currency, fits = advice.economics.costs.currency, advice.result.fits
-    helping = advice.helping
+    helping, by_cost = advice.decisions(advice.helping), advice.decisions(advice.by_cost)
     fewer = len(helping) - _MOST
     notes = (
         *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
@@ -199,10 +205,13 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     if helping[_MOST:]:
         more = _table(helping[_MOST:], advice)._replace(folded="Smaller gains")
         sections.append(ReportSection("Smaller gains", tables=(more,), page_only=True))
-    if advice.by_cost:
-        paid = _table(advice.by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
+    if by_cost:
+        paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
-    useless = [_with_gain(one) for one in advice.tried if (one.gain or WORTH) < WORTH]
+    every = advice.decisions(advice.tried)
+    useless = [
+        f"{_described(one, advice)} ({_times(one.gain)})" for one in every if (one.gain or WORTH) < WORTH
+    ]
     if useless:
         sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
     if advice.impossible:
@@ -217,7 +226,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
 
 def next_steps_section(advice: Advice) -> ReportSection:
     """List the few changes that gain most."""
-    table = _table(advice.helping[:_FEW], advice)
+    table = _table(advice.decisions(advice.helping)[:_FEW], advice)
     text = "simoffload advise lists every change that was tried, and writes each as a scenario"
     return ReportSection("Next steps", (NameFirst(text),), (table,) if table.rows else ())
 
@@ -243,7 +252,7 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
         gain, step = one.gain_per_cost, one.result.step
         rows.append(
             (
-                Datum(one.change.description, name=one.change.key),
+                Datum(_described(one, advice), name=one.change.key),
                 one.change.kind,
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
                 _cost(one, currency),

@@ -27,7 +27,7 @@ _COMMIT_TIMEOUT = 300.0
 """[s] after which DeepSpeed raises an error while it waits for a decoupled checkpoint
 (DEFAULT_CHECKPOINT_TIMEOUT_SECONDS)."""
 _BUFFER = "lower writer.io_buffer_size"
-_HOSTS = "take hosts with more"
+_HOSTS = "use hosts with more"
 
 
 @dataclass(frozen=True)
@@ -255,14 +255,14 @@ class CheckpointPlan(Plan):
         insures = workload.interval is not None or workload.interval_steps or workload.node_mtbf is not None
         if workload.contents in {"consolidated", "model_only"} and insures:
             notes.append(
-                f"contents: {self.workload.contents} has no optimizer states: training cannot go on from it"
+                f"contents: {self.workload.contents} has no optimizer states; training cannot resume from it"
             )
         if self.machine.tiers[self.tier].kind == "nvme" and self.nodes > 1:
             notes.append(
                 f"{self.tier} is in each node: a node that is lost takes its part of the checkpoint with it"
             )
         if self.machine.tiers[self.tier].kind == "nvme" and self.workload.jobs > 1:
-            notes.append(f"jobs has no effect on {self.tier}, which other runs do not reach")
+            notes.append(f"jobs has no effect on {self.tier}, which other jobs cannot reach")
         return notes
 
     def commit_warning(self, outlook: Outlook) -> str:

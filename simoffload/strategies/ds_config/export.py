@@ -346,7 +346,8 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        description = f"{tuned.key} {value:,} instead of {int(now):,}"
+        within = f"{tuned.path[-2]}." if tuned.path[-2].startswith("offload_") else ""
+        description = f"{within}{tuned.key} {value:,} instead of {int(now):,}"
         name = f"{tuned.word}-{value}".replace(" ", "-")
         yield Change("setting", description, (Edit(tuned.path, value),), key=name)
 
@@ -384,4 +385,5 @@ def _pipelines(config: DeepSpeedConfig) -> Iterator[Change]:
     if section is None or (section.pipeline_read and section.pipeline_write):
         return
     edits = tuple(_edit("offload_optimizer", key, True) for key in ("pipeline_read", "pipeline_write"))
-    yield Change("setting", "swapping while it updates (pipeline_read, _write)", edits, key="pipeline")
+    text = "reads and writes during the update (pipeline_read, pipeline_write)"
+    yield Change("setting", text, edits, key="pipeline")

@@ -261,7 +261,7 @@ def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
     amp = getattr(config, "amp", None)
     on = isinstance(amp, dict) and amp.get("enabled") is True
     if training and on and config.zero_optimization.stage > 0:  # engine.py, _do_optimizer_sanity_check
-        text = "amp does not go with ZeRO, and DeepSpeed stops; enable fp16 or bf16"
+        text = "amp cannot be combined with ZeRO: DeepSpeed stops; enable fp16 or bf16"
         problems.append(Problem("", None, None, "amp.enabled", text))
     if problems:
         raise InputError(problems)

@@ -40,8 +40,8 @@ _SETTLED = 3
 """Number of steps, and of micro-steps in each, after which FSDP's state repeats (our choice)."""
 _BATCH = "lower batch_size or sequence_length"
 _KEPT = f"{_BATCH}, or set gradient_checkpointing"
-_OFFLOAD = "set cpu_offload, or take more ranks"
-_HOSTS = "take more hosts"
+_OFFLOAD = "set cpu_offload, or use more ranks"
+_HOSTS = "use more hosts"
 _UNMEASURED = "host-thread costs of FSDP and its AdamW: scaled from another host's"
 
 

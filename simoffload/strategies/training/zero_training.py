@@ -270,7 +270,7 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
         yield (
             f"{zero} of {plural(groups, 'sub-group')} puts {len(on_cpu)} on the CPU, {share:.0%} of the "
             "parameters; "
-            "a smaller sub_group_size comes nearer"
+            "a smaller sub_group_size comes closer"
         )
 
 

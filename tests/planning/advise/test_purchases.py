@@ -14,6 +14,7 @@ from simoffload.planning.advise import Search, parse_service, purchases, search_
 from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import SimulatedPurchase
+from simoffload.planning.compare import compare
 from simoffload.planning.costs import load_costs
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
@@ -190,10 +191,45 @@ def test_without_the_package_it_says_how_to_get_it(
 def test_the_shipped_catalogue_has_what_is_sold(scenario: LoadedScenario) -> None:
     storage = dimensions(scenario, None, load_costs())[1]
     description = [choice.description for choice in storage.choices]
-    assert description[0] == "storage as it is"
+    assert description[0] == "storage unchanged"
     assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in description
     assert not [word for word in description if "azure" in word], "parts of rented machines"
     assert "2 x ddn-ai400x2" in description
+
+
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a catalogue sell no drives and no memory, and know two batches."""
+    for name, sizes in {"_DRIVES": (), "_MEMORY": (1,), "_BATCH": (1, 2), "_SYSTEMS": ()}.items():
+        monkeypatch.setattr(f"simoffload.planning.advise.catalogue.{name}", sizes)
+
+
+@pytest.mark.parametrize("config", ["", "strategy.ds_config.train_batch_size=32"])
+def test_a_whole_copy_in_each_gpu_is_tried_as_compare_shows_it(
+    monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    """Only it keeps this service level; DeepSpeed's total batch does not hinder another batch."""
+    _narrow(monkeypatch)
+    scenario = loaded(STORAGE_BOUND, *filter(None, [config]))
+    level = parse_service("tpot=50ms", InferenceResult)
+    found = search_catalogue(scenario, service=[level])
+    meeting = {point.description: point for point in found.points if point.meets}
+    words = "a whole copy of the model in each GPU, without ZeRO"
+    assert set(meeting) == {(words, "batch 4"), (words, "batch 8")}
+    assert found.best is meeting[words, "batch 8"]
+    shown = compare(scenario, ["resident"]).results["resident"]
+    assert meeting[words, "batch 4"].result.metrics() == shown.metrics()
+
+
+def test_a_whole_copy_is_tried_on_all_gpus_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is too large for one GPU of 40 GiB, and not for one of 80."""
+    _narrow(monkeypatch)
+    scenario = loaded(STORAGE_BOUND, "model=opt-30b", "strategy.ranks=2", "workload.output_length=1")
+    level = parse_service("ttft=200ms", InferenceResult)
+    assert search_catalogue(scenario, service=[level]).best is None
+    best = search_catalogue(scenario, service=[level], platforms=["dgx-h100"]).best
+    assert best is not None
+    assert best.scenario.scenario.strategy.kind == "resident"
+    assert best.scenario.scenario.strategy.gpus == 8
 
 
 def test_memory_grows_to_what_the_board_takes() -> None:
@@ -217,4 +253,4 @@ def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     scenario = load_scenario("checkpoint/mlperf-8b")
     description = [one.description for one in dimensions(scenario, None, load_costs())[1].choices]
     own = [f"checkpoints on {tier}" for tier in scenario.machine.topology.targets]
-    assert description[: 1 + len(own)] == ["storage as it is", *own], "neither in HBM nor in host memory"
+    assert description[: 1 + len(own)] == ["storage unchanged", *own], "neither in HBM nor in host memory"

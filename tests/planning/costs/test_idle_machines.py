@@ -19,7 +19,7 @@ IDLE = (
     "15 of 16 hosts are idle but count in prices, power and rent: 8 ranks need 1 host with "
     "8 GPUs each; set nodes: 1, or strategy.ranks: 128"
 )
-SPARE = "5 of 8 GPUs are idle, and paid for all the same, as machines are bought whole"
+SPARE = "5 of 8 GPUs are idle but paid for, because whole machines are bought"
 
 
 def scenario(*changes: str, name: str = "ddn/bloom-7b1") -> LoadedScenario:
@@ -78,8 +78,8 @@ def test_idle_gpus_beside_idle_hosts_are_those_of_the_hosts_with_work() -> None:
     """Nine of the 40 GPUs of five hosts work: three hosts have nothing to do, one of the others little."""
     few = scenario("nodes=5", "strategy.ranks=9")
     assert economics(few, simulate(few)).idle == (
-        "7 of 16 GPUs of the 2 hosts with work are idle, and paid for all the same, as machines are bought "
-        "whole; strategy.ranks: 16 would use all of these"
+        "7 of 16 GPUs of the 2 hosts with work are idle but paid for, because whole machines are bought; "
+        "strategy.ranks: 16 would use all of them"
     )
 
 

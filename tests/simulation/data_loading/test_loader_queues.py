@@ -98,8 +98,8 @@ def test_prefetching_deeper_carries_through_the_optimizers_pause(small: Machine)
     assert shallow.cold.step_s == pytest.approx(0.08 + 6 * 8e-3 + 2 * 1.25e-3, rel=1e-6)
     assert shallow.cold.limit == "look_ahead"
     assert data_loading_sentences(data, shallow)[1:] == (
-        "4 batches made ahead are used up before the optimizer's pause pays back",
-        "a larger prefetch_factor or 8 workers per rank would do",
+        "4 batches, all that are prefetched, do not last from one optimizer step to the next",
+        "a larger prefetch_factor or 8 workers per rank would be enough",
     )  # 8 x 2 batches are all of a step; with 7 the last two of 28 ms come at 110.5 ms
     deep = predict_data_loading(data.model_copy(update={"prefetch_factor": 8}), small, **arguments)
     assert (deep.cold.limit, deep.cold.starvation) == ("gpu", 0)

@@ -193,7 +193,7 @@ def test_one_emulated_h100_needs_three_gigabytes_per_second(small: Machine) -> N
     assert data_loading.workers_needed is None
     assert data_loading_sentences(data, data_loading) == (
         "the GPUs wait for data in 37.0 % of the time: 3.18 GB/s needed, 2 GB/s reachable",
-        "disk read is full",
+        "disk read is saturated",
         "no number of workers is enough: storage must deliver 3.18 GB/s",
     )
 
@@ -206,7 +206,7 @@ def test_sentences_tell_what_helps(small: Machine) -> None:
     assert data_loading_sentences(data, data_loading) == (
         "the GPUs wait for data in 22.0 % of the time: 1.61 GB/s needed, 1.67 GB/s reachable",
         "requests wait for storage: one worker per rank with 980 KiB in flight",
-        "2 workers per rank would do",
+        "2 workers per rank would be enough",
         "from epoch 2 on the page cache (83.8 GiB per host) has 100 % of what is read; " + waitless,
     )
 

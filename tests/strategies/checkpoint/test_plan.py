@@ -80,7 +80,7 @@ def test_consolidation_needs_all_weights_in_the_memory_of_one_host() -> None:
         ({"writer": FAST, "fsync": True}, "always flushes"),
         ({"contents": "consolidated", "interval": "1 h"}, "no optimizer states"),
         ({"nodes": 2, "ranks": 16}, "in each node"),
-        ({"jobs": 2}, "other runs do not reach"),
+        ({"jobs": 2}, "other jobs cannot reach"),
         ({"writer": FAST, "mode": "decoupled"}, "give step_time"),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_share_that_is_not_the_asked_one_is_told(ratio: float, groups: int, cp
     assert warning.startswith(text)
     share = float(warning.removeprefix(text).partition("%")[0])
     assert (share == 100) == (cpu == groups)
-    assert warning.endswith("of the parameters; a smaller sub_group_size comes nearer")
+    assert warning.endswith("of the parameters; a smaller sub_group_size comes closer")
 
 
 def test_the_share_is_of_parameters_not_of_sub_groups() -> None:
