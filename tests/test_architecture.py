@@ -130,7 +130,7 @@ def calls_the_engine(source: Source) -> Iterator[str]:
 
 FACES = ("documents", "hardware", "results", "schedule")
 """Packages whose ``__init__`` names all that others use of them, so that their files may be rearranged."""
-ABOVE = ("calibration/", "cli/", "exchange/", "planning/", "validation/", "__init__.py")
+ABOVE = ("calibration/", "validation/", "__init__.py")
 
 
 def goes_past_a_face(source: Source) -> Iterator[str]:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from simoffload.planning.evaluator import Evaluator
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["advise"]
-
 
 def advise(arguments: Namespace, console: Console) -> ExitCode:
     """List changes that help with their costs, and what to buy within a budget and a service level."""
@@ -126,7 +124,7 @@ def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedSce
 def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
     """Return a platform as recommended scenarios refer to it; a path is relative to the scenario's folder."""
     from simoffload.documents import resolved
-    from simoffload.hardware.library import is_path
+    from simoffload.hardware import is_path
 
     root, path = resolved(scenario.document.root or Path()), resolved(platform)
     if not is_path(platform):

@@ -18,8 +18,6 @@ from simoffload.errors import InputError, shortened
 if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
 
-__all__ = ["parse", "program"]
-
 _DESCRIPTION = "Simulate offloading large language models to CPU memory, drives and file servers."
 _EPILOG = """\
 example:

@@ -14,8 +14,6 @@ from simoffload.cli.option_types import SubParsers, add_json, listed, seconds, s
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.units import plural
 
-__all__ = ["add", "calibrate_compare", "calibrate_deepspeed", "calibrate_micro"]
-
 RECORD = "micro.json"
 _SECTIONS = (
     "copies",

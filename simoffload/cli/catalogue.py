@@ -13,19 +13,9 @@ from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.exchange.measured_profiles import MeasuredProfile
-    from simoffload.hardware.library import Entry, ProfileInput
+    from simoffload.hardware import Entry, ProfileInput
     from simoffload.models import ModelShape, Module
     from simoffload.scenario import LoadedScenario
-
-__all__ = [
-    "Command",
-    "import_profile",
-    "list_models",
-    "list_profiles",
-    "list_scenarios",
-    "show_model",
-    "show_profile",
-]
 
 Command = Callable[[Namespace, Console], ExitCode]
 

@@ -15,8 +15,6 @@ from simoffload.limits import limited
 if TYPE_CHECKING:
     from simoffload.documents import Document
 
-__all__ = ["check", "check_profiles"]
-
 _SCHEMA = "simoffload/check/1"
 Warnings = tuple[str, ...]
 
@@ -100,9 +98,7 @@ def _check_scenario(document: Document) -> Warnings:
 
 
 def _check_profile(document: Document) -> Warnings:
-    from simoffload.hardware import load_platform
-    from simoffload.hardware.library import KINDS, Library
-    from simoffload.hardware.links import memory_warnings, profile_warnings
+    from simoffload.hardware import KINDS, Library, load_platform, memory_warnings, profile_warnings
 
     path = Path(document.path)
     library = Library(path.parent.parent if path.parent.name in KINDS else path.parent)

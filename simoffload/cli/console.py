@@ -16,8 +16,6 @@ from typing import Any, Self, TextIO
 
 from simoffload.errors import Problem, printable
 
-__all__ = ["Console", "ExitCode", "Progress"]
-
 _ERROR_SCHEMA = "simoffload/error/1"
 _PATIENCE = 1.0  # [s] shorter work shows no progress
 

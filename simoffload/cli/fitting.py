@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["fit"]
-
 _SCHEMA = "simoffload/fit/1"
 
 T = TypeVar("T")

@@ -9,18 +9,6 @@ from typing import Any, Protocol
 
 from simoffload.errors import InputError, shortened
 
-__all__ = [
-    "Options",
-    "SubParsers",
-    "add_json",
-    "add_overrides",
-    "amount",
-    "count",
-    "listed",
-    "seconds",
-    "size",
-]
-
 
 class SubParsers(Protocol):
     """The return type of argparse's ``add_subparsers``, which has no public name."""

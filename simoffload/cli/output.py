@@ -21,17 +21,6 @@ from simoffload.errors import InputError
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
 
-__all__ = [
-    "RECOMMENDED",
-    "TRACE",
-    "Answer",
-    "OutputFolder",
-    "Writer",
-    "content_writer",
-    "digest",
-    "report_files",
-]
-
 Writer = Callable[[Path], object]
 """A function that writes one file to the given path."""
 

@@ -14,8 +14,6 @@ from simoffload.cli.console import Console, ExitCode
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError, shortened
 from simoffload.limits import Interrupted, count_whole_process
 
-__all__ = ["run"]
-
 
 def run(argv: Sequence[str], *, own_process: bool = False) -> int:
     """Run one command and return its exit status.

@@ -14,10 +14,8 @@ from simoffload.limits import keep, limited, now_doing
 if TYPE_CHECKING:
     from simoffload.planning.compare import Comparison
     from simoffload.report.comparison import Published
-    from simoffload.results.result import SimulationResult
+    from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
-
-__all__ = ["compare", "run"]
 
 
 def run(arguments: Namespace, console: Console) -> ExitCode:

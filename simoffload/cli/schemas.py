@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 from simoffload.cli.console import Console, ExitCode
 
-__all__ = ["SCHEMAS", "print_schema", "schema_of"]
-
 SCHEMAS = {
     "scenario": "a scenario",
     "sweep": "the section sweep of a scenario",
@@ -44,7 +42,7 @@ def schema_of(kind: str) -> dict[str, Any]:
         from simoffload.strategies.ds_config import DeepSpeedConfig
 
         return json_schema(DeepSpeedConfig, title=title)
-    from simoffload.hardware.library import KINDS
+    from simoffload.hardware import KINDS
 
     if kind == "platform":
         return json_schema(KINDS["platform"], title=title)
@@ -57,7 +55,7 @@ def _scenario(title: str) -> dict[str, Any]:
     """Return the schema of the scenario model with what is resolved before: names and paths instead of their
     content, kinds that are left out, the section sweep."""
     from simoffload.documents.json_schema import json_schema
-    from simoffload.models.families import FAMILIES
+    from simoffload.models import FAMILIES
     from simoffload.planning.sweep.axes import SweepSection
     from simoffload.scenario import Scenario
     from simoffload.strategies import strategies
@@ -86,7 +84,7 @@ def _scenario(title: str) -> dict[str, Any]:
 def _sizes() -> dict[str, Any]:
     """Return the Hugging Face keys of all families."""
     from simoffload.documents.json_schema import json_schema
-    from simoffload.models.families import FAMILIES
+    from simoffload.models import FAMILIES
 
     sizes = {name: json_schema(family, title=name)["properties"] for name, family in FAMILIES.items()}
     found: dict[str, Any] = {}

@@ -14,21 +14,8 @@ from simoffload.errors import InputError, Problem, shortened
 if TYPE_CHECKING:
     from simoffload.cli.console import Console
     from simoffload.documents import Document
-    from simoffload.hardware.library import Entry
+    from simoffload.hardware import Entry
     from simoffload.scenario import LoadedScenario
-
-__all__ = [
-    "STDIN",
-    "STDIN_NAME",
-    "find",
-    "find_profile",
-    "load",
-    "move",
-    "read",
-    "refusal",
-    "scenario_set",
-    "with_strategy",
-]
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
@@ -84,7 +71,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
 def find_profile(reference: str) -> Entry:
     """Find a profile by id, kind/id or path. Raises InputError if there is none or several share the id."""
     from simoffload.documents import exists, quoted, suggest
-    from simoffload.hardware.library import KINDS, Library, is_path
+    from simoffload.hardware import KINDS, Library, is_path
 
     kind, slash, name = reference.partition("/")
     if slash and kind in KINDS and not exists(reference):
@@ -118,7 +105,7 @@ def load(
 
 def _is_model(source: str) -> bool:
     """Whether the source is the name of a model, and of neither a file nor a shipped scenario."""
-    from simoffload.models.spec import is_model
+    from simoffload.models import is_model
     from simoffload.scenario import find_scenario
 
     return is_model(source) and not Path(source).is_file() and find_scenario(source) is None

@@ -18,8 +18,6 @@ from simoffload.errors import InputError
 if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep
 
-__all__ = ["add", "sweep"]
-
 _SCHEMA = "simoffload/sweep/1"
 _LINES = 10  # number of lines of progress where there is no terminal
 

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
-from simoffload.hardware.library import Entry
-from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import RateCurve
-from simoffload.hardware.storage import Drive
+from simoffload.hardware import Drive, Entry, Profile, RateCurve
 from simoffload.units import format_rate
-
-__all__ = ["BaseProfile", "base_profile"]
 
 _HEAD = frozenset({"kind", "id", "name", "notes"})
 _REQUEST = 4096

@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from simoffload.documents import file_errors, read_text
 from simoffload.errors import InputError, Problem
 
-__all__ = ["BenchmarkFile", "CopyMeasurement", "Fields", "StorageMeasurement", "finite"]
-
 _LARGEST = 20_000_000
 """[B] The largest file; fio's json+ with all its bins is smaller."""
 

@@ -14,10 +14,8 @@ from typing import Any
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
-from simoffload.results.timeline import Interval, Timeline
+from simoffload.results import Interval, Timeline
 from simoffload.schedule import Op, Schedule
-
-__all__ = ["write_trace"]
 
 
 def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_000) -> None:

@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement, finite
 
-__all__ = ["read_ds_io"]
-
 _GB = 1024**3
 _E2E = re.compile(r"E2E (Read|Write) Speed = (\S+) GB/sec\s*")
 _BEST = re.compile(r"Best performance \(GB/sec\): read =\s*(\S+), write =\s*(\S+)\s*")

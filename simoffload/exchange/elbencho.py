@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.exchange.benchmark_files import BenchmarkFile, StorageMeasurement, finite
 
-__all__ = ["read_elbencho"]
-
 _MIB = 1024**2
 _NEEDED = ("operation", "MiB/s [last]", "block size", "threads")
 _MIXED = "rwmix read MiB/s [last]"

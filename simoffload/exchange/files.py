@@ -13,8 +13,6 @@ from typing import Any, TextIO
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError
 
-__all__ = ["check_target", "replacing", "write_csv"]
-
 
 def check_target(path: Path) -> None:
     """Raise InputError unless ``path`` is in an existing folder, and nothing or a plain file is there."""

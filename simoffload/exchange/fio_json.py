@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement
 
-__all__ = ["read_fio_json"]
-
 _SYNCHRONOUS = {"sync", "psync", "vsync", "pvsync", "pvsync2", "mmap"}
 """The engines with one request in flight whatever iodepth is; psync is the default."""
 _SIZE = re.compile(r"([0-9]{1,15})([kmgt]?)(i?b)?")

@@ -15,11 +15,7 @@ from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
-from simoffload.hardware.library import KINDS, Library, is_path
-from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import id_fault
-
-__all__ = ["MeasuredProfile", "import_profile"]
+from simoffload.hardware import KINDS, Library, Profile, id_fault, is_path
 
 _STORAGE: dict[str, Callable[[str | Path], tuple[StorageMeasurement, ...]]] = {
     "fio": read_fio_json,

@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 
 from simoffload.exchange.benchmark_files import BenchmarkFile, CopyMeasurement, Fields, finite
 
-__all__ = ["BUFFER", "read_nvbandwidth"]
-
 BUFFER = 64 * 1024**2
 """[B] Default size of one copy; the output does not contain ``--bufferSize`` (README.md)."""
 _GB = 10**9

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
-from simoffload.results.capacity import Remedies
-from simoffload.results.result import SimulationResult
+from simoffload.results import Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from simoffload.planning.costs import CostList, Economics
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.explanation import Explanation
-
-__all__ = ["ScenarioPlanner", "fit", "simulate"]
 
 
 def simulate(

@@ -9,20 +9,13 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 from simoffload.documents import Document, Edit, edited
-from simoffload.hardware import Machine
-from simoffload.hardware.targets import Target
+from simoffload.hardware import Machine, Target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
-from simoffload.results.inference import InferenceResult
-from simoffload.results.passes import Time
-from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
-from simoffload.results.values import by_name
+from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
-
-__all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
 
 NO_STORAGE = "weights and optimizer are in memory, so the speed of storage has no effect"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))

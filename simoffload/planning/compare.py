@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
-from simoffload.hardware.library import is_path
+from simoffload.hardware import is_path
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
@@ -22,8 +21,6 @@ from simoffload.strategies import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["Comparison", "Misplaced", "compare", "compare_fit", "compare_scenarios", "on_targets"]
 
 SCHEMA = "simoffload/comparison/1"
 

@@ -13,20 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import SimulationResult, by_name
 from simoffload.strategies import strategy_of
-
-__all__ = [
-    "CalibrationError",
-    "Confidence",
-    "Work",
-    "calibration_errors",
-    "confidence",
-    "margin",
-    "place_of",
-    "tie",
-]
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers that recorded real runs used."""

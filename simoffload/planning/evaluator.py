@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware.changes import spelled
-from simoffload.results.capacity import TierUse
-from simoffload.results.result import SimulationResult
+from simoffload.hardware import spelled
+from simoffload.results import SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
@@ -22,8 +21,6 @@ from simoffload.workload import Workload
 
 if TYPE_CHECKING:
     from simoffload.planning.costs import Economics
-
-__all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
 
 Fits = Callable[[int], bool]
 """Function that returns whether a count fits."""

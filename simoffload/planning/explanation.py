@@ -20,25 +20,12 @@ from simoffload.planning.profile_parameters import (
     profile_parameters,
     scaled,
 )
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "ASSUMED",
-    "Explanation",
-    "Sensitivity",
-    "SensitivityRow",
-    "Uncertainty",
-    "UncertaintyTerm",
-    "explain",
-    "sensitivity",
-    "uncertainty",
-]
 
 CHANGE = 0.1
 """Relative change of each number: our choice, small enough to be about this machine, large enough to exceed

@@ -8,13 +8,8 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import Machine
-from simoffload.hardware.library import KINDS, ProfileInput
-from simoffload.hardware.profiles import Profile
-from simoffload.hardware.targets import STORAGE_KINDS
-from simoffload.results.result import SimulationResult
-
-__all__ = ["ProfileParameter", "deciding_parameters", "edit_of", "profile_parameters", "scaled"]
+from simoffload.hardware import KINDS, STORAGE_KINDS, Machine, Profile, ProfileInput
+from simoffload.results import SimulationResult
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
 _DIGITS = 6

@@ -12,8 +12,6 @@ from pydantic import TypeAdapter
 
 from simoffload.scenario import LoadedScenario, load_scenario
 
-__all__ = ["PublishedRatio", "published_ratios", "shipped_ratios"]
-
 
 class PublishedRatio(NamedTuple):
     """A published time per token on one tier, relative to that on another."""

@@ -8,16 +8,14 @@ from itertools import chain, combinations, islice, product
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware.targets import Target
+from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
-from simoffload.results.capacity import Change, Remedies, TierUse
+from simoffload.results import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.base import Tunable
+from simoffload.strategies import Tunable
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
-
-__all__ = ["MOST_NODES", "MOST_RANKS", "search_changes", "smallest_changes"]
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
 """Largest number of nodes and of ranks that a scenario accepts."""

@@ -9,13 +9,11 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
-from simoffload.results.values import by_name
+from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
-from simoffload.strategies.base import Placement
+from simoffload.strategies import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
-
-__all__ = ["Largest", "Limit", "MachineCount", "MachinesNeeded", "largest", "machines_needed"]
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
 """Largest number of sequences, tokens and layers that a scenario accepts."""

@@ -10,18 +10,14 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
-from simoffload.hardware import Machine, Platform, Tier, list_profiles
-from simoffload.hardware.paths import TierKind
-from simoffload.hardware.storage import LEAST_DRIVES, Raid
+from simoffload.hardware import LEAST_DRIVES, Machine, Platform, Raid, Tier, TierKind, list_profiles
 from simoffload.planning.advise.options import placement_words, resident, shipped, takes_drives
 from simoffload.planning.costs import CostList
-from simoffload.results.capacity import Change
+from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.base import Placement
+from simoffload.strategies import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
-
-__all__ = ["Dimension", "dimensions", "joined_edits"]
 
 _DRIVES = (2, 4, 8, 16)
 _MEMORY = (1, 2, 4)

@@ -9,19 +9,15 @@ from typing import Any
 
 from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
 from simoffload.errors import InputError, SimulationError
-from simoffload.hardware.library import is_path
+from simoffload.hardware import is_path
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import Search
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.results.capacity import Change
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress, labelled
 from simoffload.strategies.ds_config.export import BATCH, FILE
-
-__all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "user_files"]
 
 SCHEMA = "simoffload/advice/1"
 TOGETHER = "settings"

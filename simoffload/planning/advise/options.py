@@ -8,30 +8,28 @@ from typing import Any, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Platform, list_profiles, load_profile
-from simoffload.hardware.profiles import Nic, Pcie, Profile
-from simoffload.hardware.storage import Drive, Raid
-from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
+from simoffload.hardware import (
+    Drive,
+    Nic,
+    Pcie,
+    PcieLink,
+    Platform,
+    Ports,
+    Profile,
+    Raid,
+    Target,
+    adapter_rate,
+    list_profiles,
+    load_profile,
+)
 from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
-from simoffload.results.capacity import Change
-from simoffload.results.result import SimulationResult
+from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
-from simoffload.strategies.base import Placement
+from simoffload.strategies import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
-
-__all__ = [
-    "cables",
-    "memory",
-    "options_of",
-    "placement_words",
-    "places",
-    "resident",
-    "shipped",
-    "takes_drives",
-]
 
 _KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")

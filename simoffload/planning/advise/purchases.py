@@ -14,25 +14,13 @@ from simoffload.errors import InputError, SimulationError, shortened
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.results.capacity import Change
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
 from simoffload.units import format_number, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     import optuna
-
-__all__ = [
-    "Method",
-    "Objective",
-    "Search",
-    "ServiceLevel",
-    "SimulatedPurchase",
-    "parse_service",
-    "search_catalogue",
-]
 
 _TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
 """Short names of metrics with an upper limit [s]."""

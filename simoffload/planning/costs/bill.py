@@ -11,18 +11,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from simoffload.documents import without
-from simoffload.hardware import Machine
-from simoffload.hardware.machine import MEMORY, DeviceGroup
-from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
+from simoffload.hardware import LOCAL_KINDS, MEMORY, STORAGE_KINDS, DeviceGroup, Machine
 from simoffload.planning.costs.price_list import CostList, Figure
-from simoffload.results.attribution import Group
-from simoffload.results.passes import PassResult
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import Group, PassResult, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes
-
-__all__ = ["Bill", "Draw", "Energy", "Item", "Replacement", "bill", "energy", "replacements", "used_parts"]
 
 _SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
 """Kinds of storage that are not part of any machine."""

@@ -9,22 +9,8 @@ from typing import Any, Literal, NamedTuple
 from simoffload.planning.confidence import margin
 from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, energy, replacements, used_parts
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
-from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
+from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-
-__all__ = [
-    "FIRST",
-    "FORMULAS",
-    "SECOND",
-    "BreakEven",
-    "CostVerdict",
-    "Costed",
-    "Economics",
-    "break_even_points",
-    "economics",
-    "verdicts",
-]
 
 _KWH = 3.6e6
 """Energy of one kilowatt-hour [J]."""

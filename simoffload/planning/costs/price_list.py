@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload.documents import DocumentLocation, suggest
-from simoffload.hardware.costs import Costs, DeviceCosts, Power
-from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.machine import MEMORY, DeviceGroup
-from simoffload.hardware.quantities import Sourced
-
-__all__ = ["CostList", "Figure", "load_costs"]
+from simoffload.hardware import MEMORY, Costs, DeviceCosts, DeviceGroup, Entry, Library, Power, Sourced
 
 REFERENCE = "reference"
 """Name of the shipped price list."""

@@ -23,8 +23,6 @@ from pydantic import (
 from simoffload.documents import Document, Location, key_path, parse_path, quoted, read_option, validate
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = ["Axis", "SweepSection", "axes_of", "parse_axis", "same_names"]
-
 _QUANTITY = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?) *([^\W\d_].{0,20})?")
 _FORMS = "write {choices: [1, 2, 4]} or {range: {min: 1, max: 8, step: 1}}"
 

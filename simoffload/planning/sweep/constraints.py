@@ -29,8 +29,6 @@ from simoffload.units import (
     parse_watts,
 )
 
-__all__ = ["Choice", "ConstraintError", "Term", "compile_constraint", "operand"]
-
 Choice = tuple[int, ...]
 """Index of the value of each axis at a point."""
 Term = Callable[[Choice], Any]

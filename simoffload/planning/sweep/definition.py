@@ -30,8 +30,6 @@ from simoffload.planning.sweep.journal import AFTER, METRICS
 from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
 
-__all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
-
 _TRIED = 64
 """Number of combinations tried before a value, or a scenario, is refused as invalid in all of them."""
 _CHECKED = 1000

@@ -21,11 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simoffload import __version__
 from simoffload.errors import InputError, shortened
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
-from simoffload.results.training import TrainingResult
-
-__all__ = ["AFTER", "METRICS", "Journal", "JournalRow", "SweepId", "beside"]
+from simoffload.results import CheckpointResult, InferenceResult, TrainingResult
 
 SCHEMA = "simoffload/sweep-journal/2"
 _TABLES = (

@@ -29,8 +29,6 @@ from simoffload.planning.sweep.tasks import (
 )
 from simoffload.planning.sweep.workers import cluster_workers, local_processes
 
-__all__ = ["Counts", "Progress", "Summary", "check_files", "journal_of", "run_sweep", "usable_cores"]
-
 SCHEMA = "simoffload/sweep-result/1"
 FORMATS = (".csv", ".json", ".parquet")
 _BATCH = 20_000

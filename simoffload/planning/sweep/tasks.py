@@ -21,23 +21,11 @@ from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
-from simoffload.results.result import SimulationResult
+from simoffload.results import SimulationResult
 from simoffload.scenario import ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
-
-__all__ = [
-    "MOST_DEATHS",
-    "THIS_PROCESS",
-    "Pool",
-    "SweepJob",
-    "Task",
-    "job_of",
-    "run_task",
-    "run_tasks",
-    "tasks_of",
-]
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 

@@ -28,8 +28,6 @@ from simoffload.planning.sweep.tasks import MOST_DEATHS, Pool
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["cluster_workers", "local_processes", "work"]
-
 _READY = b"ready\n"
 
 
