@@ -113,7 +113,7 @@ def test_cables_and_adapters_stay(bloom: LoadedScenario) -> None:
     assert found.hidden is None
     assert found.held_back == "raid.0 -> plx0"
     assert found.enough.rate < 4 * 7.5 * GB
-    assert found.sentences[1] == "it remains the bottleneck at any rate, limited by raid.0 -> plx0"
+    assert found.sentences[1].endswith("than the storage, because the link raid.0 -> plx0 limits it")
     assert found.enough.profiles.keys() == {"drive/samsung-pm1733-3.84tb"}
     assert found.sentences[2].endswith("at most in the slots of its 4 drives; more drives have more slots)")
 
