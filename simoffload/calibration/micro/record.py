@@ -37,7 +37,7 @@ def read_record(path: Path) -> dict[str, Any]:
         if schema is not None:
             reason = f'schema must be "{SCHEMA}", not {shortened(json.dumps(schema))}'
         message = f'not a record of "calibrate micro": {reason}'
-        raise InputError((Problem(str(path), None, None, "", message),))
+        raise InputError((Problem(str(path), None, None, "" if schema is None else "schema", message),))
     parts = _PARTS | _ROUNDS
     if schema == _ONE_ROUND:  # of these only records of runs that ended early have "unfinished"
         parts = _PARTS | ({"unfinished": list} if "unfinished" in data else {})
