@@ -25,7 +25,11 @@ def read_json(path: Path, *, remedy: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        reason = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}; was the file cut off?"
+        rest = text[error.pos :].strip()  # of a file that was cut off it is empty or the beginning of a value
+        ended = any(word.startswith(rest) for word in ("true", "false", "null", "-"))
+        ended = ended or error.msg.startswith("Unterminated string")
+        hint = "was the file cut off?" if ended else remedy
+        reason = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}; {hint}"
         raise InputError([Problem(str(path), error.lineno, error.colno, "", reason)]) from None
     except (ValueError, RecursionError) as error:
         raise InputError([Problem(str(path), None, None, "", f"not valid JSON: {error}; {remedy}")]) from None

@@ -18,20 +18,32 @@ from simoffload.errors import InputError, shortened
 if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
 
-_DESCRIPTION = "Simulate offloading large language models to CPU memory, drives and file servers."
+_DESCRIPTION = """\
+Predict speed, memory and cost of large language models whose weights or optimizer states are kept in CPU
+memory, on drives, on file servers or on parallel filesystems."""
 _EPILOG = """\
 example:
-  simoffload compare ddn/bloom-7b1 --on gpu,dram,raid,nfs,ai400x2
+  simoffload compare ddn/bloom-7b1 --on hbm,dram,raid,nfs,ai400x2
 
 A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
 standard input or, for run, compare, fit and advise, the name of a model (simoffload models list).
 Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit, 130 interrupted.
+Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer); platform:tier selects another platform from there on"
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid; platform:tier "
+    "selects another platform from there on"
 )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the list of commands without the line "COMMAND" above it."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        return text.partition("\n")[2] if isinstance(action, argparse._SubParsersAction) else text  # noqa: SLF001
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,7 +99,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
         prog="simoffload",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"simoffload {simoffload.__version__}")

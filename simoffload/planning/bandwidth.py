@@ -26,6 +26,8 @@ _EXACTLY = 1.01
 """Ratio of both ends at which a bisection stops."""
 _ENOUGH = 1.02
 """Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
+_HARDLY = 1.05
+"""Gain of the fastest storage below which a higher rate is said to hardly help: our choice."""
 _RATES = {
     "drive": ("read", "write", "write_cache.rate_after", "read_by_outstanding"),
     "nfs": ("read", "write", "per_connection"),
@@ -86,18 +88,36 @@ class StorageCurve:
     """Effect of more drives where drive slots limit the rate; else empty."""
 
     @property
+    def capped(self) -> bool:
+        """Whether the last point is at the highest rate that ports, adapters and connections allow."""
+        return self.points[-1].rate < int(self.own.rate * _FACTORS[-1] * 0.99)
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """Sentences about how fast the storage is, and how fast it would have to be."""
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
-        gains = f"above {format_rate(self.enough.rate)} faster storage gains less than 2 %"
-        times = format_number(self.fastest / self.own.throughput)
-        most = f"{times} times the throughput at most{self.scope}"
-        if self.enough.factor <= 1:
-            gains = f"faster storage gains less than 2 %; {format_rate(self.enough.rate)} would be enough"
         if self.hidden is None:
-            held = f", limited by {self.held_back}" if self.held_back else ""
-            return own, f"it remains the bottleneck at any rate{held}", f"{gains} ({most})"
-        return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
+            why = f", because {self._limit}" if self.held_back else ""
+            return own, f"at no rate does another cause take longer than the storage{why}", self._gains()
+        return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", self._gains()
+
+    @property
+    def _limit(self) -> str:
+        """What limits the storage at any rate, as a clause."""
+        named = self.held_back.startswith("the ")
+        return f"{self.held_back} remains" if named else f"the link {self.held_back} limits it"
+
+    def _gains(self) -> str:
+        """Return how much faster storage gains, and from which rate hardly anything."""
+        gain, enough = self.fastest / self.own.throughput, format_rate(self.enough.rate)
+        if self.enough.factor <= 1:
+            most = f"{format_number(gain)} times the throughput at most{self.scope}"
+            return f"faster storage gains less than 2 %; {enough} would be enough ({most})"
+        if gain < _HARDLY:
+            most = f"{(gain - 1) * 100:.0f} % at most{self.scope}"
+            return f"a higher rate hardly helps: it gains {most}, above {enough} less than 2 %"
+        most = f"{format_number(gain)} times the throughput at most{self.scope}"
+        return f"above {enough} faster storage gains less than 2 % ({most})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -36,7 +36,7 @@ class Limit(NamedTuple):
 
 
 class Largest(NamedTuple):
-    """Largest work that a platform can hold, with the weights on the scenario's tier."""
+    """The largest batch, context and model that a platform can hold, each with the others unchanged."""
 
     name: str
     model: str

@@ -126,10 +126,18 @@ def limited_by(one: PassResult) -> str:
     return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
 
 
-def bound(one: PassResult) -> str:
-    """Return the share of the bound, such as "74 % of the bound (14.2 s, set by raid)"."""
-    least = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
-    return f"{percent(one.bound_s / one.time_s)} of the bound ({least})"
+def bound(one: PassResult, called: str = "") -> str:
+    """Return the share of the bound, such as "74 %: decode 1 takes 2 s; it would take 1.48 s if the busiest
+    link (raid) never waited"; ``called`` replaces the name of the pass."""
+    name = printable(one.bound_by)
+    busiest = (
+        f"the busiest link ({name})"
+        if one.bound_by in {use.link for use in one.links}
+        else f"the {name.removesuffix(' compute')}"
+    )
+    takes = f"{called or printable(one.name)} takes {format_seconds(one.time_s)}"
+    least = f"it would take {format_seconds(one.bound_s)} if {busiest} never waited"
+    return f"{percent(one.bound_s / one.time_s)}: {takes}; {least}"
 
 
 def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:

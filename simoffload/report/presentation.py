@@ -132,7 +132,9 @@ def _metrics(
 
 # -- inference -----------------------------------------------------------------------------------
 
-_BOUND_LEGEND = "share of the bound: the bound over the time of the step"
+_BOUND_LEGEND = (
+    "share of the bound: time of the step if its busiest link, GPU or host thread never waited, over its time"
+)
 _GATHERED = "ZeRO-3: every GPU gathers every layer for every token"
 _INFERENCE: Shown = {
     "ttft_s": ("time to first token", format_seconds),

@@ -11,7 +11,10 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 
 _FORMULAS = {
-    "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
+    "ttft_s": (
+        "time to first token: time of the prefill pass, after the warm-up pass in which DeepSpeed records "
+        "the order of modules"
+    ),
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
@@ -21,7 +24,9 @@ _FORMULAS = {
         "ZeRO-3 does"
     ),
     "e2e_s": "ttft_s + sum of the decode steps",
-    "first_pass_s": "time of the very first prefill after loading: DeepSpeed has no trace yet, no prefetch",
+    "first_pass_s": (
+        "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
+    ),
     "per_token_s": (
         "e2e_s / (output_length x batch_size x replicas), time over the tokens of all sequences, as "
         "transformers-bloom-inference and DDN's white paper count it"

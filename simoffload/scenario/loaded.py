@@ -240,7 +240,8 @@ def storage_name(name: str, machine: Machine, key: str) -> str:
 
 
 def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
-    has = ", ".join(tiers) or "none"
+    synonyms = {"hbm": "hbm (or gpu)", "dram": "dram (or cpu)"}
+    has = ", ".join(synonyms.get(tier, tier) for tier in tiers) or "none"
     message = f'no {what} {quoted(name)} on platform "{machine.platform}" (has: {has}){suggest(name, tiers)}'
     return InputError.at(key, message)
 

@@ -21,6 +21,7 @@ AHEAD = "batches made ahead"
 """Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
 """Start of the warnings for which a sweep has the column ``extrapolates``."""
+_UNKNOWN = "error unknown, see docs/CALIBRATION.md"
 
 
 def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
@@ -155,4 +156,4 @@ def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:
-    return tuple(f"{BEYOND}: {text}" for text in plan.extrapolations)
+    return tuple(f"{BEYOND} ({_UNKNOWN}): {text}" for text in plan.extrapolations)

@@ -201,7 +201,7 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
             "--time: cannot be combined with --from-json",
         ),
         (("-o", "full", "--resume"), "--resume: full has no micro.json"),
-        (("-o", "out", "--from-json", "other.json"), "other.json: schema: not a record"),
+        (("-o", "out", "--from-json", "other.json"), "other.json: not a record"),
         (("-o", "out", "--from-json", "none.json"), "none.json: "),
     ],
 )

@@ -122,7 +122,8 @@ def test_an_unknown_tier_is_a_slip_of_the_option(program) -> None:
     assert answer.status == 2
     assert (
         answer.err
-        == 'error: --on: no tier "tape" on platform "dgx-a100" (has: hbm, dram, raid, nfs, ai400x2)\n'
+        == 'error: --on: no tier "tape" on platform "dgx-a100" (has: hbm (or gpu), dram (or cpu), raid, nfs, '
+        "ai400x2)\n"
     )
 
 

@@ -180,7 +180,7 @@ _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
             [
                 (
                     'strategy.weights: no tier "nosuch" on platform "dgx-a100" '
-                    "(has: hbm, dram, raid, nfs, ai400x2)"
+                    "(has: hbm (or gpu), dram (or cpu), raid, nfs, ai400x2)"
                 )
             ],
         ),

@@ -48,11 +48,17 @@ def lines(section: ReportSection, width: int = 100) -> list[str]:
 def test_one_result_in_five_sentences(drive: Costed) -> None:
     first, details = costs(drive.result, drive.economics)
     found = drive.economics.metrics()
-    assert first.sentences[0] == "machine and storage cost 18,328 USD, which is 4.18 USD per hour over 1 year"
+    assert first.sentences[0] == (
+        "machine and storage cost 18,328 USD (machine 17,560 USD, gen5 768 USD), which is 4.18 USD per hour "
+        "over 1 year"
+    )
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0875 USD per hour")
-    assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
+    assert f"a million output tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
     assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
     assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0133 USD")
+    kwh = (found["energy_per_run_j"] or 0.0) * 2 / 3.6e6
+    assert first.sentences[4].endswith(f" and takes {kwh:.3g} kWh (PUE included)")
+    assert first.sentences[5] == "5 of 5 prices are estimates; replace them with --costs"
     assert details.page_only, "the bill is not for a terminal"
 
 
@@ -88,14 +94,35 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
-    first, *turns, gathered = section.sentences
-    assert first == f"{ONE} has the lowest cost per unit of work; {SIX} costs 1.76 times as much"
-    assert turns == [
-        f"{SIX} would cost less with a total purchase for {SIX} below 37,980 USD (now 67,560 USD)",
-        f"{SIX} would cost less with accelerator/l40s below 2,455 USD (now 10,000 USD)",
-        f"{SIX} would cost less with a total purchase for {ONE} above 32,552 USD (now 18,328 USD)",
-    ]
+    first, turns, gathered, estimates = section.sentences
+    assert first == f"{ONE} has the lowest cost per token; {SIX} costs 1.76 times as much"
+    assert turns == (
+        f"{SIX} would cost less per token than {ONE} if all hardware of {SIX} cost less than 38,000 USD (now "
+        "67,560 USD), or if one GPU (accelerator/l40s) cost less than 2,450 USD (now 10,000 USD), or if all "
+        f"hardware of {ONE} cost more than 32,600 USD (now 18,328 USD)"
+    )
+    assert estimates.endswith("prices are estimates; replace them with --costs")
     assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")
+
+
+def test_a_filesystem_is_counted_in_full_and_its_price_stated_once(prices: CostList) -> None:
+    """The appliance is the only part that the second result buys alone: its price, not the sum, is stated."""
+    stored, served = (
+        costed("ddn/bloom-mod-1", prices, "workload.output_length=2", f"strategy.weights={tier}")._replace(
+            label=tier
+        )
+        for tier in ("raid", "ai400x2")
+    )
+    (section,) = costs_compared([stored, served])
+    (turns,) = (text for text in section.sentences if "would cost less" in text)
+    assert turns.startswith("ai400x2 would cost less per token than raid if ")
+    assert "if the filesystem (pfs/ddn-ai400x2) cost less than " in turns
+    assert "all hardware of ai400x2" not in turns
+    assert (
+        "ai400x2 is counted at its full price (500,000 USD), as if no other machine used it"
+        in section.sentences
+    )
+    assert not [text for text in section.sentences if text.startswith("raid is counted")]
 
 
 def test_equal_bills_have_no_break_even(prices: CostList) -> None:
@@ -105,7 +132,7 @@ def test_equal_bills_have_no_break_even(prices: CostList) -> None:
         for tier in ("dram", "raid")
     )
     (section,) = costs_compared([held._replace(label="dram"), stored._replace(label="raid")])
-    assert re.match("dram has the lowest cost per unit of work; raid costs ", section.sentences[0])
+    assert re.match("dram has the lowest cost per token; raid costs ", section.sentences[0])
     assert not [text for text in section.sentences if "would cost less" in text or "no change" in text]
 
 
@@ -150,7 +177,7 @@ def test_names_command_no_terminal(drive: Costed, memory: Costed) -> None:
 
 def test_what_costs_the_same_is_said_so(drive: Costed) -> None:
     (section,) = costs_compared([drive, drive._replace(label="its twin")])
-    assert section.sentences[0] == f"{ONE} and its twin cost the same per unit of work"
+    assert section.sentences[0] == f"{ONE} and its twin cost the same per token"
     assert not [text for text in section.sentences if "would cost less" in text or "times as much" in text]
 
 

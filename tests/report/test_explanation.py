@@ -30,7 +30,7 @@ Storage bandwidth and throughput
   storage  tokens/s  upper bound
   13 GB/s         2          2.5
   25 GB/s         4            5  this platform
-  50 GB/s         7            8
+  50 GB/s         7            8  limit of ports and connections
 
 Sensitivity to inputs
   how the time per output token (TPOT) changes if one input is 10 % lower or higher: 3 inputs have
@@ -139,7 +139,13 @@ def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
 def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:
     assert explanation.storage is not None
     stays = replace(explanation.storage, hidden=None)
-    assert stays.sentences[1] == "it remains the bottleneck at any rate, limited by raid.0 -> cpu"
+    text = "at no rate does another cause take longer than the storage, because"
+    assert stays.sentences[1] == f"{text} the link raid.0 -> cpu limits it"
+    late = replace(stays, held_back="the latency of each transfer", fastest=stays.own.throughput * 1.04)
+    assert late.sentences[1:] == (
+        f"{text} the latency of each transfer remains",
+        "a higher rate hardly helps: it gains 4 % at most, above 80 GB/s less than 2 %",
+    )
     assert len(bandwidth(stays)["layout"]["shapes"]) == 1
 
 

@@ -82,9 +82,9 @@ def test_the_page_reads_without_scripts(single: Page) -> None:
     for description in (
         "dgx-a100 with its weights on raid: TTFT 9.81 s, TPOT 9.81 s, 0.815 tokens/s for 8 sequences at once",
         "gathered parameters, peak",
-        "ttft_s = time of the prefill pass",
+        "ttft_s = time to first token: time of the prefill pass",
         "Bottleneck: raid read, 98 % of decode 1, limited by raid.",
-        "98 % of the bound (9.6 s, set by raid)",
+        "98 %: decode 1 takes 9.81 s; it would take 9.6 s if the busiest link (raid) never waited",
         "Steady state: repetition 7 of 12 of “layer” (decode 1, rank 0)",
         "mlp.weight read io 2 1.6 s 8 GB",
         "gpu0.pcie and 1 more like it 48 GB each",

@@ -32,8 +32,9 @@ Capacity
 
 Speed
   metric                                   value  formula
-  time to first token                      2.5 s  ttft_s = time of the prefill pass, trace recorded
-                                                  and weights in their tier (time to first token)
+  time to first token                      2.5 s  ttft_s = time to first token: time of the prefill
+                                                  pass, after the warm-up pass in which DeepSpeed
+                                                  records the order of modules
   time per output token                   2.01 s  tpot_s = sum of the decode steps / number of
                                                   decode steps (time per output token of a sequence)
   throughput                       3.86 tokens/s  tokens_per_s = output_length x batch_size x
@@ -41,8 +42,8 @@ Speed
   decode throughput                3.97 tokens/s  decode_tokens_per_s = batch_size x replicas /
                                                   tpot_s
   end-to-end time                         16.6 s  e2e_s = ttft_s + sum of the decode steps
-  first pass after loading                   4 s  first_pass_s = time of the very first prefill
-                                                  after loading: DeepSpeed has no trace yet, no
+  first pass after loading                   4 s  first_pass_s = time of the warm-up pass: DeepSpeed
+                                                  does not know the order of modules yet and cannot
                                                   prefetch
   time per token of all sequences         259 ms  per_token_s = e2e_s / (output_length x batch_size
                                                   x replicas), time over the tokens of all
@@ -63,13 +64,15 @@ Where the time goes
   transfers   140 ms  7.0 %  860 ms
 
 Share of the bound
-  74 % of the bound (1.48 s, set by raid)
+  74 %: decode 1 takes 2 s; it would take 1.48 s if the busiest link (raid) never waited
 
 Links
   decode 1
   link                            carried  capacity  in use, share of the pass  load  saturated
   raid                              14 GB   25 GB/s                       90 %  28 %       80 %
   gpu0.pcie and 1 more like it  7 GB each   25 GB/s                       50 %  14 %        0 %
+  in use: share of the pass in which something is transferred; load = bytes carried / (capacity x
+  time); saturated: share of the time at full capacity
 
 Confidence
   ±13.3 %, the mean error of 5 held-out runs of decode steps from drives in the host on 1 to 4 GPUs
@@ -95,11 +98,12 @@ Comparison
   dram     1.25 s  1.01 s      7.71            1×             raid read 81 %                74 %
   raid     2.25 s  1.81 s      4.28          1.8×         2×  raid read 81 %                74 %
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
-  ttft_s = time of the prefill pass, trace recorded and weights in their tier (time to first token)
+  ttft_s = time to first token: time of the prefill pass, after the warm-up pass in which DeepSpeed
+  records the order of modules
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
   ratio: TPOT (time per output token of a sequence) over that of the baseline; share of the bound:
-  the bound over the time of the step
+  time of the step if its busiest link, GPU or host thread never waited, over its time
   published: published ratio of the times per token of all sequences
   published for bloom-7b1, raid: white paper
 

@@ -48,7 +48,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "cause exposed share in forward in backward in optimizer busy limited by",
         "host to GPU 9.5 s 24 % 6 s 3.5 s 19 s gpu.pcie",
         "last backward: 4 s each, 1 × in a step",
-        "50 % of the bound (20 s, set by raid)",
+        "50 %: the step takes 40 s; it would take 20 s if the busiest link (raid) never waited",
         "First parts (optimizer, rank 0)",
         "raid 84 GB 168 GB 12 B 24 B",
     ):

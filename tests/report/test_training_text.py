@@ -88,12 +88,14 @@ Where the time goes
   host         1.9 s  4.8 %   1.9 s
 
 Share of the bound
-  50 % of the bound (20 s, set by raid)
+  50 %: the step takes 40 s; it would take 20 s if the busiest link (raid) never waited
 
 Links
   step
   link  carried  capacity  in use, share of the step   load  saturated
   raid    63 GB   25 GB/s                       50 %  6.3 %       25 %
+  in use: share of the step in which something is transferred; load = bytes carried / (capacity x
+  time); saturated: share of the time at full capacity
 
 Storage
   One step, all ranks

@@ -110,7 +110,7 @@ def test_it_is_said_beside_others_and_beside_costs() -> None:
     least = hourly / 3600 / frame.loc["hbm", "spread_bound_tokens_per_s"] * 1e6
     alone, _ = costs(found.results["hbm"], priced)
     (reported,) = (one for one in alone.sentences if "gathers every layer" in one)
-    assert f"a million tokens would cost at least {least:.3g} USD" in reported
+    assert f"a million output tokens would cost at least {least:.3g} USD" in reported
 
     (several,) = costs_compared(
         [Costed(label, found.results[label], one) for label, one in found.economics.items()]

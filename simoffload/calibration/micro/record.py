@@ -30,12 +30,14 @@ def record_text(raw: Mapping[str, Any]) -> str:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read a file that ``record_text`` made. Raises InputError for anything else."""
-    data = read_json(path, remedy="name the micro.json of calibrate micro")
+    data = read_json(path, remedy="--from-json and --resume read the record that calibrate micro writes")
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema not in (SCHEMA, _ONE_ROUND):
-        value = shortened(json.dumps(schema))
-        message = f'not a record of "calibrate micro": schema must be "{SCHEMA}", not {value}'
-        raise InputError((Problem(str(path), None, None, "schema", message),))
+        reason = f'the key "schema" is missing (expected "{SCHEMA}")'
+        if schema is not None:
+            reason = f'schema must be "{SCHEMA}", not {shortened(json.dumps(schema))}'
+        message = f'not a record of "calibrate micro": {reason}'
+        raise InputError((Problem(str(path), None, None, "" if schema is None else "schema", message),))
     parts = _PARTS | _ROUNDS
     if schema == _ONE_ROUND:  # of these only records of runs that ended early have "unfinished"
         parts = _PARTS | ({"unfinished": list} if "unfinished" in data else {})

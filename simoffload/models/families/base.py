@@ -144,7 +144,7 @@ class FamilyConfig(Frozen, ABC):
 
     @abstractmethod
     def derived(self) -> Derived:
-        """Return the sizes for which families have different names or rules."""
+        """Return the model's sizes under the names that all families share."""
 
     @abstractmethod
     def modules(self) -> ModuleLists:

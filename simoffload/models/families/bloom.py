@@ -52,8 +52,8 @@ class Bloom(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Return sizes under common names: there are as many key-value heads as query heads, and the
-        feed-forward network is four times as wide as the model."""
+        """Return the model's sizes under the names that all families share: there are as many
+        key-value heads as query heads, and the feed-forward network is four times as wide as the model."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,

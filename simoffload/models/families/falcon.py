@@ -94,7 +94,8 @@ class Falcon(FamilyConfig):
         return self.traits.attention if self._projected > 1 else "eager"
 
     def derived(self) -> Derived:
-        """Return sizes under common names, with defaults for those that the configuration leaves out."""
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
         cached = self.num_attention_heads if self.new_decoder_architecture else self._projected
         return Derived(
             num_key_value_heads=cached,

@@ -90,7 +90,8 @@ class Gemma2(GemmaConfig):
         return (self.num_hidden_layers + 1) // 2
 
     def derived(self) -> Derived:
-        """Return sizes under common names, with defaults for those that the configuration leaves out."""
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
         return super().derived()._replace(softcapped=self.attn_logit_softcapping is not None)
 
     def modules(self) -> ModuleLists:

@@ -68,7 +68,8 @@ class Opt(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Return sizes under common names; there are as many key-value heads as query heads."""
+        """Return the model's sizes under the names that all families share; there are as many
+        key-value heads as query heads."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,

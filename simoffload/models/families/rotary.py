@@ -76,7 +76,8 @@ class RotaryConfig(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Return sizes under common names, with defaults for those that the configuration leaves out."""
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
         return Derived(
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
@@ -173,7 +174,8 @@ class SlidingConfig(RotaryConfig):
         """Return how many layers have the window where ``layer_types`` is not given."""
 
     def derived(self) -> Derived:
-        """Return sizes under common names, with defaults for those that the configuration leaves out."""
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
         sliding = self.pattern() if self.layer_types is None else self.layer_types.count("sliding_attention")
         if self.sliding_window is None or not sliding:
             return super().derived()

@@ -175,7 +175,8 @@ def _together(tried: Sequence[Tried]) -> Change | None:
         best |= {each.path: each for each in one.change.edits}
     if any({each.path: each for each in one.change.edits} == best for one in helping) or not helping:
         return None
-    description = f"all settings that gain alone, combined ({len(best)} keys)"
+    names = ", ".join(str(path[-1]) for path in best)
+    description = f"all settings that gain alone, combined ({names})"
     return Change("setting", description, tuple(best.values()), key=TOGETHER)
 
 

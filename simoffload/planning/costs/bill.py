@@ -91,6 +91,21 @@ class Bill(NamedTuple):
         found = (item.price for item in self.items if item.price and not item.covered)
         return tuple(dict.fromkeys(found))
 
+    @property
+    def by_tier(self) -> dict[str, float]:
+        """Sum of the known prices of each storage tier, and under "" that of the rest of the machine."""
+        found: dict[str, float] = {}
+        for item in self.items:
+            found[item.tier] = found.get(item.tier, 0.0) + (item.total or 0.0)
+        return found
+
+    @property
+    def shared(self) -> dict[str, float]:
+        """Sum of the known prices of each tier that is a server or filesystem, which other machines may
+        use, too."""
+        tiers = {item.tier for item in self.items if item.kind in _SHARED and item.total}
+        return {tier: price for tier, price in self.by_tier.items() if tier in tiers}
+
     def paid(self, price: str) -> float:
         """Return how many times a price (``Figure.what``) is paid."""
         mine = (one for one in self.items if one.price and one.price.what == price and not one.covered)

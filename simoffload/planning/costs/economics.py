@@ -109,6 +109,11 @@ class Economics:
         return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
 
     @property
+    def prices(self) -> tuple[Figure, ...]:
+        """All prices that contribute to the cost: those of the bill, and that of electricity."""
+        return (*self.bill.prices, self.costs.assumption("electricity"))
+
+    @property
     def slips(self) -> tuple[str, ...]:
         """Sentences about names in the list that match neither a shipped profile nor one of the machine."""
         return tuple(reason for key, reason in self.costs.unknown.items() if key not in self.profiles)
@@ -116,11 +121,10 @@ class Economics:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about idle GPUs, missing prices and old prices."""
-        prices = (*self.bill.prices, self.costs.assumption("electricity"))
         missing = (f"no price or power is known for {', '.join(self.missing)}: the totals leave it out",)
         idle = (self.idle,) if self.idle else ()
         unknown = missing if self.missing else ()
-        return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(prices))
+        return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(self.prices))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -243,9 +243,10 @@ class Axis(NamedTuple):
         return str(self.location[-1])
 
     def refused(self, messages: Mapping[int, str]) -> Problem:
-        """Return the problem that the scenario cannot have some values: what is wrong with each, by index.
+        """Return the error for values of the axis that the scenario refuses.
 
-        The messages differ at most in the value that each says it got.
+        ``messages`` maps the index of each such value to its message; they may differ only in the value that
+        was refused.
         """
         (first, message), *others = messages.items()
         if len(messages) == len(self.values):

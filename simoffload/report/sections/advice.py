@@ -65,12 +65,15 @@ def _bandwidth(curve: StorageCurve | None) -> ReportSection:
     if curve is None:
         return ReportSection(STORAGE, (NO_STORAGE,))
     head = ("storage", f"{curve.unit}s/s", "upper bound", "")
+    marks = {curve.own.rate: ["this platform"]}
+    if curve.capped:
+        marks.setdefault(curve.points[-1].rate, []).append("limit of ports and connections")
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (
             byte_rate(point.rate),
             Datum(f"{format_number(point.throughput)}", point.throughput, "1/s"),
             Datum(f"{format_number(point.bound)}", point.bound, "1/s"),
-            "this platform" if point.rate == curve.own.rate else "",
+            ", ".join(marks.get(point.rate, ())),
         )
         for point in curve.points
     )
@@ -194,6 +197,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     notes = (
         *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
         "gain = time per unit of work without the change / with it; each change is simulated alone",
+        "cost: nothing = no purchase needed; parts that are no longer used are not subtracted",
         f"per 1,000 {currency} = (gain - 1) / cost x 1000",
     )
     best = _table(helping[:_MOST], advice)._replace(page_columns=_FOR_MONEY if fits else _FOR_SPACE)

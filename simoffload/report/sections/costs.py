@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, Economics, verdicts
+from simoffload.planning.costs import FORMULAS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import NameFirst, per_second, percent
@@ -13,6 +13,21 @@ from simoffload.units import format_number, format_watts, plural
 
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3
+_PRICED = {
+    "accelerator": "one GPU",
+    "drive": "one drive",
+    "flash per TB": "a TB of flash",
+    "host": "one host",
+    "memory per GB": "a GB of memory",
+    "nfs": "the file server",
+    "nic": "one network adapter",
+    "nvmeof": "the NVMe-oF server",
+    "pfs": "the filesystem",
+    "platform": "one machine",
+}
+"""Descriptions of what has a price, by the name of the price or the kind of the profile."""
+_ALWAYS_BUSY = 0.995
+"""Share of the time from which a GPU is called busy all the time."""
 
 
 def money(value: float | None, currency: str) -> Entry:
@@ -58,7 +73,7 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     if found["purchase"] is None:
         lines.append("no price is known for this machine")
     else:
-        text = f"machine and storage cost {_amount(found['purchase'], currency)}"
+        text = f"machine and storage cost {_amount(found['purchase'], currency)}{_parts(one.bill, currency)}"
         if found["purchase_per_h"] is not None:
             lifetime = "1 year" if years == 1 else f"{years:g} years"
             text += f", which is {_amount(found['purchase_per_h'], currency)} per hour over {lifetime}"
@@ -69,29 +84,60 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value
         electricity = _amount(found["electricity_per_h"], currency)
-        power = f"power under load is {format_watts(found['power_w'])}"
+        power = (
+            f"mean power during this work is {format_watts(found['power_w'])} ({_waiting(one)}do not use it"
+        )
+        power += " to size the power supply)"
         lines.append(f"{power}; with a PUE of {pue:g}, electricity costs {electricity} per hour")
     lines += _per_work(result, one, found)
-    return lines + list(one.warnings)
+    return [*lines, *_price_notes([one]), *one.warnings]
+
+
+def _parts(bill: Bill, currency: str) -> str:
+    """Return the prices of the machine and of each storage tier; "" if only one has a price."""
+    prices = {tier or "machine": _amount(price, currency) for tier, price in bill.by_tier.items() if price}
+    return f" ({', '.join(f'{name} {price}' for name, price in prices.items())})" if len(prices) > 1 else ""
+
+
+def _waiting(one: Economics) -> str:
+    """Return how much of the time GPUs are busy, if they also wait."""
+    draws = one.energy.draws if one.energy else ()
+    busy = [draw.busy for draw in draws if draw.key.startswith("accelerator/")]
+    return f"GPUs are busy {percent(busy[0])} of the time; " if busy and busy[0] < _ALWAYS_BUSY else ""
+
+
+def _price_notes(found: Sequence[Economics]) -> list[str]:
+    """Return sentences about shared storage that is counted in full, and about estimated prices."""
+    currency = found[0].costs.currency
+    shared = dict.fromkeys(pair for one in found for pair in one.bill.shared.items())
+    lines: list[str] = []
+    for tier, price in shared:
+        full = f"its full price ({_amount(price, currency)})"
+        lines.append(NameFirst(f"{tier} is counted at {full}, as if no other machine used it"))
+    prices = dict.fromkeys(price for one in found for price in one.prices)
+    number = sum(price.origin == "estimate" for price in prices)
+    if number:
+        are, them = ("is an estimate", "it") if number == 1 else ("are estimates", "them")
+        lines.append(f"{number} of {plural(len(prices), 'price')} {are}; replace {them} with --costs")
+    return lines
 
 
 def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
     """Return the costs of a million tokens, and of a step or a checkpoint."""
     currency, lines = one.costs.currency, []
+    tokens = "a million output tokens" if isinstance(result, InferenceResult) else "a million tokens"
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
-        lines.append(
-            f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh (PUE included)"
-        )
+        lines.append(f"{tokens} cost {_amount(million, currency)} and take {_digits(kwh)} kWh (PUE included)")
     lines += _spread(result, one, found)
     rented = found["rent_per_million_tokens"]
     if rented is not None and one.rent is not None:
         hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}, without storage"
-        lines.append(f"on rented hardware, a million tokens cost {_amount(rented, currency)} ({hour})")
+        lines.append(f"on rented hardware, {tokens} cost {_amount(rented, currency)} ({hour})")
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
-        joules = found["energy_per_run_j"]
-        kwh_text = f"{_digits(joules / 3.6e6)} kWh (PUE not included)"
+        joules = found["energy_per_run_j"] * one.costs.assumption("pue").value
+        kwh_text = f"{_digits(joules / 3.6e6)} kWh (PUE included)"
         lines.append(f"{_one_run(result)} costs {_amount(run, currency)} and takes {kwh_text}")
     return lines
 
@@ -113,7 +159,9 @@ def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float 
         return []
     least = _amount(found["cost_per_h"] / 3600 / bound * 1e6, one.costs.currency)
     gathers = "ZeRO-3 gathers every layer on every GPU for every token; without gathering,"
-    return [f"{gathers} a million tokens would cost at least {least} (upper bound: {per_second(bound)})"]
+    return [
+        f"{gathers} a million output tokens would cost at least {least} (upper bound: {per_second(bound)})"
+    ]
 
 
 def _metrics(one: Economics) -> ReportTable:
@@ -194,15 +242,6 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     shown = ReportTable("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
     if len(shown.head) == 1:
         return ()
-    drives = any(_lifetimes(one.result) for one in found)
-    notes = [
-        f"cost/1M, kWh/1M: for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
-        f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}",
-        *(
-            ["worn out: time until the rated endurance of the drives is used up in continuous operation"]
-            * drives
-        ),
-    ]
     idle = {one.economics.idle for one in found}
     common = set.intersection(*(set(one.economics.slips) for one in found))  # those of all results
     about: dict[str, list[str]] = {}
@@ -214,12 +253,30 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
         NameFirst(f"{'; '.join(labels)}: {text}") if text in idle and len(idle) > 1 else text
         for text, labels in about.items()
     )
-    currency = found[0].economics.costs.currency
-    lines = [text for one in verdicts(found) for text in _verdict(one, currency)]
+    by_label = {one.label: one for one in found}
+    lines = [text for one in verdicts(found) for text in _verdict(one, by_label)]
     for one in found:
         more = _spread(one.result, one.economics, one.economics.metrics())
         lines += [NameFirst(f"{one.label}: {text}") for text in more]
-    return (ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(notes), notes_on_terminal=True),)
+    lines += _price_notes([one.economics for one in found])
+    return (
+        ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(_legend(found)), notes_on_terminal=True),
+    )
+
+
+def _legend(found: Sequence[Costed]) -> Iterator[str]:
+    """Explain the columns of the table."""
+    assumption = found[0].economics.costs.assumption
+    tokens, pue, share = _tokens(found), assumption("pue").value, assumption("utilization").value
+    used = "is never idle" if share == 1 else f"works {percent(share)} of the time"
+    formula = FORMULAS["cost_per_million_tokens"]
+    yield f"cost/1M, kWh/1M: for a million {tokens} on a machine that {used}; cost = {formula}"
+    yield (
+        f"power: mean during this work; power and J/token exclude the PUE ({pue:g}), cost and kWh include it"
+    )
+    yield f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}"
+    if any(_lifetimes(one.result) for one in found):
+        yield "worn out: time until the rated endurance of the drives is used up in continuous operation"
 
 
 def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
@@ -257,29 +314,62 @@ def _lifetimes(result: SimulationResult) -> str:
     )
 
 
-def _verdict(one: CostVerdict, currency: str) -> list[str]:
+def _verdict(one: CostVerdict, found: Mapping[str, Costed]) -> list[str]:
     """Return which result has the lowest cost per unit of work, and which prices would change that."""
-    ratio = format_number(one.ratio)
+    ratio, unit = format_number(one.ratio), found[one.cheapest].result.unit
     if ratio == "1":
-        return [NameFirst(f"{one.cheapest} and {one.next} cost the same per unit of work")]
-    line = f"{one.cheapest} has the lowest cost per unit of work; {one.next} costs {ratio} times as much"
+        return [NameFirst(f"{one.cheapest} and {one.next} cost the same per {unit}")]
+    line = f"{one.cheapest} has the lowest cost per {unit}; {one.next} costs {ratio} times as much"
     if one.tie:
         line += f"; a tie, because the prediction error on real runs is ±{percent(one.margin)}"
     if one.same_bill:
         return [NameFirst(line)]
     if not one.break_even_points:
         return [NameFirst(line), "no change of a single price reverses that"]
+    bills = found[one.cheapest].economics.bill, found[one.next].economics.bill
     turns = [
         point
-        for point in one.break_even_points
-        if _amount(point.at, currency) != _amount(point.now, currency)
+        for point in _distinct(one.break_even_points, *bills)
+        if _rounded(point.at) != _rounded(point.now)
     ]
-    sentences = (_break_even(point, one.cheapest, one.next, currency) for point in turns[:_MOST_BREAK_EVENS])
-    return list(map(NameFirst, (line, *sentences)))
+    prices = [_break_even(point, one, found) for point in turns[:_MOST_BREAK_EVENS]]
+    then = f"{one.next} would cost less per {unit} than {one.cheapest} {', or '.join(prices)}"
+    return [NameFirst(line), *([NameFirst(then)] if prices else [])]
 
 
-def _break_even(point: BreakEven, first: str, second: str, currency: str) -> str:
-    totals = {FIRST: f"a total purchase for {first}", SECOND: f"a total purchase for {second}"}
-    now, at = _amount(point.now, currency), _amount(point.at, currency)
-    direction = "below" if point.first_cheaper_above else "above"
-    return f"{second} would cost less with {totals.get(point.what, point.what)} {direction} {at} (now {now})"
+def _distinct(points: Sequence[BreakEven], first: Bill, second: Bill) -> list[BreakEven]:
+    """Return the break-even prices without those that state the same fact as another one.
+
+    The whole purchase of a result and a part that only this result buys do. Of the cheaper result, which
+    would have to cost more, the purchase is kept; of the other, which would have to cost less, the part.
+    """
+    of_first = {one.what for one in points if first.paid(one.what) and not second.paid(one.what)}
+    of_second = any(second.paid(one.what) and not first.paid(one.what) for one in points)
+    left_out = of_first | ({SECOND} if of_second else set())
+    return [one for one in points if one.what not in left_out]
+
+
+def _break_even(point: BreakEven, one: CostVerdict, found: Mapping[str, Costed]) -> str:
+    """Return a condition, such as "if the filesystem (pfs/x) cost less than 99,800 USD (now 500,000 USD)"."""
+    kind, slash, _ = point.what.partition("/")
+    priced = _PRICED.get(kind, kind) + (f" ({point.what})" if slash else "")
+    totals = {FIRST: f"all hardware of {one.cheapest}", SECOND: f"all hardware of {one.next}"}
+    currency = found[one.cheapest].economics.costs.currency
+    than = "less than" if point.first_cheaper_above else "more than"
+    at, now = _amount(_rounded(point.at), currency), _amount(point.now, currency)
+    return f"if {totals.get(point.what, priced)} cost {than} {at} (now {now})"
+
+
+def _rounded(value: float) -> float:
+    """Return a price with three significant digits; no price is known better."""
+    return float(f"{value:.3g}")
+
+
+def _tokens(found: Iterable[Costed]) -> str:
+    """Return the kind of tokens that results count."""
+    kinds = {one.result.kind for one in found if one.result.tokens}
+    return (
+        {"inference": "output tokens", "training": "trained tokens"}[kinds.pop()]
+        if len(kinds) == 1
+        else "tokens"
+    )

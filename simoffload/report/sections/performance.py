@@ -161,7 +161,9 @@ def bounds(result: SimulationResult, step: PassResult) -> ReportSection:
     head = ("resource", "minimum time", f"share of the {presentation(result).unit_name}")
     table = ReportTable("", head, rows, (1, 2), folded="All bounds")
     chart = Chart("bounds and simulated time", partial(charts.bounds, step, most=_MOST_BOUNDS))
-    return ReportSection(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
+    return ReportSection(
+        BOUND, (bound(step, presentation(result).called),), (table,), (_NO_FASTER,), charts=(chart,)
+    )
 
 
 def links(result: SimulationResult, step: PassResult) -> ReportSection:
@@ -185,12 +187,16 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
                 fraction(use.saturated_s / step.time_s),
             )
         )
-    share = f"in use, share of the {presentation(result).unit_name}"
+    unit = presentation(result).unit_name
+    share = f"in use, share of the {unit}"
     head = ("link", "carried", "capacity", "mean while in use", "in use", share, "load", "saturated")
     numbers = tuple(range(1, len(head)))
     table = ReportTable(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
-    note = "load = carried / (capacity x time); saturated: share of the time at full capacity"
-    return ReportSection("Links", tables=(table,), notes=(note,))
+    note = (
+        f"in use: share of the {unit} in which something is transferred; load = bytes carried / (capacity x "
+        "time); saturated: share of the time at full capacity"
+    )
+    return ReportSection("Links", tables=(table,), notes=(note,), notes_on_terminal=True)
 
 
 def how_sure(result: SimulationResult) -> ReportSection:

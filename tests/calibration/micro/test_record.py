@@ -28,7 +28,7 @@ def test_no_number_is_infinite() -> None:
     ("change", "message"),
     [
         ({"schema": "simoffload/result/1"}, 'schema: not a record of "calibrate micro"'),
-        ({"schema": None}, "not null"),
+        ({"schema": None}, 'the key "schema" is missing'),
         ({"sections": []}, "sections: missing or of the wrong type"),
         ({"machine": None}, "machine: missing or of the wrong type"),
         ({"date": 5}, "date: missing or of the wrong type"),
@@ -57,3 +57,20 @@ def test_what_is_no_json(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(InputError, match=r"not valid JSON|not a record"):
             read_record(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('{"schema": [1,', "was the file cut off?"),
+        ('{"schema": tru', "was the file cut off?"),
+        ('{"schema": "simoff', "was the file cut off?"),
+        ("schema: a\nsections: b\n", "--from-json and --resume read the record that calibrate micro writes"),
+    ],
+)
+def test_a_file_that_is_not_json_may_be_cut_off_or_another_one(tmp_path: Path, text: str, hint: str) -> None:
+    path = tmp_path / "micro.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_record(path)
+    assert str(caught.value).endswith(hint)

@@ -127,7 +127,7 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
 
 def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) -> None:
     together = next(one for one in hosted.tried if one.change.key == "settings")
-    assert together.change.description == "all settings that gain alone, combined (2 keys)"
+    assert together.change.description == "all settings that gain alone, combined (block_size, use_gds)"
     aio = together.scenario.document.data["strategy"]["ds_config"]["aio"]
     assert (aio["use_gds"], aio["block_size"]) == (True, 4194304)
     # One setting alone is told once.
