@@ -9,7 +9,7 @@ from typing import Any
 
 from simoffload.calibration.micro.noise import machine_noise
 from simoffload.calibration.micro.pooling import pooled, pooled_steps
-from simoffload.documents import read_document
+from simoffload.documents import read_text
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
 
@@ -22,6 +22,8 @@ _PARTS = {"machine": dict, "sections": dict, "skipped": dict, "date": str, "unfi
 _ROUNDS = {"options": dict, "rounds": list, "probes": list}
 _OF_EARLY_ENDS: dict[str, Any] = {"unfinished": []}
 """What of the old records only those of a run have that ended before all was measured."""
+_LARGEST = 64_000_000
+"""[B] The largest record; one GPU in three rounds takes about 1.3 MB, and a rank of 8 GPUs about as much."""
 _STEPS = "hooks"
 """The section that holds the small models of all numbers of ranks."""
 
@@ -33,7 +35,7 @@ def record_text(raw: Mapping[str, Any]) -> str:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read a file that ``record_text`` made. Raises InputError for anything else."""
-    data = read_document(path).data
+    data = _parsed(path)
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema not in (SCHEMA, _OLD):
         found = shortened(json.dumps(schema))
@@ -45,6 +47,22 @@ def read_record(path: Path) -> dict[str, Any]:
             message = f"missing or of the wrong type; run calibrate micro again to make a new {path.name}"
             raise InputError((Problem(str(path), None, None, key, message),))
     return data
+
+
+def _parsed(path: Path) -> Any:
+    """Return the JSON of a file that is larger than a document may be."""
+    text = read_text(path, most=_LARGEST, remedy="name the micro.json of a measurement")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        reason = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}; was the file cut off?"
+        raise InputError([Problem(str(path), error.lineno, error.colno, "", reason)]) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError([Problem(str(path), None, None, "", f"not valid JSON: {error}")]) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
 
 
 class Record:
