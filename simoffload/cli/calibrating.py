@@ -126,7 +126,7 @@ def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
     if arguments.from_json is not None:
         _refuse_with_record(arguments)
         raw = read_record(arguments.from_json)
-        files = _profiles(arguments, raw)
+        files = _profiles(arguments, raw, console)
         _write(arguments.output_dir, files)
     else:
         with _new_folder(arguments.output_dir):
@@ -164,7 +164,7 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
         )
         return record
     try:
-        files = _profiles(arguments, raw)
+        files = _profiles(arguments, raw, console)
     except InputError as error:
         kept = f"no profiles were written; {arguments.output_dir / RECORD} is kept for --from-json"
         raise InputError([*error.problems, Problem("", None, None, "", kept)]) from None
@@ -172,13 +172,15 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
     return record | files
 
 
-def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
+def _profiles(arguments: Namespace, raw: dict[str, Any], console: Console) -> dict[str, str]:
     from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
 
     where = str(arguments.from_json or arguments.output_dir / RECORD)
     try:
         base = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], arguments.base)
-        files = profile_from_micro(raw, base, identifier=arguments.id)
+        files = profile_from_micro(
+            raw, base, identifier=arguments.id, report=lambda thread: console.print_lines(thread.summary())
+        )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Only simoffload writes records; one that was changed by hand has to be measured again.
         what = str(error).splitlines()[0][:120] if str(error) else ""
