@@ -2,8 +2,8 @@
 
 Only records in ``measured/fit`` are used, never those of the held-out set. The unknowns of one regression
 over all of them are the reference's costs, one factor per machine, one level per section, and deviations of
-single costs per machine; the spread of the deviations is estimated in the same iteration. The reference host is the
-geometric mean of the quiet machines.
+single costs per machine. The spread of the deviations is estimated in the same iteration. The reference
+host is the geometric mean of the quiet machines.
 """
 
 from __future__ import annotations
