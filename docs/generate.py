@@ -29,7 +29,7 @@ _PROFILES = """# Reference: hardware profiles
 {}
 A key without a default is required.
 "with origin" means a mapping with the keys `value`, `origin` (`spec`, `measured` or `estimate`), `source`,
-`date` and, for fitted numbers, `residual`.
+`date` and, for fitted numbers, `residual` and `spread`.
 """
 _MODELS = """# Reference: models
 

@@ -1,13 +1,14 @@
-"""Fit of the time that DeepSpeed's host thread spends per event, from per-module traces of small models.
+"""Small models whose passes take almost only the time of the Python thread, and what each cost adds to them.
 
-In small models the GPU and the copies are negligible, so a pass lasts as long as the Python thread. The
-replay of the coordinator tells which events happen in the hooks of each module; a least-squares fit divides
-the measured time of the modules among the events.
+In a small model the GPU and the copies are negligible, so a pass lasts as long as the host thread works: the
+sum of costs, each times the number of its events. In decode steps the replay of DeepSpeed's coordinator gives
+these numbers, in training simulations with one cost slightly larger. Per-module traces of decode steps show
+how the sum divides among launches and hooks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -18,24 +19,36 @@ from numpy.typing import NDArray
 
 from simoffload.engine import execute
 from simoffload.errors import InputError, Problem
+from simoffload.hardware.profiles import TrainingCosts
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor
+from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import operations
+from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 __all__ = [
+    "COSTS",
+    "INFERENCE",
     "REAL_MODELS",
-    "CallTimes",
-    "HostCosts",
-    "Traced",
-    "fit_host_costs",
-    "non_negative",
-    "traced",
+    "SCALED",
+    "TRACED",
+    "TRAINING",
+    "Observation",
+    "all_repetitions",
+    "decode_observation",
+    "module_events",
+    "of_real_models",
+    "rough_factor",
+    "simulated",
+    "trace_observations",
+    "training_observations",
+    "typical",
 ]
 
-_HEAD = 2
-"""The model and its stack, whose own code runs once in a pass and is the cost ``pass_overhead``."""
-_LAUNCH = ("module_call", "operation", "linear_call")
-_BEFORE = (
+INFERENCE = (
+    "module_call",
+    "operation",
+    "linear_call",
     "hook",
     "hook_input",
     "fetch_call",
@@ -43,8 +56,13 @@ _BEFORE = (
     "gathered_parameter",
     "copy_call",
     "fetch_wait",
+    "released_parameter",
+    "pass_overhead",
+    "collective_call",
 )
-_AFTER = ("hook", "released_parameter")
+"""Costs of ``DeepSpeedCosts`` that small models show; the last one only on several ranks."""
+TRAINING = tuple(TrainingCosts.model_fields)
+COSTS = (*INFERENCE, *TRAINING)
 REAL_MODELS = 1.04
 """The factor on times for models of real size, whose hundreds of modules do not stay in the CPU's caches.
 
@@ -52,79 +70,173 @@ Launches take 1.03 times and hooks after a module 1.09 times as long (medians ov
 traces against those of small models), together about 60 % of the thread's time; hooks before a
 module cannot be separated from waiting and are assumed unchanged: 0.6 x 1.06 + 0.4. This is an estimate from
 the fit set; with nothing offloaded the traces show 1.00 (docs/measurements/host-thread.md)."""
-_ROUNDS = 3
-"""The number of corrections by simulation; the third has no visible effect."""
-_REWEIGHTINGS = 20
-_NEGLIGIBLE = 2e-6  # [s] residuals below this are not weighted up further
+_BACKWARD = ("backward_call", "gradient", "reduce_call", "boundary_gradient")
+_BACKWARD_OF_REAL_MODELS = 1.12
+"""The same factor for costs of the backward pass: a layer of OPT takes 8.3 ms in a model of 8 layers, 9.3 ms
+in one of 24 and 9.2 ms in one of 48 (docs/measurements/training.md)."""
+_DEEP = 16
+"""The number of layers from which a model's modules exceed the CPU's caches, as those of real models do: its
+costs have the factors already."""
+_HEAD = 2
+"""The model and its stack, whose own code runs once in a pass and is the cost ``pass_overhead``."""
+_LAUNCH = ("module_call", "operation", "linear_call")
+SCALED = frozenset(COSTS) - {"graph"}
+"""Costs that are times, and so longer on a slower host; the other is a share."""
+_NUDGE = {"graph": 0.05}
+"""The increase of a cost for counting its events; others get ``_NUDGE_S``."""
+_NUDGE_S = 20e-6  # [s]
+_PICO = 1e-12
+_TRIMMED = 0.1
+"""The share of the shortest and of the longest repetitions that do not count."""
+TRACED = "traced"
 
 
-class CallTimes(NamedTuple):
-    """One call of a module in a traced decode step."""
+class Observation(NamedTuple):
+    """A measured time of a small model, and how it depends on the costs near some values of them."""
 
-    launch: float
-    """[s] Time of the module's own code, without the modules that it calls."""
-    before: float
-    """[s] Time of the hooks before the module."""
-    after: float
-    """[s] Time of the hooks after the module."""
-    events: Mapping[str, float]
-    """The number of events, by the name of their cost."""
-    copies: float
-    """[s] Time that the thread only waits for copies."""
-
-
-class Traced(NamedTuple):
-    """A traced run of a small model, with its plan."""
-
-    rows: tuple[CallTimes, ...]
+    model: str
+    """The name of the small model."""
+    kind: str
+    """decode, forward, backward, optimizer, or traced: modules with equal events in a decode step."""
+    ranks: int
     seconds: float
-    """[s] Time of a decode step without tracing."""
-    plan: ZeroInferencePlan
+    """[s]"""
+    spread: float
+    """Relative standard deviation of that time by its repetitions; 0 if there is one only."""
+    base: float
+    """[s] Time that no cost explains: copies and kernels that the thread waits for."""
+    counts: NDArray[np.float64]
+    """Change of the time with each of ``COSTS``: its number of events, or the time that a share lengthens."""
 
-    @property
-    def collective(self) -> bool:
-        """Whether parameters are gathered from several ranks."""
-        return not self.plan.placement.settings.copies_directly(self.plan.placement.ranks)
-
-    @property
-    def calls(self) -> float:
-        """The number of gathers in a step."""
-        keys = ("fetch_call", "prefetch_call")
-        return sum(row.events.get(key, 0.0) for row in self.rows for key in keys)
-
-    def simulated(self, values: Mapping[str, float]) -> float:
-        """Return the simulated time [s] of a decode step with these costs instead of the machine's."""
-        machine = self.plan.machine
-        known = machine.host.deepspeed
-        update = {key: getattr(known, key).model_copy(update={"value": values[key]}) for key in values}
-        host = machine.host.model_copy(update={"deepspeed": known.model_copy(update=update)})
-        plan = replace(self.plan, machine=replace(machine, host=host))
-        decode = plan.forward("decode 1", 1, plan.workload.prompt_length + 1)
-        return execute(plan.schedule(decode)).makespan * 1e-12
+    def predicted(self, values: Mapping[str, float]) -> float:
+        """Return the time [s] with these costs of ``COSTS``."""
+        return self.base + float(self.counts @ np.array([values[key] for key in COSTS]))
 
 
-class HostCosts(NamedTuple):
-    """The fitted costs of inference and the residuals of the fit."""
-
-    values: dict[str, float]
-    """[s] Costs by the names of ``DeepSpeedCosts``; costs that the traces do not contain are absent."""
-    mean_residual: float
-    """The mean relative difference between the fitted and the measured time of a pass."""
-    worst_residual: float
-    rows: int
+Plan = ZeroInferencePlan | ZeroTrainingPlan
 
 
-def traced(run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: float) -> Traced:
-    """Combine the record of a run with the plan's events, module by module.
+def of_real_models(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the costs in models of real size from those in shallow ones."""
+    factors = dict.fromkeys(SCALED, REAL_MODELS) | dict.fromkeys(_BACKWARD, _BACKWARD_OF_REAL_MODELS)
+    return {key: value * factors.get(key, 1.0) for key, value in values.items()}
 
-    ``copy_latency`` [s] is the time of one small copy. Raises InputError if the record has other modules
-    than the plan.
+
+def typical(times: Sequence[float]) -> tuple[float, float]:
+    """Return the geometric mean of the times [s] and its relative standard deviation, 0 for a single time.
+
+    The extreme tenths are left out. A host that is slow for half of the time counts with both of its speeds,
+    as a step of a real model sees both; the median would be one of them.
     """
-    rows = tuple(_rows(run, plan, copy_latency))
-    return Traced(rows, _untraced(run), plan)
+    ordered = np.log(sorted(times))
+    cut = int(_TRIMMED * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    return float(np.exp(kept.mean())), float(kept.std() / np.sqrt(len(kept)))
 
 
-def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) -> Iterator[CallTimes]:
+def simulated(plan: Plan, part: StepPart | None, values: Mapping[str, float]) -> float:
+    """Return the simulated time [s] of a decode step, or of a ``part`` of a training step.
+
+    ``values`` are costs of shallow models, used instead of the machine's.
+    """
+    machine = plan.machine
+    if plan.model.num_hidden_layers >= _DEEP:
+        values = of_real_models(values)
+    update: dict[str, Any] = {}
+    for name in ("deepspeed", "training"):
+        known = getattr(machine.host, name)
+        keys = values.keys() & type(known).model_fields.keys()
+        costs = {key: getattr(known, key).model_copy(update={"value": values[key]}) for key in keys}
+        update[name] = known.model_copy(update=costs)
+    host = machine.host.model_copy(update=update)
+    plan = replace(plan, machine=replace(machine, host=host))
+    if isinstance(plan, ZeroTrainingPlan):
+        assert part is not None
+        return execute(plan.schedule(part)).makespan * _PICO
+    decode = plan.forward("decode 1", 1, plan.workload.prompt_length + 1)
+    return execute(plan.schedule(decode)).makespan * _PICO
+
+
+# -- decode steps ---------------------------------------------------------------------------------
+
+
+def decode_observation(
+    run: Mapping[str, Any], plan: ZeroInferencePlan, around: Mapping[str, float]
+) -> Observation:
+    """Return the decode step of a small model; ``around`` are costs near the machine's.
+
+    The thread is never idle long enough to hide a cost, so that each adds its number of events.
+    """
+    events: Counter[str] = Counter({"pass_overhead": 1})
+    for one in module_events(plan):
+        events.update(one)
+    counts = np.array([float(events[key]) for key in COSTS])
+    base = simulated(plan, None, around) - float(counts @ np.array([around[key] for key in COSTS]))
+    return Observation(run["name"], "decode", run["ranks"], *typical(_decode_times(run)), base, counts)
+
+
+def _decode_times(run: Mapping[str, Any]) -> list[float]:
+    """Return the times [s] of the decode steps without tracing."""
+    return [float(one["seconds"]) for one in run["passes"] if one["repetition"] and one["name"] != "prefill"]
+
+
+def rough_factor(runs: Iterable[tuple[Mapping[str, Any], Plan]], known: Mapping[str, float]) -> float:
+    """Return the median of measured over simulated times with the costs ``known``, of a part of each run."""
+    ratios = []
+    for run, plan in runs:
+        if isinstance(plan, ZeroTrainingPlan):
+            part = plan.parts[0]
+            times = _part_times(run, part, plan)
+        else:
+            part, times = None, _decode_times(run)
+        if times:
+            ratios.append(median(times) / simulated(plan, part, known))
+    return median(ratios) if ratios else 1.0
+
+
+def trace_observations(
+    run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: float
+) -> Iterator[Observation]:
+    """Return the traced times of modules with equal events, for a model on one rank.
+
+    Launches and hooks are separate, except where a module waits for its parameters: its launch is slower
+    then, which belongs to ``fetch_wait``. ``copy_latency`` [s] is the time of one small copy. Raises
+    ValueError if the record has other modules than the plan.
+    """
+    groups: dict[tuple[tuple[str, float], ...], list[tuple[float, float]]] = defaultdict(list)
+    rows = list(_rows(run, plan, copy_latency))
+    for own, hooks, events, copies in rows[_HEAD:]:
+        launch = {key: count for key, count in events.items() if key in _LAUNCH}
+        rest = {key: count for key, count in events.items() if key not in _LAUNCH}
+        if events.get("fetch_wait"):
+            groups[_signature(events)].append((own + hooks, copies))
+        else:
+            groups[_signature(rest)].append((hooks, copies))
+            if launch:
+                groups[_signature(launch)].append((own, 0.0))
+    head: Counter[str] = Counter({"pass_overhead": 1})
+    for _, _, events, _ in rows[:_HEAD]:
+        head.update(events)
+    groups[_signature(head)].append(
+        (sum(own + hooks for own, hooks, _, _ in rows[:_HEAD]), sum(row[3] for row in rows[:_HEAD]))
+    )
+    for signature, times in groups.items():
+        counts = np.array([dict(signature).get(key, 0.0) for key in COSTS])
+        seconds = median(time for time, _ in times)
+        base = median(copies for _, copies in times)
+        if seconds > 0 and counts.any():
+            yield Observation(run["name"], TRACED, run["ranks"], seconds, 0.0, base, counts)
+
+
+def _signature(events: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted((key, float(count)) for key, count in events.items() if count))
+
+
+def _rows(
+    run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float
+) -> Iterator[tuple[float, float, dict[str, float], float]]:
+    """Return for each module the time of its own code and of its hooks [s], its events, and the time [s] that
+    it only waits for copies."""
     trace = run["traces"]["decode 1"]["modules"]
     visits = plan.layered.visits
     if len(trace["module"]) != len(visits):
@@ -139,109 +251,30 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
     )
     inside = _inside(begin, released)
     overhead = _overhead(run)
-    offloaded = plan.placement.settings.device != "none"
-    direct = plan.placement.settings.copies_directly(plan.placement.ranks)
-    for index, (visit, seen) in enumerate(zip(visits, _events(plan), strict=True)):
+    for index, events in enumerate(module_events(plan)):
+        own = float(launched[index] - fetched[index] - inside[index])
+        hooks = float(fetched[index] - begin[index] + released[index] - launched[index]) - overhead
+        copies = copy_latency * events.get("fetch_call", 0.0) if events.get("copy_call") else 0.0
+        yield own, hooks, events, copies
+
+
+def module_events(plan: ZeroInferencePlan) -> list[dict[str, float]]:
+    """Return the number of events of each module of a decode step, by the names of their costs."""
+    settings, ranks = plan.placement.settings, plan.placement.ranks
+    copied = settings.device != "none" and settings.copies_directly(ranks)
+    found = []
+    for visit, seen in zip(plan.layered.visits, _events(plan), strict=True):
         events: dict[str, float] = {"hook": 1, "hook_input": visit[0].touched}
         events |= {key: float(count) for key, count in seen.items()}
-        copies = 0.0
-        if offloaded and direct:
+        if copied:
             events["copy_call"] = events.get("gathered_parameter", 0.0)
-            copies = copy_latency * events.get("fetch_call", 0.0)
-        own = float(launched[index] - fetched[index] - inside[index])
-        before = float(fetched[index] - begin[index]) - overhead / 2
-        after = float(released[index] - launched[index]) - overhead / 2
+        if ranks > 1:
+            events["collective_call"] = events.get("fetch_call", 0.0) + events.get("prefetch_call", 0.0)
         for module in visit:
             for key, count in _launch_events(plan, module).items():
                 events[key] = events.get(key, 0.0) + count
-        yield CallTimes(own, before, after, events, copies)
-
-
-def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:
-    """Fit the costs to runs on one rank, and the extra cost of a gathering call to runs on several ranks.
-
-    The modules' own code comes first, then the hooks before and after it. A linear layer launches more
-    slowly when its parameters have just arrived; that time belongs to ``fetch_wait``. Absolute residuals are
-    minimized, so that a single late interrupt does not matter, and no cost is negative. Then one factor
-    scales all costs so that the simulated steps take as long as the untraced ones of the same models, which
-    include interrupts. ``collective_call`` does the same for several ranks.
-    """
-    every = list(runs)
-    alone = [run for run in every if not run.collective]
-    together = [run for run in every if run.collective]
-    values = _one_rank([row for run in alone for row in run.rows[_HEAD:]])
-    heads = [sum(row.launch + _left(row, values) for row in run.rows[:_HEAD]) for run in alone]
-    values["pass_overhead"] = max(0.0, median(heads))
-    for _ in range(_ROUNDS):
-        factor = sum(run.seconds for run in alone) / sum(run.simulated(values) for run in alone)
-        values = {key: value * factor for key, value in values.items()}
-    if together:
-        calls = sum(run.calls for run in together)
-        values["collective_call"] = 0.0
-        for _ in range(_ROUNDS):
-            missing = sum(run.seconds - run.simulated(values) for run in together)
-            values["collective_call"] = max(0.0, values["collective_call"] + missing / calls)
-    residuals = [abs(run.simulated(values) / run.seconds - 1) for run in every]  # of the small models
-    rows = sum(len(run.rows) for run in every)
-    values = {key: value * REAL_MODELS for key, value in values.items()}
-    return HostCosts(values, float(np.mean(residuals)), max(residuals), rows)
-
-
-def _one_rank(rows: Sequence[CallTimes]) -> dict[str, float]:
-    quiet = [row for row in rows if not row.events.get("fetch_wait")]
-    values = _solve(_LAUNCH, quiet, [row.launch for row in quiet])
-    values |= _solve(_BEFORE, rows, [row.before - row.copies for row in rows])
-    after = _solve(_AFTER, rows, [row.after for row in rows])
-    values["released_parameter"] = after.get("released_parameter", 0.0)
-    values["hook"] = values.get("hook", 0.0) + after.get("hook", 0.0)
-    slower = [_launch_left(row, values) for row in rows if row.events.get("fetch_wait")]
-    values["fetch_wait"] = values.get("fetch_wait", 0.0) + (max(0.0, median(slower)) if slower else 0.0)
-    return values
-
-
-def _left(row: CallTimes, values: Mapping[str, float]) -> float:
-    """Return the time [s] of a row that the costs known so far do not explain."""
-    known = sum(values.get(key, 0.0) * count for key, count in row.events.items() if key not in _LAUNCH)
-    return _launch_left(row, values) + row.before + row.after - row.copies - known
-
-
-def _launch_left(row: CallTimes, values: Mapping[str, float]) -> float:
-    """Return the launch time [s] of a linear layer beyond the known costs; 0 for other modules."""
-    if not row.events.get("linear_call"):
-        return 0.0
-    return row.launch - sum(values.get(key, 0.0) * row.events.get(key, 0.0) for key in _LAUNCH)
-
-
-def _solve(keys: Sequence[str], rows: Sequence[CallTimes], target: Sequence[float]) -> dict[str, float]:
-    """Return the costs that explain ``target``; keys that no row has are absent."""
-    table = np.array([[row.events.get(key, 0.0) for key in keys] for row in rows])
-    present = [index for index, key in enumerate(keys) if table.size and table[:, index].any()]
-    if not present:
-        return {}
-    costs = non_negative(table[:, present], np.array(target))
-    return {keys[index]: float(value) for index, value in zip(present, costs, strict=True)}
-
-
-def non_negative(
-    table: NDArray[np.float64], target: NDArray[np.float64], *, negligible: float = _NEGLIGIBLE
-) -> NDArray[np.float64]:
-    """Minimize absolute residuals by reweighting; a column that would become negative is set to zero.
-
-    The weight of residuals does not grow further below ``negligible``.
-    """
-    used = list(range(table.shape[1]))
-    result = np.zeros(table.shape[1])
-    while used:
-        weight = np.ones(len(target))
-        for _ in range(_REWEIGHTINGS):
-            found, *_ = np.linalg.lstsq(table[:, used] * weight[:, None], target * weight, rcond=None)
-            residual = np.abs(target - table[:, used] @ found)
-            weight = 1 / np.sqrt(np.maximum(residual, negligible))
-        if found.min() >= 0:
-            result[used] = found
-            return result
-        del used[int(found.argmin())]
-    return result
+        found.append(events)
+    return found
 
 
 def _inside(begin: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -260,14 +293,8 @@ def _inside(begin: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.
 def _overhead(run: Mapping[str, Any]) -> float:
     """Return the time [s] that tracing costs per module: the traced step minus untraced ones."""
     step = run["traces"]["decode 1"]
-    more = float(step["seconds"]) - _untraced(run)
+    more = float(step["seconds"]) - median(_decode_times(run))
     return max(0.0, more / len(step["modules"]["module"]))
-
-
-def _untraced(run: Mapping[str, Any]) -> float:
-    """Return the median time [s] of the decode steps without tracing."""
-    steps = (one for one in run["passes"] if one["repetition"] and one["name"] != "prefill")
-    return median(float(one["seconds"]) for one in steps)
 
 
 def _launch_events(plan: ZeroInferencePlan, module: Any) -> dict[str, float]:
@@ -301,3 +328,57 @@ def _events(plan: ZeroInferencePlan) -> list[Counter[str]]:
         if event.kind == "fetch":
             counter.rows.append(Counter())
     return counter.rows
+
+
+# -- training steps -------------------------------------------------------------------------------
+
+
+def training_observations(
+    run: Mapping[str, Any], plan: ZeroTrainingPlan, around: Mapping[str, float]
+) -> Iterator[Observation]:
+    """Return the parts of the training steps of a small model that were measured.
+
+    Simulating a part with one cost slightly larger gives the number of its events.
+    """
+    for part in plan.parts:
+        times = _part_times(run, part, plan)
+        if not times:
+            continue
+        base = simulated(plan, part, around)
+        counts = np.zeros(len(COSTS))
+        for index, key in enumerate(COSTS):
+            nudge = _NUDGE.get(key, _NUDGE_S)
+            counts[index] = (simulated(plan, part, {**around, key: around[key] + nudge}) - base) / nudge
+        base -= float(counts @ np.array([around[key] for key in COSTS]))
+        yield Observation(run["name"], part.phase, run["ranks"], *typical(times), base, counts)
+
+
+def _part_times(run: Mapping[str, Any], part: StepPart, plan: ZeroTrainingPlan) -> list[float]:
+    """Return the times [s] of a part of a recorded run."""
+    last = plan.workload.gradient_accumulation_steps - 1
+
+    def belongs(one: Mapping[str, Any]) -> bool:
+        step = one.get("micro_step", 0)
+        if one["name"] != part.phase:
+            return False
+        if part.phase == "forward":
+            return True
+        if part.phase == "optimizer" or part.boundary:
+            return bool(step == last)
+        return bool(step == 0 if part.micro_step == 0 else 0 < step < last)
+
+    return [float(one["seconds"]) for one in run["passes"] if belongs(one)]
+
+
+def all_repetitions(raw: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
+    """Return the small models of a ``part`` of a record: runs, training or held_back.
+
+    They have the passes of all rounds; the section itself keeps the quiet half of them.
+    """
+    passes: dict[str, list[Any]] = defaultdict(list)
+    for one in raw.get("rounds", ()):
+        if one["section"].startswith("hooks_"):
+            for run in one["found"].get(part, ()):
+                passes[run["name"]] += run["passes"]
+    runs = raw["sections"].get("hooks", {}).get(part, ())
+    return [{**run, "passes": passes.get(run["name"]) or run["passes"]} for run in runs]

@@ -123,7 +123,7 @@ def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
     if arguments.from_json is not None:
         _refuse_with_record(arguments)
         raw = read_record(arguments.from_json)
-        files = _profiles(arguments, raw)
+        files = _profiles(arguments, raw, console)
         _write(arguments.output_dir, files)
     else:
         with _new_folder(arguments.output_dir):
@@ -162,7 +162,7 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
         )
         return record
     try:
-        files = _profiles(arguments, raw)
+        files = _profiles(arguments, raw, console)
     except InputError as error:
         kept = f"no profiles were written; {arguments.output_dir / RECORD} is kept for --from-json"
         raise InputError([*error.problems, Problem("", None, None, "", kept)]) from None
@@ -170,11 +170,16 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
     return record | files
 
 
-def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
+def _profiles(arguments: Namespace, raw: dict[str, Any], console: Console) -> dict[str, str]:
     from simoffload.calibration.micro.profiles import checked_profiles
 
-    record = arguments.from_json or arguments.output_dir / RECORD
-    return checked_profiles(raw, record, base=arguments.base, identifier=arguments.id)
+    return checked_profiles(
+        raw,
+        arguments.from_json or arguments.output_dir / RECORD,
+        base=arguments.base,
+        identifier=arguments.id,
+        report=lambda thread: console.print_lines(thread.summary()),
+    )
 
 
 def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _NO_TIME = (
     *("capacity", "hbm_capacity", "memory_capacity", "memory_maximum", "reserved"),  # decide what fits
     *("endurance.", "random_read", "random_write"),
     "deepspeed.ranks",  # says where the range of the measurements ends
+    "host_factor",  # the costs contain it
 )
 """Numbers, or prefixes of keys, that affect no time."""
 _OF_TRAINING = ("training.", "cpu_optimizer.")

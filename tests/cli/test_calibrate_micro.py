@@ -122,6 +122,7 @@ def test_how_noisy_the_host_was_is_reported(micro: Micro, monkeypatch: pytest.Mo
         "host: the median of 24 probes took 1.04 x, the slowest 1.31 x the time of the fastest; "
         "2 sections measured again\n"
     ) in answer.out
+    assert "host thread: 1.50 x the reference host's time (P10 1.41, P90 1.59)\n" in answer.out
     assert "warning: the speed of the host changed while hooks_training were measured" in answer.err
     assert json.loads(micro("-o", "again", "--json").out)["noise"] == noise
 

@@ -71,7 +71,7 @@ def test_every_number_of_every_profile_is_there_and_no_wiring(bloom: LoadedScena
 def test_a_fit_has_its_residual(repository: Path) -> None:
     measured = repository / "validation" / "measured" / "fit" / "h200-a" / "platform.yaml"
     found = {one.key: one.residual for one in profile_parameters(load_platform(measured).machine())}
-    assert found["deepspeed.hook"] == 0.0589
+    assert found["deepspeed.hook"] == 0.0538
     assert found["memory_capacity"] is None
 
 

@@ -1,34 +1,45 @@
-"""DeepSpeed on the host: the fields of ``DeepSpeedCosts``, ``CpuOptimizer`` and ``TrainingCosts``."""
+"""DeepSpeed on the host: the fields of ``DeepSpeedCosts``, ``TrainingCosts`` and ``CpuOptimizer``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import exp
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simoffload.calibration.host_costs import (
-    REAL_MODELS,
-    HostCosts,
-    Traced,
-    fit_host_costs,
-    non_negative,
-    traced,
+    COSTS,
+    SCALED,
+    TRACED,
+    TRAINING,
+    Observation,
+    all_repetitions,
+    decode_observation,
+    of_real_models,
+    rough_factor,
+    trace_observations,
+    training_observations,
 )
+from simoffload.calibration.host_fit import FACTORS, FactorError, HostFit, fit_host, scaled, signed_errors
 from simoffload.calibration.micro.fit_parts import copy_seconds, wait_s
-from simoffload.calibration.micro.fitted import Fitted, rate_text, seconds_text
-from simoffload.calibration.training_costs import fit_training_costs
+from simoffload.calibration.micro.fitted import Fitted, non_negative, rate_text, seconds_text
+from simoffload.calibration.micro.noise import probe_level
+from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
+from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
-from simoffload.hardware.profiles import DeepSpeedCosts
 from simoffload.models import load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
+from simoffload.units import parse_rate
 from simoffload.workload import Inference, Training
 
-__all__ = ["fit_costs", "fit_cpu_optimizer", "fit_hooks", "fit_training", "plan_of", "training_plan_of"]
+__all__ = ["ThreadFit", "fit_cpu_optimizer", "fit_thread", "small_model_times", "small_plan"]
 
 _SMALL_TENSOR = 128 * 1024
 """[B] of the small models' matrices."""
@@ -37,57 +48,161 @@ _LEAST = 256 << 20
 in the caches of a server's CPU (320 MB on an Emerald Rapids)."""
 
 
-# -- inference ------------------------------------------------------------------------------------
+# -- the host thread ------------------------------------------------------------------------------
+
+_ESTIMATES = ("blocking_copy_call", "coalesced_call", "collective_parameter", "cold_limit")
+"""Costs of ``DeepSpeedCosts`` that no small model shows; they are the reference's times the factor."""
+_DECODE, _TRAINING = ("decode",), ("forward", "backward", "optimizer")
 
 
-def fit_costs(sections: dict[str, Any], machine: Machine) -> dict[str, Fitted]:
-    """Costs by the name of the field; empty where hooks were not measured. ``machine`` counts GPUs only."""
-    runs = sections.get("hooks", {}).get("runs", [])
-    if not any(run["ranks"] == 1 for run in runs):
-        return {}
-    fit = fit_hooks(sections, machine)
-    ranks = sorted({run["ranks"] for run in runs})
-    what = (
-        "decode steps of small OPT, BLOOM and Llama models under ZeRO-3, module by module, on "
-        f"{_ranks_text(ranks)}; least absolute residuals over the events that DeepSpeed's "
-        f"coordinator makes, scaled to whole steps (mean residual of a small model's step "
-        f"{fit.mean_residual:.1%}), then x {REAL_MODELS} for models of real size"
-    )
-    return {
-        key: Fitted(seconds_text(value), what, fit.rows, fit.worst_residual)
-        for key, value in fit.values.items()
-        if key in DeepSpeedCosts.model_fields
-    }
+class ThreadFit(NamedTuple):
+    """The costs of the host thread, and what they are from."""
+
+    fit: HostFit | None
+    """None if only probes were measured."""
+    factor: float
+    held_back: dict[str, tuple[float, float]]
+    """Mean and largest error of small models that the fit did not see, by kind of pass, with their signs."""
+    remarks: tuple[str, ...]
+
+    @property
+    def factor_spread(self) -> float:
+        """Relative standard deviation of the factor from one stretch of time to another."""
+        return self.fit.factor_spread if self.fit else _PROBED_SPREAD
+
+    def summary(self) -> str:
+        """Return a sentence on the factor, and one on small models that the fit did not see."""
+        low, high = (self.factor * exp(sign * _P90 * self.factor_spread) for sign in (-1, 1))
+        text = f"host thread: {self.factor:.2f} x the reference host's time (P10 {low:.2f}, P90 {high:.2f})"
+        if self.held_back:
+            errors = ", ".join(f"{kind} {mean:+.0%}" for kind, (mean, _) in self.held_back.items())
+            text += f"; error of the small models held back from the fit: {errors}"
+        return "; ".join((text, *self.remarks))
+
+    def costs(self) -> tuple[dict[str, Fitted], dict[str, Fitted]]:
+        """Return the fields of ``DeepSpeedCosts`` and of ``TrainingCosts``, for models of real size."""
+        reference = reference_costs()
+        known = {key: reference[key].value for key in COSTS}
+        values = of_real_models(self.fit.values if self.fit else scaled(known, self.factor))
+        tables: tuple[dict[str, Fitted], dict[str, Fitted]] = {}, {}
+        for key, value in values.items():
+            kinds = _TRAINING if key in TRAINING else _DECODE
+            own = value / of_real_models(scaled(known, self.factor))[key] - 1
+            tables[key in TRAINING][key] = self._fitted(key, value, kinds, own)
+        for key in _ESTIMATES:
+            value = reference[key].value * self.factor
+            tables[0][key] = self._fitted(key, value, (), 0.0)
+        return tables
+
+    def _fitted(self, key: str, value: float, kinds: Sequence[str], own: float) -> Fitted:
+        seen = self.fit is not None and key in self.fit.seen
+        errors = [self.fit.residuals[kind] for kind in kinds if self.fit and kind in self.fit.residuals]
+        what = f"cost of the reference host (docs/measurements/host-thread.md) x {self.factor:.3g}"
+        if seen and self.fit:
+            names = ", ".join(f"{kind} {mean:.1%}" for kind, (mean, _) in self.fit.residuals.items())
+            what += (
+                f" and {own:+.1%}, as far as {self.fit.steps} times of small OPT, BLOOM and Llama models "
+                f"under ZeRO-3 determine it (their mean errors: {names})"
+            )
+        spread = self.fit.spreads[key] if seen and self.fit else reference_costs()[key].spread
+        return Fitted(
+            round(value, 3) if key not in (*SCALED, *_ESTIMATES) else seconds_text(value),
+            what,
+            self.fit.steps if self.fit else 1,
+            max((worst for _, worst in errors), default=None) if seen else None,
+            spread=spread,
+            measured=seen,
+        )
 
 
-def _ranks_text(ranks: list[int]) -> str:
-    return f"{', '.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"
+_P90 = 1.2816
+_PROBED_SPREAD = 0.3
+"""Relative standard deviation of a factor from probes alone: they do what hooks do, but not all of it."""
 
 
-def fit_hooks(sections: dict[str, Any], machine: Machine) -> HostCosts:
-    """The fit over the small models' modules, as far as ``machine`` has GPUs for their ranks."""
+def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
+    """Fit the costs of the host thread as far as ``machine`` has GPUs for the ranks of the small models.
+
+    Without small models the factor comes from the probes; None without these, too. Raises InputError for
+    models that another version of transformers built.
+    """
+    reference = reference_costs()
+    try:
+        steps = list(small_model_times(raw, machine, ("runs", "training")))
+        if not steps:
+            return _from_probes(raw)
+        fit = fit_host(steps, reference)
+        held = [
+            one for one in small_model_times(raw, machine, ("held_back",), fit.factor) if one.kind != TRACED
+        ]
+    except FactorError as error:
+        return ThreadFit(None, 1.0, {}, (f"{error}: the costs are those of the reference host",))
+    except ValueError as error:
+        text = f"sections.hooks: {error}; measure with the versions of docs/CALIBRATION.md, or --skip hooks"
+        raise InputError((Problem("micro.json", None, None, "", text),)) from None
+    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks)
+
+
+def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
+    """Return the factor of a record with probes and without small models."""
+    probes = raw.get("probes", ())
+    if not probes:
+        return None
+    factor = median(map(probe_level, probes)) / reference_costs()[REFERENCE_PROBE].value
+    remark = f"the factor is from {len(probes)} probes, because no small model was measured"
+    return ThreadFit(None, min(max(factor, FACTORS[0]), FACTORS[1]), {}, (remark,))
+
+
+def small_model_times(
+    raw: Mapping[str, Any], machine: Machine, parts: Sequence[str], factor: float | None = None
+) -> Iterator[Observation]:
+    """Yield the measured times of small models, linearized around the costs of such a host.
+
+    ``parts`` are those of the section ``hooks``: runs, training and held_back; ``machine`` is replaced by one
+    with the measured rates of Adam. Raises ValueError for models with other modules than recorded.
+    """
+    sections, machine = raw["sections"], _with_adam(raw, machine)
+    runs = [run for part in parts for run in all_repetitions(raw, part) if run["ranks"] <= machine.gpus]
+    plans = [small_plan(run, machine) for run in runs]
+    known = {key: reference_costs()[key].value for key in COSTS}
+    around = scaled(known, factor or rough_factor(zip(runs, plans, strict=True), known))
     wait, queued = wait_s(sections), copy_seconds(sections, _SMALL_TENSOR)
-    if wait and queued:
-        copy = wait[0] + queued
-    else:
-        path = machine.host_to_device(0, pinned=True)
-        copy = path.latency + _SMALL_TENSOR / path.curve.rate(_SMALL_TENSOR)
-    runs = [run for run in sections["hooks"]["runs"] if run["ranks"] <= machine.gpus]
-    return fit_host_costs(_traced(run, machine, copy) for run in runs)
+    path = machine.host_to_device(0, pinned=True)
+    copy = path.latency + _SMALL_TENSOR / path.curve.rate(_SMALL_TENSOR)
+    copy = wait[0] + queued if wait and queued else copy
+    for run, plan in zip(runs, plans, strict=True):
+        if isinstance(plan, ZeroTrainingPlan):
+            yield from training_observations(run, plan, around)
+        else:
+            yield decode_observation(run, plan, around)
+            if run["ranks"] == 1:
+                yield from trace_observations(run, plan, copy_latency=copy)
 
 
-def _traced(run: Mapping[str, Any], machine: Machine, copy: float) -> Traced:
-    return traced(run, plan_of(run, machine), copy_latency=copy)
+def _with_adam(raw: Mapping[str, Any], machine: Machine) -> Machine:
+    known = machine.host.cpu_optimizer
+    rates = fit_cpu_optimizer(raw["sections"], raw["machine"])
+    values = {
+        key: parse_rate(one.value) if isinstance(one.value, str) else one.value for key, one in rates.items()
+    }
+    update = {key: getattr(known, key).model_copy(update={"value": value}) for key, value in values.items()}
+    optimizer = known.model_copy(update=update)
+    return replace(machine, host=machine.host.model_copy(update={"cpu_optimizer": optimizer}))
 
 
-def plan_of(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan:
-    """The plan of a recorded run on a machine."""
-    strategy = ZeroInference(ranks=run["ranks"], ds_config=DeepSpeedConfig.model_validate(run["ds_config"]))
+def small_plan(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan | ZeroTrainingPlan:
+    """The plan of a small model on a machine."""
+    config = DeepSpeedConfig.model_validate(run["ds_config"])
     model = load_model({**run["model"], "attention": run["attention"]})
-    return strategy.plan(model, Inference.model_validate(run["workload"]), machine)
+    if run["workload"]["kind"] == "training":
+        threads = run.get("threads") if isinstance(run.get("threads"), int) else None
+        training = ZeroTraining(ranks=run["ranks"], ds_config=config, cpu_threads=threads)
+        return training.plan(model, Training.model_validate(run["workload"]), machine)
+    inference = ZeroInference(ranks=run["ranks"], ds_config=config)
+    return inference.plan(model, Inference.model_validate(run["workload"]), machine)
 
 
-# -- training -------------------------------------------------------------------------------------
+# -- Adam -----------------------------------------------------------------------------------------
 
 
 def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Fitted]:
@@ -133,37 +248,3 @@ def _together(sections: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for row in section["together"]:
             if row["parameters"] >= _LEAST:
                 yield {**row, "seconds": max(row["seconds"])}
-
-
-def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
-    """Costs by the name of the field; empty where training was not measured. ``machine`` has the GPUs."""
-    runs = [run for run in sections.get("hooks", {}).get("training", []) if run["ranks"] <= machine.gpus]
-    if not runs:
-        return {}
-    fit = fit_training_costs((run, training_plan_of(run, machine)) for run in runs)
-    ranks = sorted({run["ranks"] for run in runs})
-    scaled = f", then x {fit.factor} for models of real size" if fit.factor != 1 else ""
-    what = (
-        "phases of training steps of small OPT, BLOOM and Llama models under ZeRO-3 on "
-        f"{_ranks_text(ranks)}; least absolute residuals (mean {fit.mean_residual:.1%})"
-    )
-    return {
-        key: Fitted(
-            round(value, 3) if key == "graph" else seconds_text(value),
-            what if key == "graph" else what + scaled,
-            fit.phases,
-            fit.worst_residual,
-        )
-        for key, value in fit.values.items()
-    }
-
-
-def training_plan_of(run: Mapping[str, Any], machine: Machine) -> ZeroTrainingPlan:
-    """The plan of a recorded run on a machine."""
-    strategy = ZeroTraining(
-        ranks=run["ranks"],
-        ds_config=DeepSpeedConfig.model_validate(run["ds_config"]),
-        cpu_threads=run.get("threads") if isinstance(run.get("threads"), int) else None,
-    )
-    model = load_model({**run["model"], "attention": run["attention"]})
-    return strategy.plan(model, Training.model_validate(run["workload"]), machine)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simoffload.calibration.host_costs import non_negative
-from simoffload.calibration.micro.fitted import Fitted, central, rate_text, seconds_text
+from simoffload.calibration.micro.fitted import Fitted, central, non_negative, rate_text, seconds_text
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.models.shape import SINGLE

@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = ["Fitted", "bytes_text", "central", "flops_text", "rate_text", "seconds_text"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Fitted", "bytes_text", "central", "flops_text", "non_negative", "rate_text", "seconds_text"]
+
+_REWEIGHTINGS = 20
 
 
 class Fitted(NamedTuple):
@@ -19,6 +24,10 @@ class Fitted(NamedTuple):
     points: int
     residual: float | None = None
     """Largest relative difference between measurements and fit."""
+    spread: float | None = None
+    """Relative standard deviation of the value, where it was determined."""
+    measured: bool = True
+    """Whether anything on this machine depends on the value; otherwise it is an estimate."""
 
 
 def bytes_text(size: int) -> str:
@@ -52,3 +61,25 @@ def central(values: Iterable[float]) -> tuple[float, float, int]:
     known = list(values)
     middle = median(known)
     return middle, max(abs(one - middle) for one in known) / middle if middle else 0.0, len(known)
+
+
+def non_negative(
+    table: NDArray[np.float64], target: NDArray[np.float64], *, negligible: float = 2e-6
+) -> NDArray[np.float64]:
+    """Minimize absolute residuals by reweighting; a column that would become negative is set to zero.
+
+    The weight of residuals does not grow further below ``negligible``.
+    """
+    used = list(range(table.shape[1]))
+    result = np.zeros(table.shape[1])
+    while used:
+        weight = np.ones(len(target))
+        for _ in range(_REWEIGHTINGS):
+            found, *_ = np.linalg.lstsq(table[:, used] * weight[:, None], target * weight, rcond=None)
+            residual = np.abs(target - table[:, used] @ found)
+            weight = 1 / np.sqrt(np.maximum(residual, negligible))
+        if found.min() >= 0:
+            result[used] = found
+            return result
+        del used[int(found.argmin())]
+    return result

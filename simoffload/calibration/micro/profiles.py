@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_cpu_optimizer, fit_training
+from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_cpu_optimizer, fit_thread
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
 from simoffload.calibration.micro.fit_parts import (
     Roofline,
@@ -80,7 +80,12 @@ def base_platform(gpu: str, named: str | None = None) -> str:
 
 
 def checked_profiles(
-    raw: Mapping[str, Any], record: Path, *, base: str | None, identifier: str | None
+    raw: Mapping[str, Any],
+    record: Path,
+    *,
+    base: str | None,
+    identifier: str | None,
+    report: Callable[[ThreadFit], None] = lambda _: None,
 ) -> dict[str, str]:
     """Return the texts of profile files by name, after loading them as a scenario does.
 
@@ -89,7 +94,7 @@ def checked_profiles(
     """
     try:
         platform = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], base)
-        files = profile_from_micro(raw, platform, identifier=identifier)
+        files = profile_from_micro(raw, platform, identifier=identifier, report=report)
     except InputError as error:
         raise InputError(
             one if one.path else one._replace(path=str(record)) for one in error.problems
@@ -111,17 +116,24 @@ def checked_profiles(
     return files
 
 
-def profile_from_micro(raw: Mapping[str, Any], base: str, *, identifier: str | None = None) -> dict[str, str]:
+def profile_from_micro(
+    raw: Mapping[str, Any],
+    base: str,
+    *,
+    identifier: str | None = None,
+    report: Callable[[ThreadFit], None] = lambda _: None,
+) -> dict[str, str]:
     """Texts of profile files by name: platform, host, accelerator, pcie and, if measured, drive.
 
     ``raw`` is what ``measure`` returned, ``base`` a platform's id or file, ``identifier`` the id of the new
-    platform. Raises InputError for an unknown platform and a wrong id.
+    platform; ``report`` receives the fit of the host thread. Raises InputError for an unknown platform and a
+    wrong id.
     """
     gpu = raw["machine"].get("gpu")
     count = gpu["count"] if gpu else 1
     identifier = identifier or f"measured-{count}x-{_slug(gpu['name'] if gpu else 'cpu')}"
     check_names(base, identifier)
-    return _Profiles(raw, _load_base(base), identifier).texts()
+    return _Profiles(raw, _load_base(base), identifier, report).texts()
 
 
 def check_names(base: str | None, identifier: str | None) -> None:
@@ -146,8 +158,14 @@ def _slug(name: str) -> str:
 class _Profiles:
     """The files of one machine."""
 
-    def __init__(self, raw: Mapping[str, Any], base: Platform, identifier: str) -> None:
-        self._raw, self._base, self._id = raw, base, identifier
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        base: Platform,
+        identifier: str,
+        report: Callable[[ThreadFit], None],
+    ) -> None:
+        self._raw, self._base, self._id, self._report = raw, base, identifier, report
         self._sections: dict[str, Any] = raw["sections"]
         self._machine: Mapping[str, Any] = raw["machine"]
         self._data = {
@@ -178,12 +196,14 @@ class _Profiles:
         value = {"points": fitted.value} if isinstance(fitted.value, list) else {"value": fitted.value}
         statement = {
             **value,
-            "origin": "measured",
+            "origin": "measured" if fitted.measured else "estimate",
             "source": f"{text}; {self._where()}"[:_LONGEST],
             "date": self._raw["date"],
         }
         if fitted.residual is not None:
             statement["residual"] = round(float(fitted.residual), 4)
+        if fitted.spread is not None:
+            statement["spread"] = round(float(fitted.spread), 4)
         return statement
 
     def _where(self) -> str:
@@ -230,27 +250,41 @@ class _Profiles:
         if self._machine.get("memory"):
             what = "memory that Linux has"
             fitted["memory_capacity"] = Fitted(bytes_text(self._machine["memory"]), what, 1)
-        fitted_costs = fit_costs(self._sections, self._base.machine(nodes=1))
-        costs: dict[str, Any] = {key: self._statement(one) for key, one in fitted_costs.items()}
-        if costs:
-            most = max(run["ranks"] for run in self._sections["hooks"]["runs"])
-            costs["ranks"] = self._statement(Fitted(most, "most ranks with which hooks were measured", 1))
-            more["deepspeed"] = {**self._data["host"]["deepspeed"], **costs}
-        more |= self._training()
+        more |= self._table("cpu_optimizer", fit_cpu_optimizer(self._sections, self._machine))
+        more |= self._thread()
+        more |= self._table("fsdp", fit_fsdp(self._sections, self._base.machine(nodes=1)))
         return self._replaced("host", fitted, more)
 
-    def _training(self) -> dict[str, Any]:
-        """The sections on training, with what was measured in them."""
-        unseen = self._base.host.fsdp_costs.model_dump(mode="json", exclude_none=True)
-        data, more = {"fsdp": unseen, **self._data["host"]}, {}
-        optimizer = fit_cpu_optimizer(self._sections, self._machine)
-        costs = fit_training(self._sections, self._base.machine(nodes=1))
-        fsdp = fit_fsdp(self._sections, self._base.machine(nodes=1))
-        for key, fitted in (("cpu_optimizer", optimizer), ("training", costs), ("fsdp", fsdp)):
-            if fitted:
-                text = {name: self._statement(one) for name, one in fitted.items()}
-                more[key] = {**data[key], **text}
-        return more
+    def _table(self, key: str, fitted: Mapping[str, Fitted]) -> dict[str, Any]:
+        """Return a section of the host's profile with what was measured in it; empty if nothing was."""
+        if not fitted:
+            return {}
+        data = {"fsdp": self._base.host.fsdp_costs.model_dump(mode="json", exclude_none=True)}
+        known = {**data, **self._data["host"]}[key]
+        return {key: {**known, **{name: self._statement(one) for name, one in fitted.items()}}}
+
+    def _thread(self) -> dict[str, Any]:
+        """Return the sections on the host thread."""
+        thread = fit_thread(self._raw, self._base.machine(nodes=1))
+        if thread is None:
+            return {}
+        self._report(thread)
+        inference, training = thread.costs()
+        runs = self._sections.get("hooks", {}).get("runs", ())
+        if runs:
+            most = max(run["ranks"] for run in runs)
+            inference["ranks"] = Fitted(most, "most ranks with which hooks were measured", 1)
+        factor = Fitted(
+            float(f"{thread.factor:.3g}"),
+            thread.summary(),
+            thread.fit.steps if thread.fit else 1,
+            spread=thread.factor_spread,
+        )
+        return {
+            "host_factor": self._statement(factor),
+            **self._table("deepspeed", inference),
+            **self._table("training", training),
+        }
 
     def _accelerator(self) -> dict[str, Any]:
         base = self._base.accelerator

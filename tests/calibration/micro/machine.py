@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from simoffload.calibration.host_costs import traced
-from simoffload.calibration.micro.fit_deepspeed import plan_of
+import numpy as np
+from numpy.typing import NDArray
+
+from simoffload.calibration import host_costs
+from simoffload.calibration.host_costs import module_events, simulated
+from simoffload.calibration.host_fit import scaled
+from simoffload.calibration.micro.fit_deepspeed import small_plan
+from simoffload.calibration.reference import reference_costs
 from simoffload.calibration.small_models import small_cases
 from simoffload.hardware import Machine, load_platform
+from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -18,22 +26,9 @@ HBM, HBM_SHARE = 4.8e12, 0.75
 KERNEL = 2e-6
 PEAK, GEMM_SHARE = 989e12, 0.5
 NVLINK, GATHER_LATENCY = 360e9, 20e-6
-COSTS = {
-    "module_call": 20e-6,
-    "operation": 10e-6,
-    "linear_call": 60e-6,
-    "hook": 100e-6,
-    "hook_input": 20e-6,
-    "fetch_call": 40e-6,
-    "prefetch_call": 30e-6,
-    "gathered_parameter": 25e-6,
-    "copy_call": 15e-6,
-    "fetch_wait": 50e-6,
-    "released_parameter": 45e-6,
-    "pass_overhead": 800e-6,
-}
-"""Of the host thread on one rank."""
-COLLECTIVE = 150e-6
+FACTOR = 1.5
+"""Time of the imagined host thread as a multiple of the reference host's."""
+COSTS = scaled({key: reference_costs()[key].value for key in host_costs.COSTS}, FACTOR)
 
 
 def copies() -> dict[str, Any]:
@@ -100,30 +95,27 @@ def base() -> Machine:
 def hooks(most: int) -> dict[str, Any]:
     """Small models whose modules take exactly what their events cost."""
     cases = [case for ranks in (1, 2, 4) if ranks <= most for case in small_cases(ranks)]
-    return {"runs": [_run(case) for case in cases], "failed": []}
+    return {"runs": [timed(case) for case in cases], "failed": []}
 
 
-def _run(case: Any) -> dict[str, Any]:
-    plan = plan_of(_written(case, {}, 1.0), base())
-    count = len(plan.layered.visits)
-    still = {key: [0.0] * count for key in ("fetch", "fetched", "launched", "released")}
-    blank = traced(
-        _written(case, {"module": ["m"] * count, **still}, 1.0), plan, copy_latency=WAIT + (128 << 10) / PCIE
-    )
-    modules: dict[str, list[Any]] = {"module": ["m"] * count}
-    columns: dict[str, list[float]] = {key: [] for key in still}
-    now = 0.0
-    for index, row in enumerate(blank.rows):
-        spent = {key: COSTS.get(key, 0.0) * number * 1e6 for key, number in row.events.items()}
+def timed(case: Any, costs: Mapping[str, float] = COSTS) -> dict[str, Any]:
+    """A decode step of a small model on a host with these costs, and its trace."""
+    plan = small_plan(_written(case, {}, 1.0), base())
+    assert isinstance(plan, ZeroInferencePlan)
+    columns: dict[str, list[float]] = {key: [] for key in ("fetch", "fetched", "launched", "released")}
+    now, copy = 0.0, (WAIT + (128 << 10) / PCIE) * 1e6
+    for index, events in enumerate(module_events(plan)):
+        spent = {key: costs[key] * number * 1e6 for key, number in events.items()}
         launch = sum(spent.get(key, 0.0) for key in ("module_call", "operation", "linear_call"))
         after = spent["hook"] / 2 + spent.get("released_parameter", 0.0)
-        before = sum(spent.values()) - launch - after + row.copies * 1e6
-        own = launch + (COSTS["pass_overhead"] * 1e6 if not index else 0.0)
+        copies = copy * events.get("fetch_call", 0.0) if events.get("copy_call") else 0.0
+        before = sum(spent.values()) - launch - after + copies
+        own = launch + (costs["pass_overhead"] * 1e6 if not index else 0.0)
         for key, step in (("fetch", 0.0), ("fetched", before), ("launched", own), ("released", after)):
             now += step
             columns[key].append(now)
-    values = COSTS | ({"collective_call": COLLECTIVE} if blank.collective else {})
-    return _written(case, {**modules, **columns}, blank.simulated(values))
+    modules = {"module": ["m"] * len(columns["fetch"]), **columns}
+    return _written(case, modules, simulated(plan, None, costs))
 
 
 def _written(case: Any, modules: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -184,3 +176,8 @@ def record(*, gpus: int = 4, slowed: float = 0.8) -> dict[str, Any]:
         "skipped": {},
         "seconds": {"copies": 12.5},
     }
+
+
+def counted(numbers: Sequence[int], keys: Sequence[str]) -> NDArray[np.float64]:
+    """Numbers of events of a step; a share lengthens the launches of ten microseconds each."""
+    return np.array([1e-5 * n if key == "graph" else n for n, key in zip(numbers, keys, strict=True)])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
-from simoffload.calibration.host_costs import REAL_MODELS
-from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_hooks
 from simoffload.calibration.micro.fit_parts import (
     Roofline,
     fit_drive,
@@ -20,7 +17,6 @@ from simoffload.calibration.micro.fit_parts import (
     fit_pcie,
 )
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
-from simoffload.errors import InputError
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
@@ -127,45 +123,8 @@ def test_drive(sections: dict[str, Any]) -> None:
     ]
 
 
-def test_host_thread(sections: dict[str, Any]) -> None:
-    found = fit_costs(sections, machine.base())
-    assert fit_hooks(sections, machine.base()).worst_residual < 0.01
-    for event, cost in {**machine.COSTS, "collective_call": machine.COLLECTIVE}.items():
-        assert parse_seconds(found[event].value) == pytest.approx(cost * REAL_MODELS, rel=0.05), event
-
-
-def test_one_late_module_does_not_count(sections: dict[str, Any]) -> None:
-    late = copy.deepcopy(sections)
-    for run in late["hooks"]["runs"]:
-        columns = run["traces"]["decode 1"]["modules"]
-        for key in ("launched", "released"):
-            columns[key][20] += 5000.0  # an interrupt of 5 ms in one module
-        for key in ("fetch", "fetched", "launched", "released"):
-            columns[key][21:] = [time + 5000.0 for time in columns[key][21:]]
-    found = fit_costs(late, machine.base())
-    assert parse_seconds(found["hook"].value) == pytest.approx(machine.COSTS["hook"] * REAL_MODELS, rel=0.03)
-
-
-def test_training_steps_are_another_matter(sections: dict[str, Any]) -> None:
-    trained = {"name": "trained", "ranks": 1, "workload": {"kind": "training"}, "passes": [], "traces": {}}
-    more = {**sections, "hooks": {**sections["hooks"], "training": [trained]}}
-    assert fit_costs(more, machine.base()) == fit_costs(sections, machine.base())
-
-
-def test_other_modules_than_the_models_are_refused(sections: dict[str, Any]) -> None:
-    short = copy.deepcopy(sections["hooks"]["runs"][0])
-    for column in short["traces"]["decode 1"]["modules"].values():
-        del column[-1]
-    place = r'sections\.hooks\.runs\["tiny .*"\]\.traces\["decode 1"\]\.modules'
-    with pytest.raises(
-        InputError, match=rf"{place}: \d+ modules were called, but the model has \d+; measure"
-    ):
-        fit_hooks({"hooks": {"runs": [short]}}, machine.base())
-
-
 def test_what_was_not_measured_is_missing() -> None:
     assert fit_pcie({}) == {}
-    assert fit_costs({}, machine.base()) == {}
 
 
 def test_texts_read_back() -> None:

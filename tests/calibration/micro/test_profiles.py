@@ -61,9 +61,13 @@ def test_measured_numbers_say_so(tmp_path: Path) -> None:
     hook = host.deepspeed.hook
     assert (hook.origin, hook.date) == ("measured", datetime.date(2026, 11, 21))
     assert hook.residual == pytest.approx(0, abs=2e-3)
+    assert hook.spread is not None
+    assert 0 < hook.spread < 0.05, "of the times; the reference's spread among machines is 5 %"
+    assert host.host_factor is not None
+    assert host.host_factor.value == pytest.approx(machine.FACTOR, rel=0.01)
     for rendered in (
         "calibrate micro",
-        "least absolute residuals",
+        "cost of the reference host (docs/measurements/host-thread.md) x 1.5 and",
         "points, largest residual",
         "NVIDIA H200",
         "torch 2.11.0",

@@ -19,6 +19,16 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert read_record(tmp_path / "micro.json") == raw
 
 
+def test_a_record_may_be_larger_than_a_document(tmp_path: Path) -> None:
+    """A measurement in three rounds writes more than 1 MB and more than 50,000 entries."""
+    rounds = [{"section": "hooks_decode", "found": [float(number) for number in range(120_000)]}]
+    raw = record() | {"schema": "simoffload/micro/2", "options": {}, "rounds": rounds, "probes": []}
+    file = tmp_path / "micro.json"
+    file.write_text(record_text(raw | {"unfinished": []}))
+    assert file.stat().st_size > 1_000_000
+    assert read_record(file)["rounds"] == rounds
+
+
 def test_no_number_is_infinite() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         record_text({"seconds": float("inf")})

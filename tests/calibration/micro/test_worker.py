@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.calibration.micro import bench
-from simoffload.calibration.micro.fit_deepspeed import fit_costs
+from simoffload.calibration.micro.fit_deepspeed import fit_thread
 from simoffload.calibration.micro.fit_parts import fit_memory
 from simoffload.calibration.micro.plan import MeasurementRequest
 from simoffload.calibration.micro.session import measure
@@ -69,8 +69,11 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw["skipped"] == {}
     runs = raw["sections"]["hooks"]["runs"]
     assert {run["ranks"] for run in runs} == {1}
-    costs = fit_costs(raw["sections"], load_platform("dgx-h200").machine(nodes=1))
-    assert {"module_call", "linear_call", "hook", "gathered_parameter", "pass_overhead"} <= set(costs)
+    thread = fit_thread(raw, load_platform("dgx-h200").machine(nodes=1))
+    assert thread is not None
+    assert thread.fit is not None
+    measured = {key for table in thread.costs() for key, cost in table.items() if cost.measured}
+    assert {"module_call", "linear_call", "hook", "gathered_parameter", "backward_call"} <= measured
     trained = raw["sections"]["hooks"]["training"]
     assert [run["name"] for run in trained] == [case.request.name for case in chosen]
     for run in trained:
