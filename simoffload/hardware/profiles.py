@@ -328,6 +328,9 @@ class Host(Profile):
     generation."""
     cpu_optimizer: CpuOptimizer
     """Rates of arithmetic on the CPU."""
+    host_factor: Sourced[Annotated[float, Field(gt=0, le=100)]] | None = None
+    """Time of the Python thread as a multiple of the reference host's (docs/measurements/host-thread.md),
+    which the costs below contain already; its ``spread`` is from one stretch of time to another."""
     deepspeed: DeepSpeedCosts
     """Costs of the Python thread under DeepSpeed."""
     training: TrainingCosts

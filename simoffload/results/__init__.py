@@ -31,8 +31,9 @@ from simoffload.results.endurance import (
 )
 from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
-from simoffload.results.passes import LinkUse, PassResult, Time, summarize_pass
-from simoffload.results.result import ResultProvenance, SimulationResult
+from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
+from simoffload.results.provenance import ResultProvenance
+from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, Jump, PassWork, Repeat, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
 from simoffload.results.values import by_name
@@ -62,6 +63,7 @@ __all__ = [
     "Repeat",
     "ResultProvenance",
     "SavedPart",
+    "Share",
     "SimulationResult",
     "StorageRequests",
     "StorageTraffic",
