@@ -32,7 +32,7 @@ from simoffload.report.document import (
     fraction,
     held,
 )
-from simoffload.report.formatting import NameFirst, largest, uncapitalized
+from simoffload.report.formatting import NameFirst, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import inputs, limits, scenario, versions
@@ -129,7 +129,7 @@ def _intervals(group: Group) -> Iterator[str]:
     ends = []
     for label, found in timed:
         low, high = found.interval(found.result.compared_by)
-        ends.append(f"{label} {format_seconds(low)} to {format_seconds(high)}")
+        ends.append(f"{label} {span(format_seconds(low), format_seconds(high))}")
     yield f"{INTERVAL} of the {uncapitalized(group.compared)}: {', '.join(ends)}"
     about = {
         "no comparable real runs": [label for label, found in timed if found.unlike],

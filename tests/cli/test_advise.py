@@ -23,7 +23,6 @@ def test_an_answer_in_words(program) -> None:
     assert lines[1].startswith("Verdict: TTFT is ")
     titles = {
         "Changes that help",
-        "Largest gain per cost",
         "Changes that do not help",
         "Confidence",
         "Cost and energy",

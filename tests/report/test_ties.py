@@ -90,7 +90,7 @@ def test_no_rule_where_there_is_no_tie(make_result: Make) -> None:
 
 
 def test_margins_that_differ_are_a_range(make_result: Make) -> None:
-    """raid against raid is 4 % x sqrt(2 - 2 x 0.8), as errors of one model on one machine mostly cancel."""
+    """raid against raid is 4 % x sqrt(2 - 2 x 0.8): errors of one model on one machine mostly cancel."""
     three = [
         make_result(name=name, target=target)
         for name, target in zip("abc", ("raid", "dram", "raid"), strict=True)

@@ -28,6 +28,7 @@ from simoffload.report.formatting import (
     group_links,
     largest,
     phase_names,
+    span,
     times,
     uncapitalized,
 )
@@ -69,11 +70,11 @@ def speed(result: SimulationResult) -> ReportSection:
     for metric in wording.metrics:
         key, unit = metric.key, unit_of(metric.key)
         ends = intervals.get(key)
-        between: Entry = f"{metric.shown(ends[0])} to {metric.shown(ends[1])}" if ends else ""
+        interval: Entry = span(*map(metric.shown, ends), value=metric.value) if ends else ""
         of_step = [metric.share] if shares else []
         value = Datum(metric.value, values[key], unit)
         formula = f"{key} = {result.formulas[key]}"
-        rows.append((Datum(metric.description, name=key), value, between, *of_step, formula))
+        rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
     head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
     return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
@@ -206,6 +207,7 @@ def how_sure(result: SimulationResult) -> ReportSection:
     sure = confidence(result)
     low, high = sure.interval(result.compared_by)
     time = uncapitalized(presentation(result).compared)
-    interval = f"{INTERVAL} of the {time}: {format_seconds(low)} to {format_seconds(high)} ({sure.origin})"
+    ends = span(format_seconds(low), format_seconds(high))
+    interval = f"{INTERVAL} of the {time}: {ends} ({sure.origin})"
     caution = (NameFirst(sure.caution),) if sure.caution else ()
     return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))
