@@ -353,14 +353,9 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
         else:
             squares += sum(term.contribution**2 for term in (mine, other) if term)
     one, two = (each.of_model(name) for each, name in zip(pair, names, strict=True))
-    alike = pair[0].row == pair[1].row and _same(first) == _same(second)
+    alike = pair[0].row == pair[1].row and (first.model, first.platform) == (second.model, second.platform)
     squares += one**2 + two**2 - 2 * (_CORRELATION if alike else 0.0) * one * two
     return sqrt(squares)
-
-
-def _same(result: SimulationResult) -> Any:
-    """Return what the errors of two results must share to be correlated: the model and the machine."""
-    return result.model, result.platform, result.provenance.spreads
 
 
 def margin(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:

@@ -158,9 +158,7 @@ def test_the_same_error_of_an_input_cancels_in_a_ratio(simulated: InferenceResul
     assert ratio_sigma(one, two) == pytest.approx(hypot(0.6 * 0.2, 0.6 * 0.05, model))
     other = SPREADS | {HOST: Spread(0.2, False, "host/b")}
     two = replace(two, provenance=replace(two.provenance, spreads=other))
-    assert ratio_sigma(one, two) == pytest.approx(
-        hypot(0.4 * 0.2, 1.0 * 0.2, 0.6 * 0.05, MODEL * sqrt(2))  # and the model's errors are independent
-    )
+    assert ratio_sigma(one, two) == pytest.approx(hypot(0.4 * 0.2, 1.0 * 0.2, 0.6 * 0.05, model))
 
 
 def test_a_shipped_machine_has_the_spreads_of_its_kind(simulated: InferenceResult) -> None:
