@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from simoffload.hardware.spreads import DEFAULT_SPREADS
+from simoffload.hardware import DEFAULT_SPREADS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "explanations.md").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from math import hypot
 from typing import NamedTuple
 
@@ -10,13 +11,17 @@ from simoffload.hardware.library import ProfileUse
 from simoffload.hardware.machine import Machine
 from simoffload.hardware.quantities import Provenance
 
-HOST = "host thread"
-CPU = "CPU work"
-COPIES = "copies"
-PAGEABLE = "copies of pageable memory"
-LINKS = "links between GPUs"
-GPU = "GPU"
-STORAGE = "storage"
+
+class TimeInput(StrEnum):
+    """A TimeInput is something whose speed decides a part of a time."""
+
+    HOST = "host thread"
+    CPU = "CPU work"
+    COPIES = "copies"
+    PAGEABLE = "copies of pageable memory"
+    LINKS = "links between GPUs"
+    GPU = "GPU"
+    STORAGE = "storage"
 
 
 class DefaultSpread(NamedTuple):
@@ -30,13 +35,13 @@ class DefaultSpread(NamedTuple):
 
 
 DEFAULT_SPREADS = {
-    HOST: DefaultSpread(0.09, 0.24),
-    CPU: DefaultSpread(0.0, 0.30),
-    COPIES: DefaultSpread(0.0, 0.03),
-    PAGEABLE: DefaultSpread(0.0, 0.25),
-    LINKS: DefaultSpread(0.0, 0.22),
-    GPU: DefaultSpread(0.0, 0.10),
-    STORAGE: DefaultSpread(0.0, 0.18),
+    TimeInput.HOST: DefaultSpread(0.09, 0.24),
+    TimeInput.CPU: DefaultSpread(0.0, 0.30),
+    TimeInput.COPIES: DefaultSpread(0.0, 0.03),
+    TimeInput.PAGEABLE: DefaultSpread(0.0, 0.25),
+    TimeInput.LINKS: DefaultSpread(0.0, 0.22),
+    TimeInput.GPU: DefaultSpread(0.0, 0.10),
+    TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
 }
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 _SEVERAL = 0.26
@@ -61,25 +66,33 @@ class Spread(NamedTuple):
     """``kind/id`` of the profile; results with the same source have the same error."""
 
 
-def spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str, Spread]:
+def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
     tier."""
     pcie = machine.topology.gpu_pcie_link.pcie
     links = machine.accelerator.interconnect
     gpu = machine.accelerator
     own = _Own(machine.profiles)
-    found = {
-        HOST: _host(machine, own, training=training),
-        CPU: own.spread(CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit]),
-        COPIES: own.spread(COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]),
-        PAGEABLE: own.spread(PAGEABLE, f"pcie/{pcie.id}", [pcie.pageable]),
-        LINKS: own.spread(LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []),
-        GPU: own.spread(GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]),
+    found: dict[str, Spread] = {
+        TimeInput.HOST: _host(machine, own, training=training),
+        TimeInput.CPU: own.spread(
+            TimeInput.CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit]
+        ),
+        TimeInput.COPIES: own.spread(
+            TimeInput.COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]
+        ),
+        TimeInput.PAGEABLE: own.spread(TimeInput.PAGEABLE, f"pcie/{pcie.id}", [pcie.pageable]),
+        TimeInput.LINKS: own.spread(
+            TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []
+        ),
+        TimeInput.GPU: own.spread(
+            TimeInput.GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]
+        ),
     }
-    copies, memory = found[COPIES], machine.host.stream_fraction
+    copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
     if machine.ranks_per_node(ranks) > 1 and not own.measured(f"host/{machine.host.id}", [memory]):
         several = memory.spread if memory.spread is not None else _SEVERAL
-        found[COPIES] = copies._replace(value=max(copies.value, several), measured=False)
+        found[TimeInput.COPIES] = copies._replace(value=max(copies.value, several), measured=False)
     return found | _storage(machine, own)
 
 
@@ -92,12 +105,14 @@ class _Own:
     def measured(self, profile: str, numbers: Iterable[Provenance]) -> bool:
         return profile in self._own and all(number.origin == "measured" for number in numbers)
 
-    def spread(self, part: str, profile: str, numbers: list[Provenance]) -> Spread:
+    def spread(self, part: TimeInput, profile: str, numbers: list[Provenance]) -> Spread:
         """Return the largest spread that the numbers state, or else the default."""
         measured = bool(numbers) and self.measured(profile, numbers)
         stated = [number.spread for number in numbers if number.spread is not None]
         default = DEFAULT_SPREADS[part].measured if measured else DEFAULT_SPREADS[part].other
-        if part in (COPIES, PAGEABLE) and any(number.origin == "estimate" for number in numbers):
+        if part in (TimeInput.COPIES, TimeInput.PAGEABLE) and any(
+            number.origin == "estimate" for number in numbers
+        ):
             default = max(default, _ESTIMATE)
         return Spread(max(stated, default=default), measured, profile)
 
@@ -108,7 +123,7 @@ def _host(machine: Machine, own: _Own, *, training: bool) -> Spread:
     profile = f"host/{host.id}"
     costs: list[Provenance] = [getattr(host.deepspeed, name) for name in _COSTS]
     phases: list[Provenance] = [host.training.gradient] if training else []
-    found = own.spread(HOST, profile, [*costs, *phases])
+    found = own.spread(TimeInput.HOST, profile, [*costs, *phases])
     factor = host.host_factor
     if factor is None or factor.spread is None:
         return found
@@ -123,7 +138,7 @@ def _storage(machine: Machine, own: _Own) -> dict[str, Spread]:
         if number.key in _RATES:
             origins.setdefault(number.profile, set()).add(number.origin)
     kinds = {use.id: use.kind for use in machine.profiles}
-    default = DEFAULT_SPREADS[STORAGE]
+    default = DEFAULT_SPREADS[TimeInput.STORAGE]
     found = {}
     for name, target in machine.topology.targets.items():
         profile = f"{kinds.get(target.id, target.kind)}/{target.id}"

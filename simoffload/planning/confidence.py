@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from simoffload.hardware.spreads import COPIES, CPU, GPU, HOST, LINKS, PAGEABLE, Spread
+from simoffload.hardware import Spread, TimeInput
 from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.strategies import strategy_of
 
@@ -195,7 +195,7 @@ class Confidence:
     @property
     def caution(self) -> str:
         """Sentence about a time that an unmeasured host thread decides; "" for any other."""
-        host = next((term for term in self.terms() if term.part == HOST), None)
+        host = next((term for term in self.terms() if term.part == TimeInput.HOST), None)
         if host is None or host.spread.measured or host.share <= _DECIDES:
             return ""
         return (
@@ -324,13 +324,14 @@ def _shares(passes: Sequence[tuple[PassResult, float]]) -> dict[str, float]:
 def _part(share: Share) -> str:
     """Return which input decides the time of a cause; the name of a tier for storage."""
     if share.group == "GPU":
-        return GPU
+        return TimeInput.GPU
     if share.group == "storage":
         return share.cause.removesuffix(" read").removesuffix(" write")
     if share.group == "transfers":
-        between = "gather" in share.cause or "reduc" in share.cause
-        return LINKS if between else PAGEABLE if "pageable" in share.cause else COPIES
-    return HOST if share.cause == HOST else CPU
+        if "gather" in share.cause or "reduc" in share.cause:
+            return TimeInput.LINKS
+        return TimeInput.PAGEABLE if "pageable" in share.cause else TimeInput.COPIES
+    return TimeInput.HOST if share.cause == TimeInput.HOST else TimeInput.CPU
 
 
 def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
@@ -353,8 +354,11 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
         else:
             squares += sum(term.contribution**2 for term in (mine, other) if term)
     one, two = (each.of_model(name) for each, name in zip(pair, names, strict=True))
-    alike = pair[0].row == pair[1].row and (first.model, first.platform) == (second.model, second.platform)
-    squares += one**2 + two**2 - 2 * (_CORRELATION if alike else 0.0) * one * two
+    correlated = pair[0].row == pair[1].row and (first.model, first.platform) == (
+        second.model,
+        second.platform,
+    )
+    squares += one**2 + two**2 - 2 * (_CORRELATION if correlated else 0.0) * one * two
     return sqrt(squares)
 
 

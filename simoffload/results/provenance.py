@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
-    from simoffload.hardware.spreads import Spread
+    from simoffload.hardware import Spread
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ class TrainingResult(SimulationResult):
             f"{name}_s": tuple((phase.result, phase.time_s) for phase in self.phases if phase.name == name)
             for name in ("forward", "backward", "optimizer")
         }
-        whole = dict.fromkeys(self.formulas.keys() - parts.keys(), self.spent)
-        return {name: passes for name, passes in (parts | whole).items() if passes}
+        others = dict.fromkeys(self.formulas.keys() - parts.keys(), self.spent)
+        return {name: passes for name, passes in (parts | others).items() if passes}
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.hardware.spreads import spreads
+from simoffload.hardware import machine_spreads
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -31,7 +31,7 @@ def simulate(
         return result
     result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
     training = result.kind == "training"
-    known = spreads(scenario.machine, ranks=result.gpus, training=training)
+    known = machine_spreads(scenario.machine, ranks=result.gpus, training=training)
     return replace(result, provenance=replace(result.provenance, spreads=known))
 
 

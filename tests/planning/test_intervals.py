@@ -9,7 +9,7 @@ from math import exp, hypot, pi, sqrt
 import pytest
 
 from simoffload.documents import parse_yaml
-from simoffload.hardware.spreads import COPIES, CPU, DEFAULT_SPREADS, GPU, HOST, Spread
+from simoffload.hardware import DEFAULT_SPREADS, Spread, TimeInput
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import P90, CalibrationError, confidence, ratio_sigma
 from simoffload.results import Group, InferenceResult, PassResult, Share
@@ -27,15 +27,15 @@ ROWS = tuple(
 MODEL = sqrt(pi / 2) * MEAN["decode"]
 """Standard deviation of a normal error whose mean size is 4 %."""
 SPREADS = {
-    HOST: Spread(0.2, False, "host/a"),
-    COPIES: Spread(0.1, False, "pcie/a"),
-    GPU: Spread(0.05, False, "accelerator/a"),
+    TimeInput.HOST: Spread(0.2, False, "host/a"),
+    TimeInput.COPIES: Spread(0.1, False, "pcie/a"),
+    TimeInput.GPU: Spread(0.05, False, "accelerator/a"),
 }
 CAUSES: Mapping[str, tuple[str, Group]] = {
-    HOST: ("host thread", "host"),
-    COPIES: ("host to GPU", "transfers"),
-    GPU: ("GPU compute", "GPU"),
-    CPU: ("CPU Adam", "host"),
+    TimeInput.HOST: ("host thread", "host"),
+    TimeInput.COPIES: ("host to GPU", "transfers"),
+    TimeInput.GPU: ("GPU compute", "GPU"),
+    TimeInput.CPU: ("CPU Adam", "host"),
 }
 MS = 10**9
 
@@ -80,7 +80,7 @@ def test_a_host_bound_step_is_as_uncertain_as_the_host(simulated: InferenceResul
     found = confidence(generated(simulated, whole, whole, 7))
     assert found.sigma == pytest.approx(hypot(0.2, MODEL))
     (term,) = found.terms()
-    assert (term.part, term.share, term.contribution) == (HOST, 1, 0.2)
+    assert (term.part, term.share, term.contribution) == (TimeInput.HOST, 1, 0.2)
     assert found.caution == (
         "100 % of this time is the host thread's, whose speed was not measured on this machine (±20 %); "
         "simoffload calibrate micro measures it"
@@ -101,7 +101,7 @@ def test_shares_weigh_the_spreads_of_inputs(simulated: InferenceResult) -> None:
     whole = a_pass(simulated.prefill, host_thread=40, copies=60)
     found = confidence(generated(simulated, whole, whole, 7))
     assert found.sigma == pytest.approx(hypot(0.08, 0.06, MODEL))
-    assert [term.part for term in found.terms()] == [HOST, COPIES]
+    assert [term.part for term in found.terms()] == [TimeInput.HOST, TimeInput.COPIES]
     assert found.origin == "host thread ±8.0 %, copies ±6.0 %, model ±5.0 %"
 
 
@@ -109,7 +109,7 @@ def test_a_measured_host_needs_no_caution(simulated: InferenceResult) -> None:
     assert simulated.prefill
     whole = a_pass(simulated.prefill, host_thread=100)
     result = generated(simulated, whole, whole, 7)
-    measured = SPREADS | {HOST: Spread(0.05, True, "host/own")}
+    measured = SPREADS | {TimeInput.HOST: Spread(0.05, True, "host/own")}
     found = confidence(replace(result, provenance=replace(result.provenance, spreads=measured)))
     assert (found.caution, found.sigma) == ("", pytest.approx(hypot(0.05, MODEL)))
 
@@ -156,15 +156,17 @@ def test_the_same_error_of_an_input_cancels_in_a_ratio(simulated: InferenceResul
     one, two = generated(simulated, some, some, 7), generated(simulated, all_, all_, 7)
     model = MODEL * sqrt(2 - 2 * 0.8)
     assert ratio_sigma(one, two) == pytest.approx(hypot(0.6 * 0.2, 0.6 * 0.05, model))
-    other = SPREADS | {HOST: Spread(0.2, False, "host/b")}
+    other = SPREADS | {TimeInput.HOST: Spread(0.2, False, "host/b")}
     two = replace(two, provenance=replace(two.provenance, spreads=other))
     assert ratio_sigma(one, two) == pytest.approx(hypot(0.4 * 0.2, 1.0 * 0.2, 0.6 * 0.05, model))
 
 
 def test_a_shipped_machine_has_the_spreads_of_its_kind(simulated: InferenceResult) -> None:
     known = simulated.provenance.spreads
-    assert known[HOST] == Spread(DEFAULT_SPREADS[HOST].other, False, known[HOST].source)
-    assert known[HOST].source.startswith("host/")
+    assert known[TimeInput.HOST] == Spread(
+        DEFAULT_SPREADS[TimeInput.HOST].other, False, known[TimeInput.HOST].source
+    )
+    assert known[TimeInput.HOST].source.startswith("host/")
 
 
 def test_phases_of_training_are_less_certain_than_steps() -> None:

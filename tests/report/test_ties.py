@@ -42,7 +42,7 @@ def _known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 def near(make_result: Make, make_refusal: Make) -> list[SimulationResult]:
     """Drives, memory 4 % slower, and a file server at twice the time.
 
-    Errors of 4 % and 3 % on average are together a sigma of 1.2533 x 5 %, and 80 % of ratios are within 8.4 %.
+    Errors of 4 % and 3 % on average are a sigma of 1.2533 x 5 %: 80 % of ratios are within 8.4 %.
     """
     return [
         make_result(target="raid"),
