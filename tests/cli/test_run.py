@@ -108,6 +108,10 @@ def test_every_answer_says_how_sure_it_is(program) -> None:
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2
     assert sure["metric"] == "tpot_s"
+    answer = json.loads(program("run", "small.yaml", "--json").out)
+    assert answer["intervals"]["tpot_s"] == [sure["p10"], sure["p90"]]
+    for name, (low, high) in answer["intervals"].items():
+        assert low < answer["metrics"][name] < high
     assert json.loads(program("run", "small.yaml", *TOO_LARGE, "--json").out)["confidence"] is None
 
 
