@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simoffload.planning.confidence import confidence
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
-    from simoffload.planning.explanation import sensitivity, uncertainty
+    from simoffload.planning.explanation import sensitivity
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.report.html import write_comparison, write_report
@@ -63,7 +63,6 @@ __all__ = [
     "simulate",
     "smallest_changes",
     "storage_curve",
-    "uncertainty",
     "write_comparison",
     "write_report",
     "write_trace",
@@ -107,7 +106,6 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
-    "uncertainty": "simoffload.planning.explanation",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

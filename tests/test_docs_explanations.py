@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from simoffload.cli import main
-from simoffload.planning.explanation import ASSUMED
+from simoffload.hardware import DEFAULT_SPREADS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "explanations.md").read_text()
 
@@ -29,16 +30,13 @@ def test_the_example_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) ->
 def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(program, "explanations.md", "exec"), {})
-    first, doubt, enough, error = capsys.readouterr().out.splitlines()
+    first, enough, interval = capsys.readouterr().out.splitlines()
     assert first == "pageable -0.62"
-    assert doubt == "('pageable',)"
     assert enough.startswith("{'drive/samsung-pm1733-3.84tb': {'read': '")
-    assert 0 < float(error) < 0.2
+    low, high = ast.literal_eval(interval)
+    assert 1.5 < low < high < 5
 
 
-def test_what_is_assumed_is_told() -> None:
-    estimate, spec, measured = (f"{ASSUMED[origin]:.0%}".replace("%", " %") for origin in ASSUMED)
-    assert (
-        f"{estimate} for an estimate, {spec} for a published specification, {measured} for a measurement"
-        in PAGE
-    )
+def test_the_page_has_the_spreads_and_factors() -> None:
+    for part, spread in DEFAULT_SPREADS.items():
+        assert f"| {part} | {spread.measured * 100:.0f} % | {spread.other * 100:.0f} % |" in PAGE

@@ -142,7 +142,7 @@ def _add_run(parser: _Parser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="also show sensitivity, predicted range, the effect of faster storage and next steps",
+        help="also show sensitivity, the effect of faster storage and next steps",
     )
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)

@@ -19,6 +19,7 @@ from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, DeepSpeedCosts, Host, Nic, Pcie, Profile, TrainingCosts
 from simoffload.hardware.quantities import Curve, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
+from simoffload.hardware.spreads import DEFAULT_SPREADS, Spread, TimeInput, machine_spreads
 from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.topology import Platform
@@ -26,6 +27,7 @@ from simoffload.hardware.wiring import CPU
 
 __all__ = [
     "CPU",
+    "DEFAULT_SPREADS",
     "KINDS",
     "LEAST_DRIVES",
     "LOCAL_KINDS",
@@ -62,9 +64,11 @@ __all__ = [
     "RateCurve",
     "Resource",
     "Sourced",
+    "Spread",
     "Target",
     "Tier",
     "TierKind",
+    "TimeInput",
     "TrainingCosts",
     "adapter_rate",
     "fair_rates",
@@ -74,6 +78,7 @@ __all__ = [
     "load_platform",
     "load_profile",
     "loads",
+    "machine_spreads",
     "memory_warnings",
     "platform_from",
     "profile_warnings",

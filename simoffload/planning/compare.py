@@ -69,8 +69,8 @@ class Comparison:
         return theirs / mine if mine and theirs else None
 
     def margin(self, label: str) -> float | None:
-        """Smallest significant relative difference between ``label`` and its baseline; None where there is
-        no other to differ from."""
+        """Smallest significant relative difference between ``label`` and its baseline, beyond which the 80 %
+        interval of their ratio does not contain 1; None where there is no other to differ from."""
         pair = self._pair(label)
         return margin(*pair) if pair else None
 
@@ -108,6 +108,7 @@ class Comparison:
                     "label": label,
                     "baseline": self.baseline_of(label),
                     **self._relation(label),
+                    "intervals": {name: list(ends) for name, ends in result.intervals().items()},
                     "result": result.simulated(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
@@ -117,7 +118,7 @@ class Comparison:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics, costs,
-        bottleneck and what holds that back, ratio, tie, warnings.
+        bottleneck and what holds that back, P10 and P90 of the compared time, ratio, tie, warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -151,6 +152,7 @@ class Comparison:
                 **result.metrics(),
                 **(self.economics[label].metrics() if label in self.economics else {}),
                 **by_name(result, "bottleneck limit bound_fraction"),
+                **dict(zip(("p10", "p90"), result.interval or (None, None), strict=True)),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }

@@ -1,19 +1,26 @@
-"""Expected error of a prediction, from the errors of predictions of similar real runs."""
+"""Expected error of a prediction: an 80 % interval for every time, and when two results are a tie.
+
+A time has, to first order, the relative standard deviation sigma, with sigma² = Σ (share × spread)² + model².
+The share of an input (the host thread, copies, storage and so on) is its exposed time over the time; its
+spread is that of the machine's numbers (``hardware.spreads``). The part of the model is its error on real
+runs. Times are lognormal: P10 and P90 are time × exp(∓1.2816 × sigma). So are rates, their reciprocals.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from math import hypot
+from math import exp, hypot, pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from simoffload.results import SimulationResult, by_name
+from simoffload.hardware import Spread, TimeInput
+from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.strategies import strategy_of
 
 _MEASURED = {"hbm", "dram", "nvme"}
@@ -64,6 +71,55 @@ def calibration_errors() -> tuple[CalibrationError, ...]:
     return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
 
 
+P90 = 1.2816
+"""Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
+_DEVIATION = sqrt(pi / 2)
+"""Standard deviation of a normal error over its mean absolute value."""
+_UNKNOWN = 2.0
+"""Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
+first predicted, and 6.0 % once such runs were known (docs/VALIDATION.md)."""
+_OUTSIDE = 1.4
+"""Factor of the error outside the range in which the machine was measured: geometric mean of 0.9, 1.4, 1.6,
+1.6 and 1.6 for recorded runs of decode steps, prefills (in memory and from drives) and FSDP."""
+_PHASE = 1.8
+"""Error of a single phase of a step over that of the step: 9.9, 10.1 and 11.9 % of forward, backward and
+optimizer, 6.0 % of steps (held-out runs, docs/VALIDATION.md)."""
+_CORRELATION = 0.8
+"""Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
+real runs in memory that differ in one setting, the ratio is 2.2 % (decode) and 2.9 % (prefill) wrong, single
+times 3.6 and 4.4 % (root mean squares; docs/VALIDATION.md, Settings): 1 - 0.022² / (2 x 0.036²)."""
+_PHASES = ("forward_s", "backward_s", "optimizer_s")
+_LEAST = 0.005
+"""Smallest part of the error that a sentence names; our choice."""
+_DECIDES = 0.5
+"""Share of a time from which the host thread is said to decide it."""
+
+
+class IntervalTerm(NamedTuple):
+    """An IntervalTerm is one input's part of the relative standard deviation of a time."""
+
+    part: str
+    """What the input decides: the host thread, copies, a storage tier and so on."""
+    share: float
+    """Exposed share of the time."""
+    spread: Spread
+
+    @property
+    def contribution(self) -> float:
+        """Relative standard deviation of the time from this input alone."""
+        return self.share * self.spread.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            **by_name(self, "part share"),
+            "spread": self.spread.value,
+            "measured": self.spread.measured,
+            "profile": self.spread.source,
+            **by_name(self, "contribution"),
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
     """The error to expect of a prediction."""
@@ -75,6 +131,77 @@ class Confidence:
     error is then expected to be larger than that of ``row``."""
     extrapolates: bool
     """Whether the work is outside the range in which the machine was measured."""
+    result: SimulationResult = field(repr=False, compare=False)
+    """Result whose error this is."""
+
+    def terms(self, metric: str | None = None) -> tuple[IntervalTerm, ...]:
+        """Return the inputs' parts of the error of a metric, the largest first; empty without times.
+
+        By default the metric is the compared time.
+        """
+        shares = _shares(self.result.composed.get(metric or self.result.compared_by, ()))
+        known = self.result.provenance.spreads
+        found = [IntervalTerm(part, share, known[part]) for part, share in shares.items() if part in known]
+        return tuple(sorted(found, key=lambda term: -term.contribution))
+
+    def of_model(self, metric: str | None = None) -> float:
+        """Return the relative standard deviation that is due to the model, by default of the compared time.
+
+        Errors of passes on one machine are correlated, so that those of a sum are weighted by time.
+        """
+        passes = self._passes(metric)
+        total = sum(time for _, time in passes)
+        mean = sum(time * self._row(one).mean for one, time in passes) / total
+        phase = _PHASE if metric in _PHASES else 1.0
+        unknown = _UNKNOWN if self.unlike else _OUTSIDE if self.extrapolates else 1.0
+        return mean * _DEVIATION * phase * unknown
+
+    def sigma_of(self, metric: str) -> float:
+        """Return the relative standard deviation of a predicted time or rate.
+
+        Raises KeyError for metrics that are neither.
+        """
+        return hypot(self.of_model(metric), *(term.contribution for term in self.terms(metric)))
+
+    @property
+    def sigma(self) -> float:
+        """Relative standard deviation of the compared time."""
+        return self.sigma_of(self.result.compared_by)
+
+    def interval(self, metric: str) -> tuple[float, float]:
+        """Return P10 and P90 of a predicted time or rate: 80 % of real runs are expected between them.
+
+        Raises KeyError for metrics that are neither.
+        """
+        value, factor = self.result.metrics()[metric], exp(P90 * self.sigma_of(metric))
+        assert value is not None
+        return value / factor, value * factor
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return P10 and P90 of every predicted time and rate that has a value, by metric."""
+        values, known = self.result.metrics(), self.result.composed
+        return {name: self.interval(name) for name, value in values.items() if value and name in known}
+
+    def _passes(self, metric: str | None) -> tuple[tuple[PassResult, float], ...]:
+        return self.result.composed[metric or self.result.compared_by]
+
+    def _row(self, one: PassResult) -> CalibrationError:
+        """Return the errors of real runs of the kind of a pass."""
+        result = self.result
+        decodes = result.kind == "inference" and one is result.step and self.row.work == "decode"
+        work = self.row.work if decodes or result.kind != "inference" else "prefill"
+        return self.row if work == self.row.work else _row(self.row.group, work, self.row.place)
+
+    @property
+    def caution(self) -> str:
+        """Sentence about a time that an unmeasured host thread decides; "" for any other."""
+        host = next((term for term in self.terms() if term.part == TimeInput.HOST), None)
+        if host is None or host.spread.measured or host.share <= _DECIDES:
+            return ""
+        return (
+            f"{host.share * 100:.0f} % of this time is the host thread's, whose speed was not measured on "
+            f"this machine (±{host.spread.value * 100:.0f} %); simoffload calibrate micro measures it"
+        )
 
     @property
     def relative_error(self) -> float:
@@ -96,6 +223,14 @@ class Confidence:
         return f"{row.runs} {held}runs of {_CALLED[row.work]} {_WHERE[row.place]} on {gpus}{seen}"
 
     @property
+    def origin(self) -> str:
+        """Parts of the error, the largest first: "model ±17 %, host thread ±12 %, copies ±3.0 %"."""
+        parts = [(term.part, term.contribution) for term in self.terms() if term.contribution >= _LEAST]
+        parts.append(("model", self.of_model()))
+        parts.sort(key=lambda part: -part[1])
+        return ", ".join(f"{name} ±{size * 100:.1f} %" for name, size in parts)
+
+    @property
     def sentence(self) -> str:
         """Sentence that states the expected error and its source."""
         row = self.row
@@ -112,7 +247,23 @@ class Confidence:
             "known": not self.unlike,
             **by_name(self, "runs"),
             **by_name(self.row, "worst"),
-            **by_name(self, "source extrapolates sentence"),
+            **by_name(self, "source extrapolates sentence caution"),
+            **self._interval(),
+        }
+
+    def _interval(self) -> dict[str, Any]:
+        """Return the interval of the compared time and what it consists of; nothing without times."""
+        metric = self.result.compared_by
+        if metric not in self.result.composed:
+            return {}
+        low, high = self.interval(metric)
+        return {
+            "metric": metric,
+            "p10": low,
+            "p90": high,
+            **by_name(self, "sigma"),
+            "of_model": self.of_model(),
+            "terms": [term.to_dict() for term in self.terms()],
         }
 
 
@@ -132,7 +283,7 @@ def confidence(result: SimulationResult) -> Confidence:
     unlike = _unlike(result, held) or (f"used strategy.kind {kind}" if not group else "")
     far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
     row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
-    return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
+    return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations), result=result)
 
 
 def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
@@ -155,16 +306,68 @@ def _row(group: str, work: Work, place: str) -> CalibrationError:
     rows = sorted(calibration_errors(), key=lambda row: row.part != "holdout")
     mine = [row for row in rows if row.work == work]
     near = [row for row in mine if row.place == place]
-    return next((row for rows in (near, mine) for row in rows if row.group == group), near[0])
+    return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
 
 
-def margin(first: SimulationResult, second: SimulationResult) -> float:
+def _shares(passes: Sequence[tuple[PassResult, float]]) -> dict[str, float]:
+    """Return the exposed share of each input in passes that follow one another, by the input's name."""
+    total = sum(time for _, time in passes)
+    found: dict[str, float] = {}
+    for one, time in passes:
+        for share in one.shares:
+            if share.exposed_ps:
+                part = _part(share)
+                found[part] = found.get(part, 0.0) + float(share.exposed_ps / one.time_ps) * time / total
+    return found
+
+
+def _part(share: Share) -> str:
+    """Return which input decides the time of a cause; the name of a tier for storage."""
+    if share.group == "GPU":
+        return TimeInput.GPU
+    if share.group == "storage":
+        return share.cause.removesuffix(" read").removesuffix(" write")
+    if share.group == "transfers":
+        if "gather" in share.cause or "reduc" in share.cause:
+            return TimeInput.LINKS
+        return TimeInput.PAGEABLE if "pageable" in share.cause else TimeInput.COPIES
+    return TimeInput.HOST if share.cause == TimeInput.HOST else TimeInput.CPU
+
+
+def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
+    """Return the relative standard deviation of the ratio of the compared times of two results.
+
+    With ``unit``, it is that of their times per ``unit``. An input that both take from the same profile has
+    one error: only the difference of its shares counts. Errors of the simulation cancel in part for one
+    model on one machine with the weights in the same place.
+    """
+    pair = confidence(first), confidence(second)
+    names = [one.unit_by if unit else one.compared_by for one in (first, second)]
+    ours, theirs = (
+        {term.part: term for term in one.terms(name)} for one, name in zip(pair, names, strict=True)
+    )
+    squares = 0.0
+    for part in ours.keys() | theirs.keys():
+        mine, other = ours.get(part), theirs.get(part)
+        if mine and other and mine.spread == other.spread:
+            squares += (mine.contribution - other.contribution) ** 2
+        else:
+            squares += sum(term.contribution**2 for term in (mine, other) if term)
+    one, two = (each.of_model(name) for each, name in zip(pair, names, strict=True))
+    correlated = pair[0].row == pair[1].row and (first.model, first.platform) == (
+        second.model,
+        second.platform,
+    )
+    squares += one**2 + two**2 - 2 * (_CORRELATION if correlated else 0.0) * one * two
+    return sqrt(squares)
+
+
+def margin(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
     """Return by how much two results must differ, relative to the faster one, to tell which is faster.
 
-    The root of the sum of the squares of both mean errors, as of errors that know nothing of each other.
-    Those of one model on one machine do, so that ratios between them are better than this.
+    From there on the 80 % interval of their ratio does not contain 1.
     """
-    return hypot(confidence(first).relative_error, confidence(second).relative_error)
+    return exp(P90 * ratio_sigma(first, second, unit=unit)) - 1
 
 
 def tie(first: SimulationResult, second: SimulationResult) -> bool:

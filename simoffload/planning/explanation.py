@@ -1,17 +1,16 @@
-"""Explanation of a result: what it depends on, its range, and the storage that it needs."""
+"""Explanation of a result: what it depends on, and the storage that it needs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import hypot, log
+from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.planning.confidence import Confidence, confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import (
     ProfileParameter,
@@ -159,127 +158,17 @@ def _row(
     )
 
 
-ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
-"""Assumed relative uncertainty of a number by its origin, our choice; the residual of a fit where larger."""
-
-
-class UncertaintyTerm(NamedTuple):
-    """An UncertaintyTerm is an uncertain input and its effect on the result."""
-
-    profile: str
-    keys: tuple[str, ...]
-    """Keys of the input; several if one estimate determines all of them."""
-    origin: str
-    contribution: float
-    """Contribution relative to the time: elasticity times relative uncertainty."""
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """An Uncertainty is the expected range of a result's time."""
-
-    unit: str
-    metric: str
-    """Name of the compared time: ``SimulationResult.compared_by``."""
-    time: float
-    """Predicted time [s]."""
-    confidence: Confidence
-    """Error of the model on real runs."""
-    terms: tuple[UncertaintyTerm, ...]
-    """Contributions of the inputs, the largest first."""
-
-    @property
-    def of_inputs(self) -> float:
-        """Uncertainty from all inputs together, relative to the time."""
-        return hypot(*(term.contribution for term in self.terms))
-
-    @property
-    def relative(self) -> float:
-        """Uncertainty from the model's error and all inputs together, relative to the time."""
-        return hypot(self.confidence.relative_error, self.of_inputs)
-
-    @property
-    def low(self) -> float:
-        """Lower end of the range [s]."""
-        return self.time / (1 + self.relative)
-
-    @property
-    def high(self) -> float:
-        """Upper end of the range [s]."""
-        return self.time * (1 + self.relative)
-
-    @property
-    def largest(self) -> tuple[UncertaintyTerm, ...]:
-        """The three inputs that contribute most."""
-        return self.terms[:3]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return {
-            **by_name(self, "unit metric unit_s=time low_s=low high_s=high relative"),
-            "of_model": self.confidence.relative_error,
-            **by_name(self, "of_inputs"),
-            "assumed": ASSUMED,
-            **by_name(self, "terms"),
-        }
-
-
-def uncertainty(found: Sensitivity) -> Uncertainty:
-    """Carry the error of the model and the uncertainty of every input to the answer.
-
-    Each input moves the time by its elasticity times its own uncertainty. All of them, and the error of the
-    model, are taken to know nothing of each other, so that their squares add up; but what one profile has
-    from one estimate is wrong together, and adds up linearly.
-
-    Notes
-    -----
-    An elasticity is that of small changes: where an estimate is so wrong that something else comes to
-    decide, the range is too wide on one side and too narrow on the other.
-    """
-    result = found.result
-    assert result.compared_s is not None
-    together: dict[tuple[str, str], list[SensitivityRow]] = {}
-    alone = []
-    for row in found.rows:
-        if row.number.origin == "estimate":
-            together.setdefault((row.number.profile, row.number.source), []).append(row)
-        else:
-            alone.append([row])
-    terms = sorted(
-        map(_uncertainty_term, (*together.values(), *alone)),
-        key=lambda term: -term.contribution,
-    )
-    return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(terms))
-
-
-def _uncertainty_term(rows: Iterable[SensitivityRow]) -> UncertaintyTerm:
-    """Return what the rows of one estimate come to together, the most important key first."""
-    rows = sorted(rows, key=lambda row: -abs(row.elasticity))
-    shift = sum(row.elasticity * _uncertain(row.number) for row in rows)
-    first = rows[0].number
-    return UncertaintyTerm(first.profile, tuple(row.number.key for row in rows), first.origin, abs(shift))
-
-
-def _uncertain(number: ProfileParameter) -> float:
-    """Return the relative uncertainty of a number; 0 for counts (lanes, NUMA nodes), which are right or
-    wrong."""
-    if number.text.isdecimal():
-        return 0.0
-    return max(ASSUMED[number.origin], number.residual or 0.0)
-
-
 @dataclass(frozen=True)
 class Explanation:
     """An Explanation holds all of a result's explanations that require further simulations."""
 
     sensitivity: Sensitivity
-    uncertainty: Uncertainty
     storage: StorageCurve | None
     """Throughput by storage bandwidth; None if no storage is used."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return by_name(self, "sensitivity uncertainty storage")
+        return by_name(self, "sensitivity storage")
 
 
 def explain(
@@ -289,4 +178,4 @@ def explain(
     evaluator = evaluator or Evaluator(scenario)
     found = sensitivity(scenario, progress=progress, evaluator=evaluator)
     storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
-    return Explanation(found, uncertainty(found), storage)
+    return Explanation(found, storage)

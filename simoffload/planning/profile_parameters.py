@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import reduce
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import KINDS, STORAGE_KINDS, Machine, Profile, ProfileInput
+from simoffload.hardware import KINDS, STORAGE_KINDS, Machine, ProfileInput
 from simoffload.results import SimulationResult
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
@@ -36,20 +35,16 @@ class ProfileParameter(NamedTuple):
     """Text of the number as written; a curve is "x: y, x: y"."""
     origin: str
     source: str
-    residual: float | None
-    """Largest relative difference between the measurements and the fit that gave it, where that is known."""
 
 
 def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
     """Yield every number of a machine's profiles, without those that only say how it is wired, and without
     switches."""
-    held = _held(machine)
     for given in machine.inputs():
         kind = _kind(machine, given)
         if kind != "platform" and given.text[:1].isdigit():
-            residual = _residual(held.get((kind, given.profile)), given.key)
             yield ProfileParameter(
-                f"{kind}/{given.profile}", given.key, given.text, given.origin, given.source, residual
+                f"{kind}/{given.profile}", given.key, given.text, given.origin, given.source
             )
 
 
@@ -58,26 +53,6 @@ def _kind(machine: Machine, given: ProfileInput) -> str:
     kinds = [use.kind for use in machine.profiles if use.id == given.profile]
     first = re.split(r"[.\[]", given.key)[0]
     return next((kind for kind in kinds if first in KINDS[kind].model_fields), "platform")
-
-
-def _held(machine: Machine) -> dict[tuple[str, str], Profile]:
-    """Return the profiles that measurements of a machine may have made."""
-    pcie = machine.topology.gpu_pcie_link.pcie
-    drives = [target.drive for target in machine.topology.targets.values() if target.drive]
-    return {
-        ("host", machine.host.id): machine.host,
-        ("accelerator", machine.accelerator.id): machine.accelerator,
-        ("pcie", pcie.id): pcie,
-        **{("drive", drive.id): drive for drive in drives},
-    }
-
-
-def _residual(profile: Profile | None, key: str) -> float | None:
-    if profile is None:
-        return None
-    given = reduce(getattr, key.split("."), profile)
-    found: float | None = getattr(given, "residual", None)
-    return found
 
 
 def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[ProfileParameter, ...]:

@@ -223,8 +223,8 @@ def tie_rule(found: Sequence[Group]) -> str:
     least, most = percent(margins[0]), percent(margins[-1])
     within = f"±{most}" if least == most else f"±{least} to ±{most}"
     return (
-        f"tie: within {within} of the baseline, the mean prediction error of both results "
-        "together, so either may be faster"
+        f"tie: within {within} of the baseline, so that the 80 % interval of the ratio contains 1 and "
+        "either may be faster"
     )
 
 

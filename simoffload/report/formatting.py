@@ -82,6 +82,18 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
 
 
+def span(low: str, high: str, *, value: str = "") -> str:
+    """Return two formatted numbers as an interval: "1.98 to 3.15 s", "944 ms to 1.07 s".
+
+    Next to a ``value`` in the same unit they have none: "1.98 to 3.15".
+    """
+    number, _, unit = low.partition(" ")
+    last, _, other = high.partition(" ")
+    if unit != other:
+        return f"{low} to {high}"
+    return f"{number} to {last if value.partition(' ')[2] == unit else high}"
+
+
 def minus(text: str) -> str:
     """Write a number with the sign U+2212 instead of a hyphen."""
     return text.replace("-", "−")

@@ -32,15 +32,15 @@ from simoffload.report.document import (
     fraction,
     held,
 )
-from simoffload.report.formatting import NameFirst, largest, uncapitalized
+from simoffload.report.formatting import NameFirst, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
-from simoffload.report.sections.performance import CAUSES, PHASES
+from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES
 from simoffload.results import SimulationResult, TrainingResult
-from simoffload.units import format_number
+from simoffload.units import format_number, format_seconds
 
 
 def comparison_document(
@@ -87,7 +87,9 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
     """Return a section for each kind of work, with a table for each model."""
     kinds = by_kind(found)
     for kind, mine in kinds.items():
-        sentences = (text for group in mine for text in (*_missing(group), *_limits(group), *_errors(group)))
+        sentences = (
+            text for group in mine for text in (*_missing(group), *_limits(group), *_intervals(group))
+        )
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
@@ -118,22 +120,27 @@ def _limits(group: Group) -> Iterator[str]:
             yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
-def _errors(group: Group) -> Iterator[str]:
-    """Return the prediction errors, such as "prediction error on real runs: hbm, dram ±4.0 %; raid ±13.3
-    %"."""
+def _intervals(group: Group) -> Iterator[str]:
+    """Return the intervals of the compared times, and what makes them wide: no real runs, a host that nobody
+    measured."""
     timed = [(row.label, confidence(row.result)) for row in group.rows if row.result.compared_s is not None]
     if not timed:
         return
-    labels: dict[str, list[str]] = {}
+    ends = []
     for label, found in timed:
-        size = f"±{found.relative_error * 100:.1f} %"
-        labels.setdefault(f"more than {size} (no real runs)" if found.unlike else size, []).append(label)
-    parts = [f"{', '.join(names)} {size}" for size, names in labels.items()]
-    beyond = [label for label, found in timed if found.extrapolates]
-    if beyond:
-        which = "all" if len(beyond) == len(timed) > 1 else ", ".join(beyond)
-        parts.append(f"{which} beyond the calibrated range")
-    yield f"prediction error on real runs: {'; '.join(parts)}"
+        low, high = found.interval(found.result.compared_by)
+        ends.append(f"{label} {span(format_seconds(low), format_seconds(high))}")
+    yield f"{INTERVAL} of the {uncapitalized(group.compared)}: {', '.join(ends)}"
+    about = {
+        "no comparable real runs": [label for label, found in timed if found.unlike],
+        "beyond the calibrated range": [label for label, found in timed if found.extrapolates],
+        "mostly the host thread's time, whose speed was not measured on this machine": [
+            label for label, found in timed if found.caution
+        ],
+    }
+    for text, labels in about.items():
+        if labels:
+            yield NameFirst(f"{'all' if len(labels) == len(timed) > 1 else ', '.join(labels)}: {text}")
 
 
 def _legend(found: Sequence[Group]) -> Iterator[str]:

@@ -21,6 +21,8 @@ class Metric(NamedTuple):
     key: str
     description: str
     value: str
+    shown: Callable[[float], str]
+    """Function that formats its value."""
     share: str = ""
     """Share of the step, for a metric that is a part of it."""
 
@@ -124,7 +126,7 @@ def _metrics(
     known."""
     values = result.metrics()
     return tuple(
-        Metric(key, description, text(value), percent(value / total) if total and key in parts else "")
+        Metric(key, description, text(value), text, percent(value / total) if total and key in parts else "")
         for key, (description, text) in texts.items()
         if (value := values.get(key)) is not None
     )

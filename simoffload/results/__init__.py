@@ -17,8 +17,9 @@ from simoffload.results.capacity import (
     peak_uses,
     tier_uses,
 )
-from simoffload.results.passes import LinkUse, PassResult, Time, summarize_pass
-from simoffload.results.result import ResultProvenance, SimulationResult
+from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
+from simoffload.results.provenance import ResultProvenance
+from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, Jump, PassWork, Repeat, Timeline, Track
 from simoffload.results.values import by_name
 
@@ -70,6 +71,7 @@ __all__ = [
     "Repeat",
     "ResultProvenance",
     "SavedPart",
+    "Share",
     "SimulationResult",
     "StorageRequests",
     "StorageTraffic",

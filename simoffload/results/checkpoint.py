@@ -207,6 +207,18 @@ class CheckpointResult(SimulationResult):
         return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
 
     @property
+    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
+        """Phases of which saving, its blocking part and restoring consist; the stall and what follows from it
+        depend on the interval, too, and have none."""
+        blocking = tuple(
+            (one.result, one.result.time_s) for one in self.checkpoint.saving if not one.background
+        )
+        restoring = tuple((one, one.time_s) for one in self.checkpoint.restoring)
+        found = {"save_s": self.spent, "bytes_per_s": self.spent, "blocking_s": blocking}
+        found |= dict.fromkeys(("restore_s", "restore_bytes_per_s"), restoring)
+        return {name: passes for name, passes in found.items() if passes}
+
+    @property
     def passes(self) -> tuple[PassResult, ...]:
         """The phases of saving, then those of restoring."""
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
@@ -225,6 +237,12 @@ class CheckpointResult(SimulationResult):
     def unit_s(self) -> float | None:
         """[s] until a checkpoint is on storage."""
         return self.step_time_s
+
+    @property
+    def unit_by(self) -> str:
+        """Name of the metric whose error is that of ``unit_s``: the time until a checkpoint is on
+        storage."""
+        return "save_s"
 
     @property
     def compared_by(self) -> str:

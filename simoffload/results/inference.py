@@ -72,6 +72,19 @@ class InferenceResult(SimulationResult):
         return ((self.prefill, self.prefill.time_s), *decode)
 
     @property
+    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
+        """Passes of which each time or rate consists: prefill, first pass, decode steps, or a whole
+        generation."""
+        if self.prefill is None:
+            return {}
+        first = self.first_pass
+        decode = self.spent[1:]
+        found = {"ttft_s": self.spent[:1], "tpot_s": decode, "decode_tokens_per_s": decode}
+        found |= dict.fromkeys(("tokens_per_s", "e2e_s", "per_token_s"), self.spent)
+        found["first_pass_s"] = ((first, first.time_s),) if first else ()
+        return {name: passes for name, passes in found.items() if passes}
+
+    @property
     def tokens(self) -> int:
         """Tokens generated for all sequences."""
         return self.batch_size * self.replicas * self.output_length

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult, largest_remainder
+from simoffload.results.provenance import ResultProvenance
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.values import by_name
 
@@ -40,47 +41,12 @@ class Planner(Protocol):
         ...
 
     def explanation(self, result: SimulationResult) -> Explanation | None:
-        """Return sensitivity, predicted range and storage curve; None if they were not requested."""
+        """Return sensitivity and storage curve; None if they were not requested."""
         ...
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
         """Return the changes that ``advise`` ranks first; None if they were not requested."""
         ...
-
-
-@dataclass(frozen=True)
-class ResultProvenance:
-    """ResultProvenance lists the inputs and versions from which a result was computed."""
-
-    scenario: dict[str, Any]
-    """The scenario as read, with all overrides."""
-    profiles: tuple[tuple[str, str, str], ...]
-    """(kind, id, sha256) of every profile used."""
-    inputs: tuple[tuple[str, str, str, str, str, str], ...]
-    """(profile, key, value, origin, source, date) of every number used."""
-    versions: dict[str, str]
-    exports: dict[str, Any] = field(default_factory=dict)
-    """Configuration files with which the real program runs what was simulated; content by name."""
-    program: str = ""
-    """Program and version for which the configuration files are written, such as "DeepSpeed 0.19.8"."""
-
-    @property
-    def origins(self) -> dict[str, int]:
-        """Number of inputs by origin: spec, measured, estimate."""
-        counts: dict[str, int] = {}
-        for _, _, _, origin, _, _ in self.inputs:
-            counts[origin] = counts.get(origin, 0) + 1
-        return counts
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values; of the inputs, only their number by origin."""
-        profiles = [dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.profiles]
-        return {
-            "scenario": self.scenario,
-            "profiles": profiles,
-            **by_name(self, "origins versions"),
-            "exports": self.exports,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +112,23 @@ class SimulationResult(ABC):
         return (self.target,)
 
     @property
+    @abstractmethod
+    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
+        """Passes of which each predicted time or rate consists, by metric, with the time [s] of each.
+
+        Empty if the scenario does not fit.
+        """
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return P10 and P90 of every predicted time and rate, by metric; empty without times."""
+        return self.confidence.intervals() if self.confidence is not None else {}
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """P10 and P90 of the compared time; None without times."""
+        return self.intervals().get(self.compared_by)
+
+    @property
     def tokens(self) -> int | None:
         """Number of tokens of the work in ``spent``; None if it has none."""
         return None
@@ -187,6 +170,11 @@ class SimulationResult(ABC):
         return self.per_token_s
 
     @property
+    def unit_by(self) -> str:
+        """Name of the metric whose error is that of ``unit_s``."""
+        return "per_token_s"
+
+    @property
     def compared_by(self) -> str:
         """Name of the time by which results are compared, one of ``formulas``."""
         return "per_token_s"
@@ -220,7 +208,7 @@ class SimulationResult(ABC):
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """Sensitivity, predicted range and storage bandwidth; None without times or unless requested."""
+        """Sensitivity and storage bandwidth; None without times or unless requested."""
         return None if self.planner is None or self.step is None else self.planner.explanation(self)
 
     @cached_property
@@ -287,6 +275,7 @@ class SimulationResult(ABC):
             found["warnings"] = list(self.all_warnings)
         if costs is not None:
             found["confidence"] = sure.to_dict() if sure else None
+            found["intervals"] = {name: list(ends) for name, ends in self.intervals().items()}
             found["economics"] = costs.to_dict()
         if explanation is not None and advice is not None:
             found["explanation"] = explanation.to_dict()

@@ -132,6 +132,16 @@ class TrainingResult(SimulationResult):
         return tuple((phase.result, phase.time_s) for phase in self.phases)
 
     @property
+    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
+        """Phases of which each time or rate consists: those of one name, or a whole step."""
+        parts = {
+            f"{name}_s": tuple((phase.result, phase.time_s) for phase in self.phases if phase.name == name)
+            for name in ("forward", "backward", "optimizer")
+        }
+        others = dict.fromkeys(self.formulas.keys() - parts.keys(), self.spent)
+        return {name: passes for name, passes in (parts | others).items() if passes}
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """Tiers of the weights and of the optimizer."""
         return self.target, self.optimizer_target

@@ -3,6 +3,9 @@ summarize."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from simoffload.hardware import machine_spreads
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -26,7 +29,10 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    return measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
+    result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
+    training = result.kind == "training"
+    known = machine_spreads(scenario.machine, ranks=result.gpus, training=training)
+    return replace(result, provenance=replace(result.provenance, spreads=known))
 
 
 @limited

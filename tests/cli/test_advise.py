@@ -23,7 +23,6 @@ def test_an_answer_in_words(program) -> None:
     assert lines[1].startswith("Verdict: TTFT is ")
     titles = {
         "Changes that help",
-        "Largest gain per cost",
         "Changes that do not help",
         "Confidence",
         "Cost and energy",
@@ -179,8 +178,12 @@ def json_scenario(name: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("target", ["dram", "nfs"])
-def test_settings_to_paste_alone_say_it_all(program, target: str, tmp_path: Path) -> None:
-    """Given back with the name of the model that was asked for, and given to ``check``."""
+def test_settings_to_paste_alone_say_it_all(
+    program, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given back with the name of the model that was asked for, and given to ``check``; a setting gains too
+    little to be recommended unless predictions are exact."""
+    monkeypatch.setattr("simoffload.planning.advise.evaluate.margin", lambda *_, **__: 0.0)
     short = ("--set", "workload.output_length=2", "--json")
     rendered = program("advise", "opt-350m", "--on", f"dgx-a100:{target}", *short, "--output-dir", "out")
     assert rendered.status == 0, rendered.err

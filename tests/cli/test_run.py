@@ -100,10 +100,18 @@ def test_what_does_not_fit_has_no_times(program) -> None:
 
 
 def test_every_answer_says_how_sure_it_is(program) -> None:
-    assert "\nConfidence\n  ±" in program("run", "small.yaml").out
+    assert (
+        "\nConfidence\n  80 % interval of the time per output token (TPOT): "
+        in program("run", "small.yaml").out
+    )
     sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2
+    assert sure["metric"] == "tpot_s"
+    answer = json.loads(program("run", "small.yaml", "--json").out)
+    assert answer["intervals"]["tpot_s"] == [sure["p10"], sure["p90"]]
+    for name, (low, high) in answer["intervals"].items():
+        assert low < answer["metrics"][name] < high
     assert json.loads(program("run", "small.yaml", *TOO_LARGE, "--json").out)["confidence"] is None
 
 
@@ -114,7 +122,6 @@ def test_explain_says_why_in_every_form(program) -> None:
     assert [name for name in titles if f"\n{name}\n" not in answer.out] == []
     data = json.loads(Path("out/result.json").read_text(), parse_constant=pytest.fail)["explanation"]
     assert data["sensitivity"]["rows"][0]["swing"] > 0
-    assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]
     assert data["storage"]["tier"] == "raid"
     assert "Sensitivity to inputs" in Path("out/report.html").read_text()
     result = so.simulate(so.load_scenario("small.yaml"), explain=True, keep_timelines=True)

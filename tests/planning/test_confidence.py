@@ -1,15 +1,15 @@
-"""Which real runs a result is judged by, and when two results are a tie."""
+"""Which real runs a result is compared with, and when two results are a tie."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import hypot
+from math import exp, hypot, pi, sqrt
 
 import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.planning import confidence as module
-from simoffload.planning.confidence import CalibrationError, confidence, margin, tie
+from simoffload.planning.confidence import P90, CalibrationError, confidence, margin, ratio_sigma, tie
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
@@ -92,16 +92,29 @@ def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
     assert found.sentence.endswith(text)
 
 
-def test_two_results_are_a_tie_within_the_root_of_the_squares_of_both_errors(
+def test_two_results_are_a_tie_if_the_interval_of_their_ratio_contains_1(
     drives: SimulationResult, memory: SimulationResult
 ) -> None:
-    """From drives and from memory: sqrt(0.13² + 0.04²) = 13.6 %."""
-    assert margin(drives, memory) == hypot(0.13, 0.04)
+    """From drives and from memory, without spreads of inputs: sigma is 1.2533 x sqrt(0.13² + 0.04²)."""
+    drives, memory = exact(drives), exact(memory)
+    least = exp(P90 * sqrt(pi / 2) * hypot(0.13, 0.04))
+    assert margin(drives, memory) == pytest.approx(least - 1)
     assert tie(drives, memory)
-    assert tie(slower(memory, 1.135), drives)
-    assert not tie(slower(memory, 1.137), drives)
-    assert not tie(drives, slower(memory, 1.137))
-    assert not tie(slower(memory, 1.06), memory)  # 5.7 %
+    assert tie(slower(memory, 0.999 * least), drives)
+    assert not tie(slower(memory, 1.001 * least), drives)
+    assert not tie(drives, slower(memory, 1.001 * least))
+
+
+def test_errors_of_one_model_in_one_place_of_one_machine_mostly_cancel(memory: SimulationResult) -> None:
+    """sigma is 1.2533 x 4 % x sqrt(2 - 2 x 0.8); of another model nothing cancels."""
+    one = exact(memory)
+    assert ratio_sigma(one, one) == pytest.approx(sqrt(pi / 2) * 0.04 * sqrt(0.4))
+    assert ratio_sigma(one, replace(one, model="other")) == pytest.approx(sqrt(pi / 2) * 0.04 * sqrt(2))
+
+
+def exact(result: SimulationResult) -> SimulationResult:
+    """On a machine whose numbers have no spread."""
+    return replace(result, provenance=replace(result.provenance, spreads={}))
 
 
 def slower(result: SimulationResult, times: float) -> SimulationResult:

@@ -1,17 +1,15 @@
-"""What a result hangs on, and in which range it lies."""
+"""Which inputs a result depends on."""
 
 from __future__ import annotations
 
-from math import hypot, log
+from math import log
 
 import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.planning import explanation as module
-from simoffload.planning.confidence import confidence
-from simoffload.planning.explanation import ASSUMED, Sensitivity, SensitivityRow, sensitivity, uncertainty
-from simoffload.planning.profile_parameters import ProfileParameter, edit_of, scaled
+from simoffload.planning.explanation import Sensitivity, sensitivity
+from simoffload.planning.profile_parameters import edit_of, scaled
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
 from tests.cli.conftest import SCENARIO
@@ -77,59 +75,3 @@ def test_what_does_not_fit_has_nothing_to_explain() -> None:
 
 
 # -- the range ----------------------------------------------------------------------------------
-
-
-def row(
-    key: str,
-    elasticity: float,
-    origin: str,
-    *,
-    source: str = "",
-    residual: float | None = None,
-    profile: str = "host/a",
-) -> SensitivityRow:
-    number = ProfileParameter(profile, key, "1 s", origin, source or key, residual)
-    return SensitivityRow(number, None, None, elasticity, abs(elasticity) / 10)
-
-
-def ranged(found: Sensitivity, *rows: SensitivityRow) -> module.Uncertainty:
-    return uncertainty(Sensitivity(found.result, 0.1, rows, 0, 0))
-
-
-def test_doubts_about_inputs_add_up_by_their_squares(found: Sensitivity) -> None:
-    """0.5 x 30 %, 0.4 x 5 % and 1 x 3 % are sqrt(15² + 2² + 3²) = 15.4 %."""
-    one = ranged(found, row("a", 0.5, "estimate"), row("b", -0.4, "spec"), row("c", 1.0, "measured"))
-    assert [(term.keys, pytest.approx(term.contribution)) for term in one.terms] == [
-        (("a",), 0.15),
-        (("c",), 0.03),
-        (("b",), 0.02),
-    ]
-    assert one.of_inputs == pytest.approx(hypot(0.15, 0.02, 0.03))
-    assert one.relative == pytest.approx(hypot(one.of_inputs, confidence(found.result).relative_error))
-    assert one.low * one.high == pytest.approx(one.time**2)
-    assert one.high / one.time == pytest.approx(1 + one.relative)
-    assert one.to_dict()["assumed"] == ASSUMED == {"estimate": 0.3, "spec": 0.05, "measured": 0.03}
-
-
-def test_what_comes_from_one_estimate_is_wrong_together(found: Sensitivity) -> None:
-    """Three times 0.1 x 30 % are 9 %, not 5.2 %; of another profile it is another estimate."""
-    rows = [row(key, 0.1, "estimate", source="scaled from an H200") for key in "abc"]
-    other = row("d", 0.1, "estimate", source="scaled from an H200", profile="host/b")
-    first, second = ranged(found, *rows, other).terms
-    assert (first.keys, first.contribution) == (("a", "b", "c"), pytest.approx(0.09))
-    assert (second.keys, second.contribution) == (("d",), pytest.approx(0.03))
-    specs = [row(key, 0.1, "spec", source="one data sheet") for key in "abc"]
-    assert len(ranged(found, *specs).terms) == 3
-
-
-def test_a_fit_that_is_worse_than_measurements_are_has_its_residual(found: Sensitivity) -> None:
-    poor, good = row("a", 1.0, "measured", residual=0.2), row("b", 1.0, "measured", residual=0.01)
-    assert [term.contribution for term in ranged(found, poor, good).terms] == [0.2, 0.03]
-
-
-def test_the_range_of_a_result_has_its_largest_doubts(found: Sensitivity) -> None:
-    one = uncertainty(found)
-    assert one.time == found.result.compared_s
-    assert len(one.largest) == 3
-    assert one.largest[0].contribution >= one.largest[2].contribution > 0
-    assert one.low < one.time < one.high

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning.bandwidth import BandwidthPoint, Needed, StorageCurve
-from simoffload.planning.explanation import Explanation, Sensitivity, SensitivityRow, uncertainty
+from simoffload.planning.explanation import Explanation, Sensitivity, SensitivityRow
 from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.report.charts import bandwidth, tornado
 from simoffload.report.from_result import findings
@@ -54,7 +54,7 @@ def explanation(make_result: Make) -> Explanation:
     ) -> SensitivityRow:
         low_s = None if low is None else time * (1 + low)
         swing = high if low is None else low - high
-        number = ProfileParameter(profile, key, "7 GB/s", origin, "a source", None)
+        number = ProfileParameter(profile, key, "7 GB/s", origin, "a source")
         return SensitivityRow(number, low_s, time * (1 + high), elasticity, swing)
 
     rows = (
@@ -75,7 +75,7 @@ def explanation(make_result: Make) -> Explanation:
         enough=Needed(80 * GB, 3.2, 9.9, {"drive/pm1733": {"read": "20 GB/s"}}),
         held_back="raid.0 -> cpu",
     )
-    return Explanation(found, uncertainty(found), curve)
+    return Explanation(found, curve)
 
 
 class Explaining:
@@ -97,32 +97,14 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 ) -> None:
     text = result_text(make_result(planner=Explaining(explanation)))
     assert TOLD in text
-    assert (
-        text.index("Confidence")
-        < text.index(STORAGE)
-        < text.index("Sensitivity to inputs")
-        < text.index("Predicted range")
-    )
-
-
-def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
-    """0.75 x 5 % of the drive, 0.2 x 30 % of the host, 13.3 % of the model: sqrt of 3.8² + 6² + 13.3²."""
-    *_, sure = explained(explanation)
-    (rendered,) = sure.sentences
-    assert rendered == (
-        "time per output token (TPOT) 1.75 s to 2.32 s (±15 %: the model ±13 %, the inputs ±7.1 %, "
-        "with assumed input errors of 30 % (estimate), 5 % (spec), 3 % (measured))"
-    )
-    (table,) = sure.tables
-    assert table.rows == (
-        ("hook and 1 of the same source", "±6.0 %", "estimate", "host/box"),
-        ("read", "±3.8 %", "spec", "drive/pm1733"),
-    )
+    assert text.index("Confidence") < text.index(STORAGE) < text.index("Sensitivity to inputs")
 
 
 def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
     (sure,) = (one for one in findings(make_result()) if one.title == "Confidence")
-    assert sure.sentences[0].startswith("±13.3 %, the mean error of 5 held-out runs")
+    interval, errors = sure.sentences
+    assert interval == "80 % interval of the time per output token (TPOT): 1.63 to 2.49 s (model ±16.6 %)"
+    assert errors.startswith("error on real runs: ±13.3 %, the mean error of 5 held-out runs of decode steps")
     assert "Confidence" not in [one.title for one in findings(make_refusal())]
 
 
@@ -175,7 +157,7 @@ def test_a_page_says_the_same_without_scripts(
     write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert len(after.figures) == len(before.figures) + 2
-    assert "Confidence ±13.3 %, the mean error of 5 held-out runs" in before.text
+    assert "Confidence 80 % interval of the time per output token (TPOT): 1.63 to 2.49 s" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
     assert "read +8.0 % −7.0 % −0.75 spec drive/pm1733" in after.text
@@ -189,7 +171,7 @@ def test_names_stay_text(make_result: Make, explanation: Explanation, tmp_path: 
         for row in explanation.sensitivity.rows
     )
     found = replace(explanation.sensitivity, rows=rows)
-    hostile = Explanation(found, uncertainty(found), replace(explanation.storage, tier=EVIL, hidden=None))
+    hostile = Explanation(found, replace(explanation.storage, tier=EVIL, hidden=None))
     result = make_result(planner=Explaining(hostile))
     write_report(result, tmp_path / "report.html")
     page = Page(tmp_path / "report.html")

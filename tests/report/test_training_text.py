@@ -39,29 +39,34 @@ Capacity
   optimizer step              8 GiB         48 GiB       100 GB
 
 Speed
-  metric                                       value  share  formula
-  time per step                                 40 s         step_s = forward_s + backward_s +
-                                                             optimizer_s: one optimizer step
-  forward passes                                 8 s   20 %  forward_s = forward passes of all
-                                                             micro-steps of a step
-  backward passes                               13 s   32 %  backward_s = backward passes of all
-                                                             micro-steps, with recomputation and
-                                                             reduction of gradients
-  optimizer step                                19 s   48 %  optimizer_s = from the end of the last
-                                                             backward pass to the end of the step
-  throughput                          3,277 tokens/s         tokens_per_s = batch_size x
-                                                             sequence_length x
-                                                             gradient_accumulation_steps x replicas
-                                                             / step_s
-  throughput in sequences              1.6 samples/s         samples_per_s = batch_size x
-                                                             gradient_accumulation_steps x replicas
-                                                             / step_s
-  model FLOP/s per GPU                    75 TFLOP/s         tflops_per_gpu = FLOP of forward and
-                                                             backward / step_s / 1e12 (recomputation
-                                                             is not counted)
-  FLOP/s per GPU, with recomputation      99 TFLOP/s         hardware_tflops_per_gpu = FLOP carried
-                                                             out, recomputation included / step_s
-                                                             / 1e12
+  metric                                  value   80 % interval  share  formula
+  time per step                            40 s        32 to 50         step_s = forward_s +
+                                                                        backward_s + optimizer_s:
+                                                                        one optimizer step
+  forward passes                            8 s      5.35 to 12   20 %  forward_s = forward passes
+                                                                        of all micro-steps of a step
+  backward passes                          13 s     8.7 to 19.4   32 %  backward_s = backward passes
+                                                                        of all micro-steps, with
+                                                                        recomputation and reduction
+                                                                        of gradients
+  optimizer step                           19 s    12.7 to 28.4   48 %  optimizer_s = from the end
+                                                                        of the last backward pass to
+                                                                        the end of the step
+  throughput                     3,277 tokens/s  2,621 to 4,097         tokens_per_s = batch_size x
+                                                                        sequence_length x
+                                                                        gradient_accumulation_steps
+                                                                        x replicas / step_s
+  throughput in sequences         1.6 samples/s       1.28 to 2         samples_per_s = batch_size x
+                                                                        gradient_accumulation_steps
+                                                                        x replicas / step_s
+  model FLOP/s per GPU               75 TFLOP/s      60 to 93.8         tflops_per_gpu = FLOP of
+                                                                        forward and backward /
+                                                                        step_s / 1e12 (recomputation
+                                                                        is not counted)
+  FLOP/s per GPU, with               99 TFLOP/s     79.2 to 124         hardware_tflops_per_gpu =
+  recomputation                                                         FLOP carried out,
+                                                                        recomputation included /
+                                                                        step_s / 1e12
 
 Phases of a step
   phase          count  each  total  share  bottleneck
@@ -103,8 +108,9 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  ±13.9 %, the mean error of 2 runs of training steps from drives in the host on 1 GPU, all known
-    when the model was developed (the worst +16 %)
+  80 % interval of the time per token: 244 to 382 us (model ±17.4 %)
+  error on real runs: ±13.9 %, the mean error of 2 runs of training steps from drives in the host on
+    1 GPU, all known when the model was developed (the worst +16 %)
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate

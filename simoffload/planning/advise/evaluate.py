@@ -12,6 +12,7 @@ from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import is_path
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import Search
+from simoffload.planning.confidence import margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results import Change, SimulationResult, by_name
@@ -35,6 +36,13 @@ class Tried(Evaluated):
     """Speed relative to the unchanged scenario, by time per ``unit``; None if that does not fit."""
     extra: float | None
     """Purchase price beyond the unchanged scenario, in the list's currency; None without prices."""
+    margin: float = 0.0
+    """Gain beyond 1 from which the 80 % interval of the gain does not contain 1."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the change makes the scenario fit, or gains more than the predictions may be wrong."""
+        return self.gain is None or self.gain >= max(WORTH, 1 + self.margin)
 
     @property
     def gain_per_cost(self) -> float | None:
@@ -45,7 +53,7 @@ class Tried(Evaluated):
         """Return everything as plain values."""
         return {
             **by_name(self.change, "key description kind changes=edits"),
-            **by_name(self, "gain extra_cost=extra gain_per_1000=gain_per_cost"),
+            **by_name(self, "gain margin extra_cost=extra gain_per_1000=gain_per_cost"),
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
             **by_name(self.result, "bottleneck limit"),
@@ -68,8 +76,13 @@ class Advice:
 
     @property
     def helping(self) -> tuple[Tried, ...]:
-        """Changes that increase the speed, the largest gain first."""
-        return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
+        """Changes that gain more than the predictions may be wrong, the largest gain first."""
+        return tuple(one for one in self.tried if one.helps)
+
+    @property
+    def uncertain(self) -> tuple[Tried, ...]:
+        """Changes whose gain is within its 80 % interval, the largest first: no recommendations."""
+        return tuple(one for one in self.tried if not one.helps and (one.gain or 0.0) >= WORTH)
 
     def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
         """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
@@ -102,6 +115,7 @@ class Advice:
             "schema": SCHEMA,
             **by_name(self, "result economics options=tried"),
             "by_cost": [one.change.key for one in self.by_cost],
+            "uncertain": [one.change.key for one in self.uncertain],
             "impossible": [by_name(one, "key description why=barred") for one in self.impossible],
         }
 
@@ -149,9 +163,16 @@ def advise(
             return
         cost = economics(found, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
-        extra = _extra(now, cost) if change.priced else None
         tried.append(
-            Tried(change=change, scenario=found, result=answer, economics=cost, gain=gain, extra=extra)
+            Tried(
+                change=change,
+                scenario=found,
+                result=answer,
+                economics=cost,
+                gain=gain,
+                extra=_extra(now, cost) if change.priced else None,
+                margin=margin(result, answer, unit=True) if gain else 0.0,
+            )
         )
 
     for option in options_of(scenario, result, known):

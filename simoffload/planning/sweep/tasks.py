@@ -19,6 +19,7 @@ from simoffload.documents import Document
 from simoffload.errors import InputError, SimulationError, printable
 from simoffload.limits import limited
 from simoffload.models import families
+from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
 from simoffload.results import SimulationResult
@@ -142,9 +143,13 @@ def failed_row(number: int, error: str) -> JournalRow:
 
 
 def _row_of(number: int, result: SimulationResult) -> JournalRow:
+    metric = result.compared_by
+    low, high = confidence(result).interval(metric) if metric in result.composed else (None, None)
     return JournalRow(
         point=number,
         metrics={name: _finite(value) for name, value in result.metrics().items()},
+        p10=_finite(low),
+        p90=_finite(high),
         decode_bound=_finite(result.particulars().get("decode_bound")),
         bottleneck=result.bottleneck,
         limit=result.limit,

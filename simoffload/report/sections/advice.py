@@ -1,4 +1,4 @@
-"""Sections about sensitivity, the predicted range, and changes that would make a run faster or cheaper."""
+"""Sections about sensitivity, and changes that would make a run faster or cheaper."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import partial
 
 from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
-from simoffload.planning.confidence import margin
-from simoffload.planning.explanation import ASSUMED, Explanation, Sensitivity, Uncertainty, UncertaintyTerm
+from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate, seconds
 from simoffload.report.formatting import (
@@ -51,12 +50,10 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 
 
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
-    """Return the sections that explain a result: storage bandwidth, sensitivity to inputs, and predicted
-    range."""
+    """Return the sections that explain a result: storage bandwidth, and sensitivity to inputs."""
     return (
         _bandwidth(explanation.storage),
         _sensitivity(explanation.sensitivity),
-        _range(explanation.uncertainty, explanation.sensitivity.result),
     )
 
 
@@ -110,26 +107,6 @@ def _sensitivity(found: Sensitivity) -> ReportSection:
     label = "change of the time with each input lower and higher"
     drawn = (Chart(label, partial(charts.tornado, found, most=TOP)),) if rows else ()
     return ReportSection(SENSITIVITY, (text,), (ReportTable("", head, rows, (1, 2, 3)),), charts=drawn)
-
-
-def _range(found: Uncertainty, result: SimulationResult) -> ReportSection:
-    assumed = ", ".join(f"{share * 100:.0f} % ({origin})" for origin, share in ASSUMED.items())
-    model, inputs = percent(found.confidence.relative_error), percent(found.of_inputs)
-    time = uncapitalized(presentation(result).compared)
-    text = (
-        f"{time} {format_seconds(found.low)} to {format_seconds(found.high)} (±{percent(found.relative)}: "
-        f"the model ±{model}, the inputs ±{inputs}, with assumed input errors of {assumed})"
-    )
-    rows = tuple(map(_uncertainty, found.largest))
-    head = ("input", "effect on the time", "origin", "profile")
-    table = ReportTable("Largest uncertainties", head, rows, (1,))
-    return ReportSection("Predicted range", (text,), (table,))
-
-
-def _uncertainty(one: UncertaintyTerm) -> tuple[str, ...]:
-    first, *more = one.keys
-    name = f"{first} and {len(more)} of the same source" if more else first
-    return name, f"±{percent(one.contribution)}", one.origin, one.profile
 
 
 # -- advice --------------------------------------------------------------------------------------
@@ -203,15 +180,20 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     best = _table(helping[:_MOST], advice)._replace(page_columns=_FOR_MONEY if fits else _FOR_SPACE)
     timed = [one for one in helping if one.gain is not None][:_MOST_BARS]
     drawn = (Chart("gain of each change", partial(charts.gains, timed)),) if timed else ()
-    sections = [
-        ReportSection(GAINS, _error_notes(advice), (best,), notes, charts=drawn, notes_on_terminal=True)
-    ]
+    sections = [ReportSection(GAINS, tables=(best,), notes=notes, charts=drawn, notes_on_terminal=True)]
     if helping[_MOST:]:
         more = _table(helping[_MOST:], advice)._replace(folded="Smaller gains")
         sections.append(ReportSection("Smaller gains", tables=(more,), page_only=True))
     if by_cost:
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
+    unclear = [
+        f"{_described(one, advice)} ({_times(one.gain)} ±{percent(one.margin)})"
+        for one in advice.decisions(advice.uncertain)
+    ]
+    if unclear:
+        text = f"{_first(unclear)}: the 80 % interval of each gain contains 1"
+        sections.append(ReportSection("Gains within the prediction error", (NameFirst(text),)))
     every = advice.decisions(advice.tried)
     useless = [
         f"{_described(one, advice)} ({_times(one.gain)})" for one in every if (one.gain or WORTH) < WORTH
@@ -238,15 +220,6 @@ def next_steps_section(advice: Advice) -> ReportSection:
 def _uses_storage(advice: Advice) -> bool:
     targets = advice.scenario.machine.topology.targets
     return any(use.tier in targets for use in advice.result.capacity)
-
-
-def _error_notes(advice: Advice) -> tuple[str, ...]:
-    timed = [one.result for one in advice.tried if one.gain is not None]
-    if not timed or not advice.result.fits:
-        return ()
-    error = percent(margin(advice.result, advice.result))
-    text = f"gains below {error} are within the prediction error on real runs"
-    return (f"{text}; most of this error cancels between two similar scenarios",)
 
 
 def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:

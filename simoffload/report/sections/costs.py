@@ -321,7 +321,7 @@ def _verdict(one: CostVerdict, found: Mapping[str, Costed]) -> list[str]:
         return [NameFirst(f"{one.cheapest} and {one.next} cost the same per {unit}")]
     line = f"{one.cheapest} has the lowest cost per {unit}; {one.next} costs {ratio} times as much"
     if one.tie:
-        line += f"; a tie, because the prediction error on real runs is ±{percent(one.margin)}"
+        line += f"; a tie, because the 80 % interval of the ratio is ±{percent(one.margin)}"
     if one.same_bill:
         return [NameFirst(line)]
     if not one.break_even_points:

@@ -18,6 +18,7 @@ from simoffload.report.document import (
     seconds,
 )
 from simoffload.report.formatting import (
+    NameFirst,
     bottleneck,
     bound,
     capacity,
@@ -27,13 +28,17 @@ from simoffload.report.formatting import (
     group_links,
     largest,
     phase_names,
+    span,
     times,
+    uncapitalized,
 )
 from simoffload.report.presentation import presentation
 from simoffload.results import PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_seconds
 
 PHASES = "Phases of a step"
+INTERVAL = "80 % interval"
+"""Heading of P10 to P90."""
 CAUSES = "Where the time goes"
 BOUND = "Share of the bound"
 _UNITS = {"bytes_per_s": "B/s", "_per_s": "1/s", "_s": "s", "_bytes": "B", "tflops_per_gpu": "TFLOP/s"}
@@ -59,14 +64,18 @@ def unit_of(metric: str) -> str:
 def speed(result: SimulationResult) -> ReportSection:
     """List all metrics that have a value, each with its formula."""
     wording = presentation(result)
-    values = result.metrics()
+    values, intervals = result.metrics(), confidence(result).intervals()
     shares = any(metric.share for metric in wording.metrics)
     rows: list[tuple[Entry, ...]] = []
-    for key, name, text, share in wording.metrics:
-        value = Datum(text, values[key], unit_of(key))
-        of_step = [share] if shares else []
-        rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
-    head = ("metric", "value", *(["share"] if shares else []), "formula")
+    for metric in wording.metrics:
+        key, unit = metric.key, unit_of(metric.key)
+        ends = intervals.get(key)
+        interval: Entry = span(*map(metric.shown, ends), value=metric.value) if ends else ""
+        of_step = [metric.share] if shares else []
+        value = Datum(metric.value, values[key], unit)
+        formula = f"{key} = {result.formulas[key]}"
+        rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
+    head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
     return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
 
@@ -200,5 +209,11 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
 
 
 def how_sure(result: SimulationResult) -> ReportSection:
-    """Return the expected prediction error of a result with times."""
-    return ReportSection("Confidence", (confidence(result).sentence,))
+    """Return the 80 % interval of the compared time of a result with times, and the expected error."""
+    sure = confidence(result)
+    low, high = sure.interval(result.compared_by)
+    time = uncapitalized(presentation(result).compared)
+    ends = span(format_seconds(low), format_seconds(high))
+    interval = f"{INTERVAL} of the {time}: {ends} ({sure.origin})"
+    caution = (NameFirst(sure.caution),) if sure.caution else ()
+    return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))

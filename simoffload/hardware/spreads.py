@@ -1,0 +1,150 @@
+"""Spreads of the numbers that decide times: how wrong they may be on the machine that does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from math import hypot
+from typing import NamedTuple
+
+from simoffload.hardware.library import ProfileUse
+from simoffload.hardware.machine import Machine
+from simoffload.hardware.quantities import Provenance
+
+
+class TimeInput(StrEnum):
+    """A TimeInput is something whose speed decides a part of a time."""
+
+    HOST = "host thread"
+    CPU = "CPU work"
+    COPIES = "copies"
+    PAGEABLE = "copies of pageable memory"
+    LINKS = "links between GPUs"
+    GPU = "GPU"
+    STORAGE = "storage"
+
+
+class DefaultSpread(NamedTuple):
+    """A DefaultSpread is the relative standard deviation of numbers for which no profile states one."""
+
+    measured: float
+    """Spread of a number that was measured on the machine itself, beyond what errors of real runs contain:
+    these were predicted with numbers measured in the same way."""
+    other: float
+    """Spread of a number from another machine of the kind, or from a data sheet."""
+
+
+DEFAULT_SPREADS = {
+    TimeInput.HOST: DefaultSpread(0.09, 0.24),
+    TimeInput.CPU: DefaultSpread(0.0, 0.30),
+    TimeInput.COPIES: DefaultSpread(0.0, 0.03),
+    TimeInput.PAGEABLE: DefaultSpread(0.0, 0.25),
+    TimeInput.LINKS: DefaultSpread(0.0, 0.22),
+    TimeInput.GPU: DefaultSpread(0.0, 0.10),
+    TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
+}
+"""Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
+_SEVERAL = 0.26
+"""Spread of the rate of several GPUs of a host that copy simultaneously, where that was not measured."""
+_ESTIMATE = 0.30
+"""Spread of a rate that is an estimate without a measurement of any machine; our choice."""
+_COSTS = ("linear_call", "hook")
+"""Costs for launches and hooks, each of which is about half of the thread's time: their errors are
+independent (docs/measurements/host-thread.md)."""
+_RATES = ("read", "write", "read_efficiency", "write_efficiency")
+"""Keys of the rates of storage profiles."""
+_SHIPPED = "hardware_profiles/"
+
+
+class Spread(NamedTuple):
+    """A Spread is the relative standard deviation of one of the inputs that decide times."""
+
+    value: float
+    measured: bool
+    """Whether the input was measured on the machine itself: a measured number in a profile of the user."""
+    source: str
+    """``kind/id`` of the profile; results with the same source have the same error."""
+
+
+def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str, Spread]:
+    """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
+    tier."""
+    pcie = machine.topology.gpu_pcie_link.pcie
+    links = machine.accelerator.interconnect
+    gpu = machine.accelerator
+    own = _Own(machine.profiles)
+    found: dict[str, Spread] = {
+        TimeInput.HOST: _host(machine, own, training=training),
+        TimeInput.CPU: own.spread(
+            TimeInput.CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit]
+        ),
+        TimeInput.COPIES: own.spread(
+            TimeInput.COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]
+        ),
+        TimeInput.PAGEABLE: own.spread(TimeInput.PAGEABLE, f"pcie/{pcie.id}", [pcie.pageable]),
+        TimeInput.LINKS: own.spread(
+            TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []
+        ),
+        TimeInput.GPU: own.spread(
+            TimeInput.GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]
+        ),
+    }
+    copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
+    if machine.ranks_per_node(ranks) > 1 and not own.measured(f"host/{machine.host.id}", [memory]):
+        several = memory.spread if memory.spread is not None else _SEVERAL
+        found[TimeInput.COPIES] = copies._replace(value=max(copies.value, several), measured=False)
+    return found | _storage(machine, own)
+
+
+class _Own:
+    """Decides which numbers are from profiles of the user's own machine."""
+
+    def __init__(self, uses: Iterable[ProfileUse]) -> None:
+        self._own = {f"{use.kind}/{use.id}" for use in uses if not use.path.startswith(_SHIPPED)}
+
+    def measured(self, profile: str, numbers: Iterable[Provenance]) -> bool:
+        return profile in self._own and all(number.origin == "measured" for number in numbers)
+
+    def spread(self, part: TimeInput, profile: str, numbers: list[Provenance]) -> Spread:
+        """Return the largest spread that the numbers state, or else the default."""
+        measured = bool(numbers) and self.measured(profile, numbers)
+        stated = [number.spread for number in numbers if number.spread is not None]
+        default = DEFAULT_SPREADS[part].measured if measured else DEFAULT_SPREADS[part].other
+        if part in (TimeInput.COPIES, TimeInput.PAGEABLE) and any(
+            number.origin == "estimate" for number in numbers
+        ):
+            default = max(default, _ESTIMATE)
+        return Spread(max(stated, default=default), measured, profile)
+
+
+def _host(machine: Machine, own: _Own, *, training: bool) -> Spread:
+    """Return the spread of the thread's speed, with that of its costs where profiles state them."""
+    host = machine.host
+    profile = f"host/{host.id}"
+    costs: list[Provenance] = [getattr(host.deepspeed, name) for name in _COSTS]
+    phases: list[Provenance] = [host.training.gradient] if training else []
+    found = own.spread(TimeInput.HOST, profile, [*costs, *phases])
+    factor = host.host_factor
+    if factor is None or factor.spread is None:
+        return found
+    apart = hypot(*((cost.spread or 0.0) / len(costs) for cost in costs))
+    return Spread(hypot(factor.spread, apart), own.measured(profile, [factor]), profile)
+
+
+def _storage(machine: Machine, own: _Own) -> dict[str, Spread]:
+    """Return the spreads of the rates of the storage tiers, by tier."""
+    origins: dict[str, set[str]] = {}
+    for number in machine.numbers:
+        if number.key in _RATES:
+            origins.setdefault(number.profile, set()).add(number.origin)
+    kinds = {use.id: use.kind for use in machine.profiles}
+    default = DEFAULT_SPREADS[TimeInput.STORAGE]
+    found = {}
+    for name, target in machine.topology.targets.items():
+        profile = f"{kinds.get(target.id, target.kind)}/{target.id}"
+        measured = own.measured(profile, []) and origins.get(target.id) == {"measured"}
+        rates = [target.drive.read, target.drive.write] if target.drive else []
+        stated = [rate.spread for rate in rates if rate.spread is not None]
+        value = max(stated, default=default.measured if measured else default.other)
+        found[name] = Spread(value, measured, profile)
+    return found
