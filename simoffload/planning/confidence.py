@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from math import exp, hypot, pi, sqrt
+from math import exp, hypot, sqrt
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
@@ -73,8 +73,6 @@ def calibration_errors() -> tuple[CalibrationError, ...]:
 
 P90 = 1.2816
 """Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
-_DEVIATION = sqrt(pi / 2)
-"""Standard deviation of a normal error over its mean absolute value."""
 _UNKNOWN = 2.0
 """Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
 first predicted, and 6.0 % once such runs were known (docs/VALIDATION.md)."""
@@ -147,14 +145,16 @@ class Confidence:
     def of_model(self, metric: str | None = None) -> float:
         """Return the relative standard deviation that is due to the model, by default of the compared time.
 
-        Errors of passes on one machine are correlated, so that those of a sum are weighted by time.
+        It is the mean error of real runs. Their standard deviation is 1.25 times that, but spreads of inputs
+        explain 38 % of its square (docs/explanations.md), and must not count twice. Errors of passes on one
+        machine are correlated, so that those of a sum are weighted by time.
         """
         passes = self._passes(metric)
         total = sum(time for _, time in passes)
         mean = sum(time * self._row(one).mean for one, time in passes) / total
         phase = _PHASE if metric in _PHASES else 1.0
         unknown = _UNKNOWN if self.unlike else _OUTSIDE if self.extrapolates else 1.0
-        return mean * _DEVIATION * phase * unknown
+        return mean * phase * unknown
 
     def sigma_of(self, metric: str) -> float:
         """Return the relative standard deviation of a predicted time or rate.

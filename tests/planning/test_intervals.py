@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, hypot, pi, sqrt
+from math import exp, hypot, sqrt
 
 import pytest
 
@@ -24,8 +24,7 @@ ROWS = tuple(
     CalibrationError("zero", "holdout", work, "memory", 20, mean, 0.1, 1, 4)  # type: ignore[arg-type]
     for work, mean in MEAN.items()
 )
-MODEL = sqrt(pi / 2) * MEAN["decode"]
-"""Standard deviation of a normal error whose mean size is 4 %."""
+MODEL = MEAN["decode"]
 SPREADS = {
     TimeInput.HOST: Spread(0.2, False, "host/a"),
     TimeInput.COPIES: Spread(0.1, False, "pcie/a"),
@@ -102,7 +101,7 @@ def test_shares_weigh_the_spreads_of_inputs(simulated: InferenceResult) -> None:
     found = confidence(generated(simulated, whole, whole, 7))
     assert found.sigma == pytest.approx(hypot(0.08, 0.06, MODEL))
     assert [term.part for term in found.terms()] == [TimeInput.HOST, TimeInput.COPIES]
-    assert found.origin == "host thread ±8.0 %, copies ±6.0 %, model ±5.0 %"
+    assert found.origin == "host thread ±8.0 %, copies ±6.0 %, model ±4.0 %"
 
 
 def test_a_measured_host_needs_no_caution(simulated: InferenceResult) -> None:
@@ -120,9 +119,9 @@ def test_errors_of_passes_of_one_machine_add_up(simulated: InferenceResult) -> N
     assert simulated.prefill
     prefill, step = a_pass(simulated.prefill, copies=300), a_pass(simulated.prefill, host_thread=100)
     found = confidence(generated(simulated, prefill, step, 7))
-    model = sqrt(pi / 2) * (0.3 * MEAN["prefill"] + 0.7 * MEAN["decode"])
+    model = 0.3 * MEAN["prefill"] + 0.7 * MEAN["decode"]
     assert found.sigma_of("e2e_s") == pytest.approx(hypot(0.7 * 0.2, 0.3 * 0.1, model))
-    assert found.sigma_of("ttft_s") == pytest.approx(hypot(0.1, sqrt(pi / 2) * MEAN["prefill"]))
+    assert found.sigma_of("ttft_s") == pytest.approx(hypot(0.1, MEAN["prefill"]))
     assert found.sigma == found.sigma_of("tpot_s") == pytest.approx(hypot(0.2, MODEL))
 
 
