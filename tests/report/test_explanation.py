@@ -103,8 +103,8 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
     (sure,) = (one for one in findings(make_result()) if one.title == "Confidence")
     interval, errors = sure.sentences
-    assert interval == "80 % interval of the time per output token (TPOT): 1.63 to 2.49 s (model ±16.6 %)"
-    assert errors.startswith("error on real runs: ±13.3 %, the mean error of 5 held-out runs of decode steps")
+    assert interval == "80 % interval of the time per output token (TPOT): 1.7 to 2.39 s (model ±13.2 %)"
+    assert errors.startswith("error on real runs: ±13.2 %, the mean error of 5 held-out runs of decode steps")
     assert "Confidence" not in [one.title for one in findings(make_refusal())]
 
 
@@ -157,7 +157,7 @@ def test_a_page_says_the_same_without_scripts(
     write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert len(after.figures) == len(before.figures) + 2
-    assert "Confidence 80 % interval of the time per output token (TPOT): 1.63 to 2.49 s" in before.text
+    assert "Confidence 80 % interval of the time per output token (TPOT): 1.7 to 2.39 s" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
     assert "read +8.0 % −7.0 % −0.75 spec drive/pm1733" in after.text

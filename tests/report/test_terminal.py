@@ -33,25 +33,25 @@ Capacity
 Speed
                                                           80 %
   metric                                   value      interval  formula
-  time to first token                      2.5 s  1.98 to 3.15  ttft_s = time to first token: time
+  time to first token                      2.5 s  2.08 to 3.01  ttft_s = time to first token: time
                                                                 of the prefill pass, after the
                                                                 warm-up pass in which DeepSpeed
                                                                 records the order of modules
-  time per output token                   2.01 s  1.63 to 2.49  tpot_s = sum of the decode steps /
+  time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps /
                                                                 number of decode steps (time per
                                                                 output token of a sequence)
-  throughput                       3.86 tokens/s  3.11 to 4.78  tokens_per_s = output_length x
+  throughput                       3.86 tokens/s  3.25 to 4.58  tokens_per_s = output_length x
                                                                 batch_size x replicas / e2e_s, of
                                                                 all sequences together
-  decode throughput                3.97 tokens/s  3.21 to 4.91  decode_tokens_per_s = batch_size x
+  decode throughput                3.97 tokens/s  3.35 to 4.71  decode_tokens_per_s = batch_size x
                                                                 replicas / tpot_s
-  end-to-end time                         16.6 s  13.4 to 20.6  e2e_s = ttft_s + sum of the decode
+  end-to-end time                         16.6 s    14 to 19.7  e2e_s = ttft_s + sum of the decode
                                                                 steps
-  first pass after loading                   4 s  3.17 to 5.04  first_pass_s = time of the warm-up
+  first pass after loading                   4 s  3.32 to 4.81  first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
                                                                 prefetch
-  time per token of all sequences         259 ms    209 to 322  per_token_s = e2e_s / (output_length
+  time per token of all sequences         259 ms    218 to 308  per_token_s = e2e_s / (output_length
                                                                 x batch_size x replicas), time over
                                                                 the tokens of all sequences, as
                                                                 transformers-bloom-inference and
@@ -82,8 +82,8 @@ Links
   time); saturated: share of the time at full capacity
 
 Confidence
-  80 % interval of the time per output token (TPOT): 1.63 to 2.49 s (model ±16.6 %)
-  error on real runs: ±13.3 %, the mean error of 5 held-out runs of decode steps from drives in the
+  80 % interval of the time per output token (TPOT): 1.7 to 2.39 s (model ±13.2 %)
+  error on real runs: ±13.2 %, the mean error of 5 held-out runs of decode steps from drives in the
     host on 1 to 4 GPUs (the worst +28 %)
 
 Inputs and their origin
@@ -100,8 +100,8 @@ Comparison
   hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
     (100 TB)
   raid read is limited by raid
-  80 % interval of the time per output token (TPOT): dram 944 ms to 1.07 s, raid 1.47 to 2.24 s, nfs
-    17.9 to 20.4 s
+  80 % interval of the time per output token (TPOT): dram 930 ms to 1.09 s, raid 1.53 to 2.15 s, nfs
+    17.7 to 20.7 s
   weights    TTFT    TPOT  tokens/s  TPOT vs dram  published  bottleneck      share of the bound
   hbm                                                         does not fit
   dram     1.25 s  1.01 s      7.71            1×             raid read 81 %                74 %
