@@ -83,7 +83,8 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = list(recommended(stored))
     assert names[:4] == ["01-on-resident.yaml", "02-batch-32.yaml", "03-on-hbm.yaml", "04-batch-16.yaml"]
-    assert f"{[one.change.key for one in stored.helping].index('raid-8-drives') + 1:02d}-raid-8-drives.yaml" in names
+    rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
+    assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
         text.startswith(f"{SIGNATURE}\n") for name, text in recommended(stored).items() if "ds_" not in name
     )
