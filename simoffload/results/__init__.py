@@ -19,7 +19,7 @@ from simoffload.results.capacity import (
 )
 from simoffload.results.passes import LinkUse, PassResult, Time, summarize_pass
 from simoffload.results.result import ResultProvenance, SimulationResult
-from simoffload.results.timeline import How, Interval, Jump, PassWork, Repeat, Timeline, Track
+from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
 from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ __all__ = [
     "How",
     "InferenceResult",
     "Interval",
-    "Jump",
     "Limit",
     "LinkUse",
     "MemoryStage",
@@ -71,6 +70,7 @@ __all__ = [
     "ResultProvenance",
     "SavedPart",
     "SimulationResult",
+    "SkippedPeriods",
     "StorageRequests",
     "StorageTraffic",
     "TierLifetime",
