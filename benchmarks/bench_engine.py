@@ -117,8 +117,8 @@ def line(layers: int, ranks: int, *, uneven: bool, runs: int) -> str:
                 f"rank_symmetry={rank_symmetry}, steady_state={steady_state} differs from the full run"
             )
         cells.append(f"{seconds * 1e3:10,.1f} {full / seconds:8,.1f}x")
-    jumps = ", ".join(f"period {one.period} at {one.iteration}" for one in short.how.jumps)
-    return " ".join(cells) + f"  {jumps or '; '.join(short.how.not_jumped)}"
+    jumps = ", ".join(f"period {one.period} at {one.iteration}" for one in short.how.skipped)
+    return " ".join(cells) + f"  {jumps or '; '.join(short.how.not_steady)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -57,8 +57,8 @@ def execute(
         folded = Executor(folding.schedule, steady_state=steady_state, standing_for=folding.classes)
         timeline = folding.unfold(folded.run(), schedule)
         why = ""
-    how = timeline.how if steady_state else How(not_jumped=("steady_state is switched off",))
-    return replace(timeline, how=how._replace(not_folded=why))
+    how = timeline.how if steady_state else How(not_steady=("steady_state is switched off",))
+    return replace(timeline, how=how._replace(separate_ranks=why))
 
 
 class Executor:
@@ -120,7 +120,7 @@ class Executor:
                 "simulate less of it"
             ) from None
         if steady is not None:
-            timeline.how = How(tuple(steady.jumps), not_jumped=steady.misses())
+            timeline.how = How(tuple(steady.skipped), not_steady=steady.misses())
         return timeline
 
     def _work(self) -> None:

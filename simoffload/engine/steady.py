@@ -21,7 +21,7 @@ from simoffload.engine.clock import Clock
 from simoffload.engine.network import AllocationMark, Network
 from simoffload.engine.outcome import SkippedInterval
 from simoffload.engine.stream_state import NOTHING, StreamState
-from simoffload.results import Jump
+from simoffload.results import SkippedPeriods
 from simoffload.schedule import Schedule
 
 LEAST = 3
@@ -68,7 +68,7 @@ class SteadyState:
         self._block = -1
         self._iterations_seen = 0
         self._comparison_pending = False
-        self.jumps: list[Jump] = []
+        self.skipped: list[SkippedPeriods] = []
         self.skips: list[SkippedInterval] = []
         self._compared: dict[int, int] = {}  # states, by block
 
@@ -97,7 +97,7 @@ class SteadyState:
 
     def misses(self) -> tuple[str, ...]:
         """Return, for blocks that repeat, the reasons why no periods were skipped."""
-        jumped = {jump.block for jump in self.jumps}
+        jumped = {jump.block for jump in self.skipped}
         return tuple(
             f"block {block.name!r}: {self._why(index)}"
             for index, block in enumerate(self._blocks)
@@ -221,8 +221,8 @@ class SteadyState:
         self._network.repeat(before.allocation_mark, times)
         clock.skip(times * length)
         self.skips.append(SkippedInterval(before.ended, ended, before.time, clock.now, times))
-        self.jumps.append(
-            Jump(
+        self.skipped.append(
+            SkippedPeriods(
                 block=self._block,
                 name=self._blocks[self._block].name,
                 iteration=iteration,

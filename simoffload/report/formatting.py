@@ -264,7 +264,7 @@ def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
     """Return sentences about repetition that was simulated: why, and in which passes."""
     reasons: dict[str, list[str]] = {}
     for one in work:
-        ranks = [f"ranks simulated separately ({one.how.not_folded})"] if one.how.not_folded else []
-        for why in (*ranks, *one.how.not_jumped):
+        ranks = [f"ranks simulated separately ({one.how.separate_ranks})"] if one.how.separate_ranks else []
+        for why in (*ranks, *one.how.not_steady):
             reasons.setdefault(why, []).append(one.name)
     return list(reasons.items())

@@ -62,7 +62,7 @@ class TierUse(NamedTuple):
     capacity: int
     """[B]"""
     terms: tuple[MemoryTerm, ...]
-    moment: str = ""
+    stage: str = ""
     """Stage of the run with the largest need; "" if there is only one."""
     passing: int = 0
     """Part of the need that is released after the first step [B]."""
@@ -93,7 +93,7 @@ class TierUse(NamedTuple):
         sizes = "needed_bytes=needed steady_bytes=steady capacity_bytes=capacity headroom_bytes=headroom"
         return {
             **by_name(self, f"tier kind scope {sizes} fits"),
-            **({"stage": self.moment} if self.moment else {}),
+            **({"stage": self.stage} if self.stage else {}),
             "terms": [by_name(term, "name bytes=size pinned") for term in self.terms],
         }
 
@@ -171,7 +171,7 @@ def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -
     for moment in memory_stages:
         for use in tier_uses(moment.terms, tiers):
             if use.tier not in largest or use.needed > largest[use.tier].needed:
-                largest[use.tier] = use._replace(moment=moment.name)
+                largest[use.tier] = use._replace(stage=moment.name)
             if not moment.once:
                 steady[use.tier] = max(use.steady, steady.get(use.tier, 0))
     peaks = (largest[name] for name in tiers if name in largest)

@@ -336,8 +336,8 @@ class SimulationResult(ABC):
 def _worked(one: PassWork) -> dict[str, Any]:
     return {
         **by_name(one, "pass=name operations operations_run=run"),
-        "jumps": [by_name(jump, "block=name period times") for jump in one.how.jumps],
-        **by_name(one.how, "not_folded not_jumped"),
+        "skipped_periods": [by_name(jump, "block=name period times") for jump in one.how.skipped],
+        **by_name(one.how, "separate_ranks not_steady"),
     }
 
 

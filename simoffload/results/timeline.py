@@ -158,8 +158,8 @@ class Columns(NamedTuple):
     end: array[int]
 
 
-class Jump(NamedTuple):
-    """A Jump is a number of complete periods that were added up instead of simulated."""
+class SkippedPeriods(NamedTuple):
+    """SkippedPeriods is a number of complete periods that were added up instead of simulated."""
 
     block: int
     """Index of the block in ``Schedule.blocks``."""
@@ -177,10 +177,10 @@ class Jump(NamedTuple):
 class How(NamedTuple):
     """How states which shortcuts were used to make a timeline; none of them changes a time."""
 
-    jumps: tuple[Jump, ...] = ()
-    not_folded: str = ""
+    skipped: tuple[SkippedPeriods, ...] = ()
+    separate_ranks: str = ""
     """Reason why all ranks were simulated separately; "" if equal ranks were simulated as one."""
-    not_jumped: tuple[str, ...] = ()
+    not_steady: tuple[str, ...] = ()
     """Reasons, by block, why repeated iterations were simulated one by one."""
 
 

@@ -44,7 +44,7 @@ def test_neighbours_of_neighbours_distinguish_ranks() -> None:
 def test_ranks_of_different_numbers_are_not_folded() -> None:
     """A turn in a queue or a seed of noise would break the symmetry that the links have."""
     timeline = execute(nodes([300] * 4, distinct=(0, 1, 2, 3)))
-    assert timeline.how.not_folded == "no two ranks are identical"
+    assert timeline.how.separate_ranks == "no two ranks are identical"
     assert timeline.classes == ()
     assert fold_ranks(nodes([300] * 4, distinct=(7, 1, 1, 7))).classes == ((0, 3), (1, 2))
 

@@ -115,7 +115,7 @@ def test_a_thousand_micro_batches_are_counted_and_their_ranks_folded() -> None:
     assert timeline.classes == (tuple(range(8)), tuple(range(8, 16)))
     assert timeline.entries < 30
     assert len(timeline) == timeline.schedule.operations == 8 * 1000 * 5
-    (jump,) = timeline.how.jumps
+    (jump,) = timeline.how.skipped
     assert (jump.name, jump.period, jump.length) == ("steady", 1, 3 * SECOND)
 
 
@@ -202,9 +202,9 @@ def test_programs_in_blocks_of_their_own_are_run_in_full_while_both_are_under_wa
     decode = Block("decode", (wait(2, 13),), 100)
     timeline = execute(disaggregated(prefill, decode))
     assert timeline.makespan == 1300 * SECOND
-    (jump,) = timeline.how.jumps
+    (jump,) = timeline.how.skipped
     assert jump.name == "decode"
-    assert timeline.how.not_jumped == (
+    assert timeline.how.not_steady == (
         "block 'prefill': other blocks were active whenever one of its 100 iterations ended",
     )
     full = execute(disaggregated(prefill, decode), rank_symmetry=False, steady_state=False)

@@ -110,7 +110,7 @@ def one_rank(*blocks: Block, streams: int = 3) -> Schedule:
 def test_layers_in_a_row_are_one_layer_and_a_count() -> None:
     """The state after the first layer is the one after the second; the last layer is run."""
     timeline = execute(one_rank(Block("layer", (wait(0, 7), wait(0, 5)), 1_000_000)))
-    (jump,) = timeline.how.jumps
+    (jump,) = timeline.how.skipped
     assert (jump.period, jump.length, jump.times) == (1, 12, 1_000_000 - 3)
     assert timeline.makespan == 12_000_000
     assert timeline.entries == 6
@@ -123,7 +123,7 @@ def test_a_period_of_two_layers() -> None:
     ops = (wait(0, 3, Dependency(2, 1)), wait(1, 3, Dependency(0)), wait(2, 4, Dependency(1)))
     schedule = one_rank(Block("layer", ops, 101))
     _, jumped, _ = agree(schedule)
-    assert {(jump.period, jump.length) for jump in jumped.how.jumps} == {(2, 10)}
+    assert {(jump.period, jump.length) for jump in jumped.how.skipped} == {(2, 10)}
 
 
 def test_what_waits_behind_the_block_begins_in_time() -> None:
@@ -132,20 +132,20 @@ def test_what_waits_behind_the_block_begins_in_time() -> None:
     behind = Block("behind", (wait(1, 3, Dependency(0, 60)),))
     _, jumped, _ = agree(one_rank(layers, behind))
     assert [one.end for one in jumped if one.block] == [403]
-    assert len(jumped.how.jumps) == 2, "one up to the 40th, one from there on"
+    assert len(jumped.how.skipped) == 2, "one up to the 40th, one from there on"
 
 
 def test_work_from_before_the_block_prevents_a_steady_state() -> None:
     before = Block("before", (wait(1, 1005),))
     layers = Block("layer", (wait(0, 10),), 200)
     _, jumped, _ = agree(one_rank(before, layers))
-    assert all(jump.iteration > 100 for jump in jumped.how.jumps)
+    assert all(jump.iteration > 100 for jump in jumped.how.skipped)
 
 
 def test_a_stream_that_runs_ahead_leaves_no_cycle_until_it_is_through() -> None:
     layers = Block("layer", (wait(0, 10), wait(1, 17, Dependency(0))), 100)
     _, jumped, _ = agree(one_rank(layers))
-    assert jumped.how.jumps[0].iteration > 50
+    assert jumped.how.skipped[0].iteration > 50
 
 
 def test_without_a_cycle_everything_is_run_and_reported() -> None:
@@ -155,16 +155,16 @@ def test_without_a_cycle_everything_is_run_and_reported() -> None:
     ops = (Op("read", "", 0, size=100_003, route=0), wait(1, 7, Dependency(0)))
     schedule = Schedule("drift", 2, ("io", "gpu"), links, routes, (Block("layer", ops, 50),))
     _, jumped, both = agree(schedule)
-    assert not jumped.how.jumps
-    assert both.how.not_folded == "no two ranks are identical"
-    assert both.how.not_jumped == ("block 'layer': no cycle in 50 iterations (49 states compared)",)
+    assert not jumped.how.skipped
+    assert both.how.separate_ranks == "no two ranks are identical"
+    assert both.how.not_steady == ("block 'layer': no cycle in 50 iterations (49 states compared)",)
 
 
 def test_searching_in_windows_still_finds_a_late_cycle() -> None:
     """A long operation ends after 700 iterations; from 1024 on a window of 64 looks for a cycle again."""
     before = Block("before", (wait(1, 7005),))
     _, jumped, _ = agree(one_rank(before, Block("layer", (wait(0, 10),), 3000)))
-    (jump,) = jumped.how.jumps
+    (jump,) = jumped.how.skipped
     assert 1000 < jump.iteration < 1100
 
 
@@ -183,7 +183,7 @@ def test_picoseconds_count_after_weeks_of_jumps(times: int) -> None:
     assert timeline.makespan == times * 333_333_333_334 > 3000 * SECOND
     assert timeline.link_bytes == (times,)
     assert timeline.link_busy == (timeline.makespan,)
-    assert timeline.how.jumps
+    assert timeline.how.skipped
 
 
 def test_more_than_106_days_do_not_fit_into_columns_however_few_are_run() -> None:

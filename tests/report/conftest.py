@@ -274,9 +274,9 @@ def peaks(*, room: int = 15_000 * GB) -> tuple[TierUse, ...]:
     """Each tier where ``stages`` is largest."""
     (begin, first), (busy, second), (end, third) = stages(room=room)
     return (
-        second[0]._replace(moment=busy),
-        first[1]._replace(moment=begin),
-        third[2]._replace(moment=end),
+        second[0]._replace(stage=busy),
+        first[1]._replace(stage=begin),
+        third[2]._replace(stage=end),
     )
 
 

@@ -150,7 +150,7 @@ def test_names_stay_text(make_training: Make, timeline: Timeline, tmp_path: Path
     bad = make_training(
         phases=phases,
         memory_stages=stages,
-        capacity=tuple(use._replace(moment=EVIL) for use in result.capacity),
+        capacity=tuple(use._replace(stage=EVIL) for use in result.capacity),
         optimizer_target=EVIL,
         traffic=(StorageTraffic(EVIL, 1, 2),),
         timelines={EVIL: timeline},

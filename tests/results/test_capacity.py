@@ -24,7 +24,7 @@ def test_what_only_the_start_holds_is_not_steady() -> None:
         "optimizer step", (held("states", 40), held("casts", 15), held("first moments", 10, once=True))
     )
     (use,) = peak_uses((start, step), TIERS)
-    assert (use.needed, use.moment, use.steady, use.headroom) == (
+    assert (use.needed, use.stage, use.steady, use.headroom) == (
         70 * GIB,
         "initialisation",
         55 * GIB,
@@ -40,7 +40,7 @@ def test_of_one_moment_all_is_steady() -> None:
 def test_training_on_drives_starts_with_more_host_memory_than_it_goes_on_with() -> None:
     """The first step has two moments of the largest sub-group, the embedding's eighth, in memory."""
     dram = {use.tier: use for use in fit(load_scenario("training/bloom-176b")).capacity}["dram"]
-    assert dram.moment == "optimizer step"
+    assert dram.stage == "optimizer step"
     assert dram.needed - dram.steady == 8 * 2 * 4 * (250_880 * 14_336 // 8)
 
 

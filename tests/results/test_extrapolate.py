@@ -88,7 +88,7 @@ LAYER = Block(
 def test_on_the_chain_every_layer_adds_as_much() -> None:
     """Copy and computation take turns over two buffers: 9 ps a layer, and longer with the computation."""
     timeline = execute(story(LAYER))
-    assert timeline.how.jumps
+    assert timeline.how.skipped
     longer_by_3 = grown(story(LAYER), [(0, 2)], 3)
     assert (
         makespan_for_longer_context(timeline, longer_by_3)

@@ -34,7 +34,7 @@ _COSTS_S = 200.0
 _RESTARTS = 10
 
 
-class _Session:
+class _FsdpMeasurement:
     """The measurements on one machine."""
 
     def __init__(self, folder: Path, *, ranks: int, deadline: float, quick: bool) -> None:
@@ -150,7 +150,7 @@ def main() -> int:
     deadline = time.time() + arguments.seconds
     arguments.folder.mkdir(exist_ok=True)
     ranks = arguments.ranks or max(1, min(2, int(machine_facts()["gpus"])))
-    _Session(arguments.folder, ranks=ranks, deadline=deadline, quick=arguments.quick).carry_out()
+    _FsdpMeasurement(arguments.folder, ranks=ranks, deadline=deadline, quick=arguments.quick).carry_out()
     return 0
 
 

@@ -90,7 +90,7 @@ def open_bench(request: MeasurementRequest, progress: Callable[[str], None]) -> 
             "storage": storage,
             "duration": probe_seconds(quick=request.quick),
         }
-        with _Workers(Path(name), job) as workers:
+        with _WorkerGroups(Path(name), job) as workers:
             progress("reading the facts of the machine")
             yield _ThisMachine(request, workers, progress, storage=storage is not None)
 
@@ -106,7 +106,7 @@ class _ThisMachine:
     def __init__(
         self,
         request: MeasurementRequest,
-        workers: _Workers,
+        workers: _WorkerGroups,
         progress: Callable[[str], None],
         *,
         storage: bool,
@@ -288,7 +288,7 @@ _PERIOD = 0.05
 """[s] Time between two looks for an answer."""
 
 
-class _Workers:
+class _WorkerGroups:
     """Groups of worker processes, by the kind of process and the number of ranks."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:

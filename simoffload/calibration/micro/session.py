@@ -62,7 +62,9 @@ def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> 
             seconds = _usual_seconds(bench, quick=request.quick)
         else:
             seconds = request.seconds - (time.monotonic() - begin)
-        _Session(bench, record, seconds, complete=request.seconds is None, progress=progress).carry_out()
+        _MicroMeasurement(
+            bench, record, seconds, complete=request.seconds is None, progress=progress
+        ).carry_out()
         return record.raw
 
 
@@ -132,7 +134,7 @@ class _Step(NamedTuple):
     again: int
 
 
-class _Session:
+class _MicroMeasurement:
     """The measurement of sections in rounds, which records every result at once.
 
     ``seconds`` [s] limits the time: a section that does not fit into the remaining time is not started. With

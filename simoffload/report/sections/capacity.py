@@ -40,7 +40,7 @@ def _peaks(uses: Iterable[TierUse]) -> ReportTable:
             refused.append(len(rows))
         sizes = (held(size, use) for size in (use.needed, use.capacity, use.headroom))
         answer = "fits" if use.fits else "does not fit"
-        rows.append((use.tier, "total", *sizes, use.scope, answer, use.moment))
+        rows.append((use.tier, "total", *sizes, use.scope, answer, use.stage))
         for term in use.terms:
             name = f"{term.name}, pinned" if term.pinned else term.name
             rows.append((use.tier, name, held(term.size, use), *[""] * 5))

@@ -79,7 +79,8 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in trained:
         micro_steps = run["workload"]["gradient_accumulation_steps"]
         assert len(run["times"]) == 3 * micro_steps
-        assert len(run["passes"]) == 3 * micro_steps, "of two steps the quiet one, or the only one"
+        # A section that was measured again, because the host was noisy, has more steps.
+        assert len(run["passes"]) == sum((one["count"] + 1) // 2 for one in run["times"]), "the fast half"
         assert run["traces"] == {}, "calibrate deepspeed makes those"
     assert raw["sections"]["hooks"]["held_back"] == [], "a quick measurement has no time for them"
 
