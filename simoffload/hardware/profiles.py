@@ -263,6 +263,11 @@ class TrainingCosts(Frozen):
     """Time for every parameter tensor in that step."""
 
 
+_OVERFLOW_THREAD, _OVERFLOW_LIMIT = 0.21, 0.41
+"""Estimated shares of Adam's rates in the search for overflow: 12 B and 4 B of new pages per gradient, 2.2 ns
+of one thread of an H200's host and 0.22 ns of all (new pages as in strategies/checkpoint/bytes.py)."""
+
+
 class CpuOptimizer(Frozen):
     """Rates of Adam, and of element-wise arithmetic, on the CPU; they count bytes read and written.
 
@@ -281,6 +286,11 @@ class CpuOptimizer(Frozen):
     """Rate of a single thread of Adam: the limit of the formula for few threads."""
     limit: Sourced[BytesPerSecond]
     """Rate of all threads on the memory of all nodes together: the limit of the formula for many threads."""
+    overflow_thread: Sourced[BytesPerSecond] | None = None
+    """Rate of a single thread in ZeRO-3's search for overflow in float16 gradients; None: not measured, so
+    that a share of ``thread`` is assumed."""
+    overflow_limit: Sourced[BytesPerSecond] | None = None
+    """Rate of all threads in that search; None: not measured, so that a share of ``limit`` is assumed."""
 
     def rate(self, threads: int, *, processes: int = 1, local: bool = False) -> int:
         """Return the memory traffic [B/s] of Adam on ``threads`` threads of one of ``processes`` processes on
@@ -297,6 +307,12 @@ class CpuOptimizer(Frozen):
         ``threads_rate``."""
         share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
         return int(saturating(threads_rate, share))
+
+    def overflow_check_rate(self, threads: int, *, processes: int = 1) -> int:
+        """Return the memory traffic [B/s] of a search for overflow by one of ``processes`` on the host."""
+        thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
+        limit = self.overflow_limit.value if self.overflow_limit else _OVERFLOW_LIMIT * self.limit.value
+        return int(saturating(threads * thread, limit / max(self.numa_nodes.value, processes)))
 
 
 class Host(Profile):

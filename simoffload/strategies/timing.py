@@ -181,6 +181,15 @@ TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
 
 
+def overflow_check_traffic(element: int) -> int:
+    """Return the memory traffic per gradient of ``element`` [B] in ZeRO-3's search for overflow [B].
+
+    ``torch.isinf`` writes the magnitudes and compares them, ``torch.isnan`` compares gradients with
+    themselves; each result is a truth value of 1 B, which ``any()`` reads (``has_overflow``, stage3.py).
+    """
+    return (2 * element) + 2 * (element + 1) + 2
+
+
 class TrainingTiming(Timing):
     """A TrainingTiming is a ``Timing`` for complete sequences without a cache, and for backward passes."""
 

@@ -32,7 +32,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.timing import DEEPSPEED_ADAM
+from simoffload.strategies.timing import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
@@ -46,6 +46,9 @@ _SMALL_TENSOR = 128 * 1024
 _LEAST = 256 << 20
 """Parameters of a step that says something about memory: four tensors of 1 GiB. Of smaller ones a part stays
 in the caches of a server's CPU (320 MB on an Emerald Rapids)."""
+
+_CHECK, _FLOAT16 = "overflow_check_seconds", 2
+"""The key of the times of overflow checks, and the bytes of an element in them."""
 
 
 # -- the host thread ------------------------------------------------------------------------------
@@ -183,7 +186,9 @@ def _with_adam(raw: Mapping[str, Any], machine: Machine) -> Machine:
     known = machine.host.cpu_optimizer
     rates = fit_cpu_optimizer(raw["sections"], raw["machine"])
     values = {
-        key: parse_rate(one.value) if isinstance(one.value, str) else one.value for key, one in rates.items()
+        key: parse_rate(one.value) if isinstance(one.value, str) else one.value
+        for key, one in rates.items()
+        if getattr(known, key) is not None
     }
     update = {key: getattr(known, key).model_copy(update={"value": value}) for key, value in values.items()}
     optimizer = known.model_copy(update=update)
@@ -206,45 +211,62 @@ def small_plan(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan | 
 
 
 def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Fitted]:
-    """Rates of Adam from its steps by threads; empty where it was not measured with several of them.
+    """Rates of Adam, and of the search for overflow, from their times by threads; empty where Adam was not
+    measured with several of them.
 
     "in_training" are steps inside of real training, from traces of ``calibrate deepspeed`` (the calls of
     ``_optimizer_step``), which an older record of small tensors may be completed with.
+    """
+    section = sections.get("cpu_adam", {})
+    nodes = int(facts.get("numa_nodes", 1))
+    steps = [row for row in section.get("steps", []) if row["threads"] == 1 or row["parameters"] >= _LEAST]
+    rows = [*steps, *_together(sections, "seconds"), *section.get("in_training", [])]
+    what = "DeepSpeed's CPU Adam by threads and processes p, 28 B a parameter"
+    adam = _rates(rows, DEEPSPEED_ADAM, nodes, what)
+    if adam is None:
+        return {}
+    found = {
+        "cores": Fitted(int(facts["cores"]), "cores that Linux has", 1),
+        "numa_nodes": Fitted(nodes, "NUMA nodes that Linux has", 1),
+        "thread": adam[0],
+        "limit": adam[1],
+    }
+    few = [row for row in section.get("overflow_checks", []) if row["parameters"] >= _LEAST // 8]
+    every = [{**row, "seconds": row[_CHECK]} for row in steps if _CHECK in row]
+    what = "ZeRO-3's overflow check in float16 by threads and processes p, 12 B a gradient"
+    traffic = overflow_check_traffic(_FLOAT16)
+    check = _rates([*few, *every, *_together(sections, _CHECK)], traffic, nodes, what)
+    return found if check is None else {**found, "overflow_thread": check[0], "overflow_limit": check[1]}
+
+
+def _rates(
+    rows: Sequence[Mapping[str, Any]], traffic: int, nodes: int, what: str
+) -> tuple[Fitted, Fitted] | None:
+    """Rates [B/s] of one thread and of all, for ``traffic`` [B] per element; None if rows do not give them.
 
     The squared time of a byte is a / threads^2 + b x processes^2: a is of one thread, b of the memory that it
     runs on. A process by itself has the memory of one NUMA node, several have an equal share of all.
     """
-    section = sections.get("cpu_adam", {})
-    steps = [row for row in section.get("steps", []) if row["threads"] == 1 or row["parameters"] >= _LEAST]
-    rows = [*steps, *_together(sections), *section.get("in_training", [])]
     if len({row["threads"] for row in rows}) < 2:
-        return {}
-    nodes = int(facts.get("numa_nodes", 1))
+        return None
     threads = np.array([row["threads"] for row in rows], dtype=float)
     # In units of what all nodes together give.
     sharing = np.array([max(nodes, row.get("processes", 1)) for row in rows], dtype=float)
-    per_byte = np.array([row["seconds"] / (DEEPSPEED_ADAM * row["parameters"]) for row in rows])
+    per_byte = np.array([row["seconds"] / (traffic * row["parameters"]) for row in rows])
     table = np.stack([threads**-2, sharing**2], axis=1) / per_byte[:, None] ** 2
     scale = np.array([per_byte.max(), per_byte.min() / nodes]) ** 2
     found = non_negative(table * scale, np.ones(len(rows)), negligible=0.02) * scale
     if not found.all():
-        return {}
+        return None
     residual = float(np.max(np.abs(np.sqrt(table @ found) - 1)))
-    what = (
-        "DeepSpeed's CPU Adam by threads and processes p, 28 B a parameter: squared time of a byte = "
-        "a / threads^2 + b x p^2"
-    )
-    return {
-        "cores": Fitted(int(facts["cores"]), "cores that Linux has", 1),
-        "numa_nodes": Fitted(nodes, "NUMA nodes that Linux has", 1),
-        "thread": Fitted(rate_text(found[0] ** -0.5), what, len(rows), residual),
-        "limit": Fitted(rate_text(found[1] ** -0.5), what, len(rows), residual),
-    }
+    what = f"{what}: squared time of a byte = a / threads^2 + b x p^2"
+    thread, limit = (Fitted(rate_text(one**-0.5), what, len(rows), residual) for one in found)
+    return thread, limit
 
 
-def _together(sections: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Steps of several processes at once, the time of the slowest of which counts."""
+def _together(sections: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    """Steps of several processes at once with the time under a key, that of the slowest of them."""
     for section in sections.get("cpu_adam_together", {}).values():
         for row in section["together"]:
-            if row["parameters"] >= _LEAST:
-                yield {**row, "seconds": max(row["seconds"])}
+            if row["parameters"] >= _LEAST and key in row:
+                yield {**row, "seconds": max(row[key])}

@@ -206,7 +206,7 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
     return tuple(found)
 
 
-_ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling"))
+_ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling", "CPU overflow check"))
 """Host activities that keep every core busy; the others keep one core per rank busy."""
 
 

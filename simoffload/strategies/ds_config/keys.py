@@ -176,8 +176,8 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
                 training=True,
             ),
         ),
-        # Loss scaling changes what gradients are multiplied by; a check for overflow is one more look at a
-        # rank's gradients in HBM.
+        # Loss scaling changes what gradients are multiplied by. check_grad_overflow acts in stages 1 and 2
+        # alone, where it is one more look at gradients in HBM; stage 3 checks those in float16 in any case.
         **_all("auto_cast loss_scale initial_scale_power loss_scale_window hysteresis", _SILENT),
         **_all("consecutive_hysteresis min_loss_scale immediate_grad_update", _SILENT),
         **_all("check_grad_overflow check_overflow", _SILENT),

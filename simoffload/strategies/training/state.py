@@ -23,6 +23,10 @@ _FLAT_ALIGNMENT = 2
 """[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
 deepspeed/runtime/zero/stage_1_and_2.py)."""
 
+_CHECKS_IN_STEP, _CHECKS_FLOAT16 = (0, 9, 4), (0, 11, 2)
+"""Versions from which the step of stage 3 searches for overflow, and from which it does so in float16
+alone (DeepSpeed's commits 0977106 and 244040c)."""
+
 
 class Weight(NamedTuple):
     """A Weight is one tensor of the model; a tied one is listed once."""
@@ -215,6 +219,17 @@ class TrainingState:
         """Whether optimizer states are offloaded from the GPU, at least those that ``ratio`` does not keep
         there."""
         return self.settings.optimizer_device != "none"
+
+    @property
+    def checks_overflow(self) -> bool:
+        """Whether each optimizer step begins with a search of all gradients for infinite values and for those
+        that are not numbers, as at stage 3 in float16 (``_overflow_check_and_loss_scale_update``).
+
+        Until DeepSpeed 0.9.3 the GPU searched each gradient in backward.
+        """
+        version = self.settings.params.version
+        searched = self.model.dtype == "float16" or version < _CHECKS_FLOAT16
+        return self.settings.stage == 3 and version >= _CHECKS_IN_STEP and searched
 
     def swapped(self, size: int) -> bool:
         """Return whether a partition of ``size`` [B] is kept on the storage tier of the parameters."""

@@ -19,7 +19,7 @@ from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM
+from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
@@ -32,6 +32,7 @@ PartWriter = Callable[[MicroStepWriter, StepPart], None]
 
 CPU_ADAM = "CPU Adam"
 CPU_LOOPS = "CPU casts and scaling"
+CPU_CHECK = "CPU overflow check"
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
 
@@ -117,13 +118,23 @@ class OptimizerStep:
         self.end()
 
     def begin(self) -> None:
-        """Write the norm of all gradients, and the gradients that are still in swap buffers."""
+        """Write the gradients that are still in swap buffers, and the search of all for overflow."""
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.part("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         if out.swapper is not None and any(update.swapped for update in updates):
             out.swapper.flush(out)
+        if self._plan.state.checks_overflow:
+            self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        """Write ``has_overflow``: a search of the accumulated gradients on the device that keeps them."""
+        traffic = overflow_check_traffic(self._settings.gradient_bytes) * self._plan.state.partitions.part
+        if self._plan.state.offloads_optimizer:
+            self._cpu.overflow_check(traffic)
+        else:
+            self._out.on_gpu("update", traffic, stream=COMPUTE)
 
     def gather(self) -> None:
         """Gather the updated parameters that every rank holds completely."""
@@ -297,6 +308,12 @@ class CpuWork:
         "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work(CPU_LOOPS, _SCALE * numel, rate)
+
+    def overflow_check(self, traffic: int) -> None:
+        """Write ZeRO-3's search for overflow in gradients with ``traffic`` [B]."""
+        optimizer = self._machine.host.cpu_optimizer
+        rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
+        self._work(CPU_CHECK, traffic, rate)
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and

@@ -45,6 +45,46 @@ def test_processes_at_once_tell_what_they_share() -> None:
     assert rates(sections, nodes=2)[1] == pytest.approx(LIMIT, rel=0.02)
 
 
+def check_seconds(threads: int, numel: int, processes: int = 1) -> float:
+    """Of 12 bytes a gradient, by the same law at a tenth of the rates."""
+    return seconds(threads, processes) * 12 / 28 * 10 * numel / NUMBER
+
+
+def checked(sections: dict[str, Any]) -> tuple[float, float]:
+    found = fit_cpu_optimizer(sections, {"cores": 64, "numa_nodes": 1})
+    return parse_rate(found["overflow_thread"].value), parse_rate(found["overflow_limit"].value)
+
+
+def test_the_overflow_check_by_threads() -> None:
+    """Few threads check an eighth, all threads check all; the part in a quick measurement is too small."""
+    steps = alone(1, 4, 16)
+    steps[-1]["overflow_check_seconds"] = check_seconds(16, NUMBER)
+    few = [
+        {"threads": n, "parameters": NUMBER // 8, "seconds": check_seconds(n, NUMBER // 8)} for n in (1, 4)
+    ]
+    small = {"threads": 4, "parameters": 4 << 20, "seconds": 1e-6}
+    sections = {"cpu_adam": {"steps": steps, "overflow_checks": [*few, small]}}
+    assert checked(sections) == pytest.approx((THREAD / 10, LIMIT / 10), rel=1e-3)
+    assert rates(sections) == pytest.approx((THREAD, LIMIT), rel=1e-3)
+
+
+def test_the_overflow_check_of_processes_at_once() -> None:
+    slowest = check_seconds(16, NUMBER, processes=4)
+    row = {"threads": 16, "processes": 4, "parameters": NUMBER, "seconds": [seconds(16, 4)]}
+    row["overflow_check_seconds"] = [slowest * 0.9, slowest]
+    one = {"threads": 1, "parameters": NUMBER // 8, "seconds": check_seconds(1, NUMBER // 8)}
+    sections = {
+        "cpu_adam": {"steps": alone(1), "overflow_checks": [one]},
+        "cpu_adam_together": {"4": {"together": [row]}},
+    }
+    assert checked(sections) == pytest.approx((THREAD / 10, LIMIT / 10), rel=1e-3)
+
+
+def test_a_record_without_overflow_checks_gives_the_rates_of_adam() -> None:
+    found = fit_cpu_optimizer({"cpu_adam": {"steps": alone(1, 4, 16)}}, {"cores": 64, "numa_nodes": 1})
+    assert set(found) == {"cores", "numa_nodes", "thread", "limit"}
+
+
 def test_small_steps_lie_in_caches_and_do_not_count() -> None:
     small = {"threads": 64, "parameters": 64 << 20, "seconds": 1e-3}
     sections = {"cpu_adam": {"steps": [*alone(1, 4, 16), small]}}

@@ -68,6 +68,18 @@ def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     )
 
 
+def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the need of the search for overflow, which is in host memory if the optimizer is offloaded."""
+    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
+    return (
+        *_states(memory, moments=True),
+        *_swap_pool(memory),
+        *_buckets(memory),
+        *(() if memory.state.offloads_optimizer else (check,)),
+        _context(memory),
+    )
+
+
 # -- parts ----------------------------------------------------------------------------------------
 
 

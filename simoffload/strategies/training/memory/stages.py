@@ -21,7 +21,12 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.strategies.memory import pinned_rounding, system_memory
-from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
+from simoffload.strategies.training.memory.gpu import (
+    gpu_initialisation,
+    gpu_micro_step,
+    gpu_optimizer_step,
+    gpu_overflow_check,
+)
 from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import TrainingState
@@ -30,13 +35,14 @@ from simoffload.workload import Training
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
 OPTIMIZER_STEP = "optimizer step"
+OVERFLOW_CHECK = "overflow check"
 _STATES = 3
 
 
 def training_stages(
     state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
 ) -> tuple[MemoryStage, ...]:
-    """Return the memory of a run at three stages.
+    """Return the memory of a run at three stages, at stage 3 in float16 also in the search for overflow.
 
     ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
     used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
@@ -44,11 +50,13 @@ def training_stages(
     """
     memory = TrainingMemory(state, workload, machine, peak)
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
+    check = MemoryStage(OVERFLOW_CHECK, (*gpu_overflow_check(memory), *_host_overflow_check(memory), *steady))
     return (
         MemoryStage(
             INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
         ),
         MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
+        *([check] if state.checks_overflow else []),
         MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
     )
 
@@ -80,6 +88,7 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 _OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
 _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
+_HOSTS = "set dtype to bfloat16, or use more hosts"
 _PINNED = "unset offload_param.pin_memory"
 _SUB_GROUP = "lower sub_group_size"
 _GRADIENT_PIN_SETTING = (0, 10, 1)
@@ -131,6 +140,14 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
         ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
     swapped = max((group.numel for group in memory.state.on_storage), default=0)
     ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
+    return ledger.terms()
+
+
+def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the host memory in the search for overflow, before any sub-group is updated."""
+    ledger = _states(memory, moments=True)
+    if memory.state.offloads_optimizer:
+        ledger.add("temporary copies in the overflow check", memory.overflow_check, remedy=_HOSTS)
     return ledger.terms()
 
 

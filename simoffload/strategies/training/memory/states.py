@@ -192,6 +192,12 @@ class TrainingMemory:
         return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
 
     @property
+    def overflow_check(self) -> int:
+        """[B] of one rank's new memory in ``has_overflow``, at its peak: the magnitudes of all accumulated
+        gradients, and 1 B for each."""
+        return (self.settings.gradient_bytes + 1) * self.partitions.part
+
+    @property
     def bucket(self) -> int:
         """Size of a bucket of gradients that are reduced together [elements]."""
         return self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
