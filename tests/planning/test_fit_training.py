@@ -27,7 +27,7 @@ strategy:
   ranks: 1
   weights: hbm
   optimizer: dram
-  ds_config: {zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}
+  ds_config: {bf16: {enabled: true}, zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}
 """
 
 

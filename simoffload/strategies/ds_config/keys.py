@@ -57,7 +57,7 @@ def _all(names: str, key: Key) -> dict[str, Key]:
 def _other_type(config: DeepSpeedConfig) -> bool:
     """Return whether gradients are communicated in another type than the enabled one
     (``DeepSpeedEngine``)."""
-    enabled = "fp16" if config.fp16.enabled is True else "bfp16" if config.bf16.enabled is True else ""
+    enabled = {"fp16": "fp16", "bf16": "bfp16", None: ""}[config.precision]
     return getattr(config, "communication_data_type", None) != enabled
 
 

@@ -236,7 +236,8 @@ class CheckpointSection(ConfigSection):
 
 
 class PrecisionSection(ConfigSection):
-    """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
+    """``fp16`` or ``bf16``; the model's dtype decides what is simulated, except for the search for
+    overflow."""
 
     enabled: bool | Literal["auto"] = False
     """Whether DeepSpeed computes in this data type."""
@@ -277,3 +278,8 @@ class DeepSpeedConfig(ConfigSection):
     """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
     """Settings of writing checkpoints; without them ``torch.save`` writes."""
+
+    @property
+    def precision(self) -> Literal["fp16", "bf16"] | None:
+        """Data type that is enabled; None if none is, or if it is "auto"."""
+        return "fp16" if self.fp16.enabled is True else "bf16" if self.bf16.enabled is True else None

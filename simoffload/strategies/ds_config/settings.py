@@ -197,6 +197,8 @@ class TrainingSettings(NamedTuple):
     gradient_bytes: int
     """[B] of an element of the accumulated gradients (``data_types.grad_accum_dtype``)."""
     gradient_clipping: bool
+    precision: Literal["fp16", "bf16"] | None
+    """Type that ds_config enables; None if it enables none, so that the model's type decides."""
     cpu_checkpointing: bool
     """Whether checkpointed activations are kept in host memory."""
 
@@ -355,6 +357,7 @@ def resolve_training(
         overlap_comm=zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3,
         gradient_bytes=_DTYPES[dtype] if dtype else dtype_bytes,
         gradient_clipping=config.gradient_clipping != 0.0,
+        precision=config.precision,
         cpu_checkpointing=config.activation_checkpointing.cpu_checkpointing,
     )
     return settings, (*key_warnings(config, training=True), *warnings)

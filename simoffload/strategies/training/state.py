@@ -227,8 +227,9 @@ class TrainingState:
 
         Until DeepSpeed 0.9.3 the GPU searched each gradient in backward.
         """
-        version = self.settings.params.version
-        searched = self.model.dtype == "float16" or version < _CHECKS_FLOAT16
+        version, precision = self.settings.params.version, self.settings.precision
+        half = precision == "fp16" or (precision is None and self.model.dtype == "float16")
+        searched = half or version < _CHECKS_FLOAT16
         return self.settings.stage == 3 and version >= _CHECKS_IN_STEP and searched
 
     def swapped(self, size: int) -> bool:

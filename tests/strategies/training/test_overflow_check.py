@@ -123,6 +123,15 @@ def test_versions_of_deepspeed_that_check_in_the_step(version: str, dtypes: list
     assert [dtype for dtype, plan in plans.items() if CHECK in moved_in_cycle(plan)] == dtypes
 
 
+@pytest.mark.parametrize(("enabled", "checks"), [("fp16", True), ("bf16", False)])
+def test_the_type_that_deepspeed_enables_decides(enabled: str, checks: bool) -> None:
+    plans = [
+        plan_of(MODES["cpu"], model={"dtype": dtype}, config={enabled: {"enabled": True}})
+        for dtype in ("float16", "bfloat16")
+    ]
+    assert [CHECK in moved_in_cycle(plan) for plan in plans] == [checks, checks]
+
+
 def test_without_offload_the_gpu_checks() -> None:
     half, brain = (plan_of(stage_3(), ranks=2, model={"dtype": dtype}) for dtype in ("float16", "bfloat16"))
     busy = [
