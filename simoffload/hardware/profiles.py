@@ -263,9 +263,9 @@ class TrainingCosts(Frozen):
     """Time for every parameter tensor in that step."""
 
 
-_OVERFLOW_THREAD, _OVERFLOW_LIMIT = 0.21, 0.41
-"""Estimated shares of Adam's rates in the search for overflow: 12 B and 4 B of new pages per gradient, 2.2 ns
-of one thread of an H200's host and 0.22 ns of all (new pages as in strategies/checkpoint/bytes.py)."""
+_OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
+"""Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a thread
+(docs/measurements/training.md)."""
 
 
 class CpuOptimizer(Frozen):
@@ -287,10 +287,9 @@ class CpuOptimizer(Frozen):
     limit: Sourced[BytesPerSecond]
     """Rate of all threads on the memory of all nodes together: the limit of the formula for many threads."""
     overflow_thread: Sourced[BytesPerSecond] | None = None
-    """Rate of a single thread in ZeRO-3's search for overflow in float16 gradients; None: not measured, so
-    that a share of ``thread`` is assumed."""
+    """Rate of a thread in ZeRO-3's search for overflow in float16; None: a share of ``thread`` is assumed."""
     overflow_limit: Sourced[BytesPerSecond] | None = None
-    """Rate of all threads in that search; None: not measured, so that a share of ``limit`` is assumed."""
+    """Rate of all cores in that search; None: a smaller share of ``thread`` is assumed for each of them."""
 
     def rate(self, threads: int, *, processes: int = 1, local: bool = False) -> int:
         """Return the memory traffic [B/s] of Adam on ``threads`` threads of one of ``processes`` processes on
@@ -311,8 +310,9 @@ class CpuOptimizer(Frozen):
     def overflow_check_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of a search for overflow by one of ``processes`` on the host."""
         thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
-        limit = self.overflow_limit.value if self.overflow_limit else _OVERFLOW_LIMIT * self.limit.value
-        return int(saturating(threads * thread, limit / max(self.numa_nodes.value, processes)))
+        core = _OVERFLOW_CORE * self.thread.value
+        limit = self.overflow_limit.value if self.overflow_limit else self.cores.value * core
+        return int(saturating(threads * thread, limit / processes))
 
 
 class Host(Profile):

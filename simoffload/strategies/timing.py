@@ -181,7 +181,7 @@ TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
 
 
-def overflow_check_traffic(element: int) -> int:
+def overflow_check_traffic(element: int = 2) -> int:
     """Return the memory traffic per gradient of ``element`` [B] in ZeRO-3's search for overflow [B].
 
     ``torch.isinf`` writes the magnitudes and compares them, ``torch.isnan`` compares gradients with

@@ -47,8 +47,7 @@ _LEAST = 256 << 20
 """Parameters of a step that says something about memory: four tensors of 1 GiB. Of smaller ones a part stays
 in the caches of a server's CPU (320 MB on an Emerald Rapids)."""
 
-_CHECK, _FLOAT16 = "overflow_check_seconds", 2
-"""The key of the times of overflow checks, and the bytes of an element in them."""
+_CHECK = "overflow_check_seconds"
 
 
 # -- the host thread ------------------------------------------------------------------------------
@@ -234,8 +233,8 @@ def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     few = [row for row in section.get("overflow_checks", []) if row["parameters"] >= _LEAST // 8]
     every = [{**row, "seconds": row[_CHECK]} for row in steps if _CHECK in row]
     what = "ZeRO-3's overflow check in float16 by threads and processes p, 12 B a gradient"
-    traffic = overflow_check_traffic(_FLOAT16)
-    check = _rates([*few, *every, *_together(sections, _CHECK)], traffic, nodes, what)
+    traffic = overflow_check_traffic()
+    check = _rates([*few, *every, *_together(sections, _CHECK)], traffic, 1, what)  # its cores limit it
     return found if check is None else {**found, "overflow_thread": check[0], "overflow_limit": check[1]}
 
 

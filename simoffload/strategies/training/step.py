@@ -130,11 +130,11 @@ class OptimizerStep:
 
     def _check_overflow(self) -> None:
         """Write ``has_overflow``: a search of the accumulated gradients on the device that keeps them."""
-        traffic = overflow_check_traffic(self._settings.gradient_bytes) * self._plan.state.partitions.part
+        numel, element = self._plan.state.partitions.part, self._settings.gradient_bytes
         if self._plan.state.offloads_optimizer:
-            self._cpu.overflow_check(traffic)
+            self._cpu.overflow_check(numel, element)
         else:
-            self._out.on_gpu("update", traffic, stream=COMPUTE)
+            self._out.on_gpu("update", overflow_check_traffic(element) * numel, stream=COMPUTE)
 
     def gather(self) -> None:
         """Gather the updated parameters that every rank holds completely."""
@@ -309,11 +309,13 @@ class CpuWork:
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work(CPU_LOOPS, _SCALE * numel, rate)
 
-    def overflow_check(self, traffic: int) -> None:
-        """Write ZeRO-3's search for overflow in gradients with ``traffic`` [B]."""
+    def overflow_check(self, numel: int, element: int) -> None:
+        """Write ZeRO-3's search for overflow in gradients of ``element`` [B], which takes as long as for those in
+        float16."""
         optimizer = self._machine.host.cpu_optimizer
         rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
-        self._work(CPU_CHECK, traffic, rate)
+        traffic = overflow_check_traffic(element)
+        self._work(CPU_CHECK, traffic * numel, rate * traffic // overflow_check_traffic())
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
