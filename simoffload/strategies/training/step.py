@@ -310,8 +310,8 @@ class CpuWork:
         self._work(CPU_LOOPS, _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
-        """Write ZeRO-3's search for overflow in gradients of ``element`` [B], which takes as long as for those in
-        float16."""
+        """Write ZeRO-3's search for overflow in gradients of ``element`` [B]; the type does not change its
+        time."""
         optimizer = self._machine.host.cpu_optimizer
         rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
