@@ -52,11 +52,18 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
 
 
 class Timing:
-    """Timing gives the durations of one model's modules on one machine, for a given pass."""
+    """Timing gives the durations of one model's modules on one machine, for a given pass.
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...]) -> None:
+    ``zero3`` states whether ZeRO-3 has replaced the linear layers. Its ``LinearFunctionForZeroStage3``
+    (deepspeed/runtime/zero/linear.py) adds a bias in a kernel of its own, unless all tokens of all sequences
+    are in one dimension; PyTorch adds it within the product (``addmm``).
+    """
+
+    def __init__(
+        self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...], zero3: bool
+    ) -> None:
         self.machine = machine
-        self._model, self._batch = model, batch
+        self._model, self._batch, self._zero3 = model, batch, zero3
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
@@ -69,8 +76,22 @@ class Timing:
         known = self._seen.get(module)
         if known is not None:
             return known
-        self._seen[module] = self._roofline(module, self.cost(module))
+        added = self._bias(module, passes=2) if self._zero3 and not module.flat else 0
+        self._seen[module] = self._roofline(module, self.cost(module)) + added
         return self._seen[module]
+
+    def _tokens(self, module: Module, /) -> int:
+        """Return the number of tokens that ``module`` processes."""
+        last_only = module.name == "lm_head"
+        return sum(one.number * (1 if last_only else one.new_tokens) for one in self._batch)
+
+    def _bias(self, module: Module, *, passes: int) -> int:
+        """Return the time of a kernel [ps] that reads or writes the result of a linear layer ``passes`` times
+        for its bias; 0 without a bias."""
+        if module.bias is None:
+            return 0
+        gpu, numel = self.machine.accelerator, self._tokens(module) * module.share * module.out_features
+        return picoseconds(passes * numel * self._model.dtype_bytes / gpu.hbm_rate + gpu.kernel_latency_s)
 
     def _roofline(self, module: Module, cost: ModuleCost, *, products: int = 1, kernels_each: int = 1) -> int:
         """Return the roofline time of ``cost`` [ps], divided into ``products`` matrix products, plus kernel
@@ -83,12 +104,11 @@ class Timing:
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
         return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
 
-    def launch_s(self, module: Module, *, zero: bool = True) -> float:
-        """Return the host time for calling ``module`` and launching its kernels [s], with or without
-        ZeRO-3."""
+    def launch_s(self, module: Module) -> float:
+        """Return the host time for calling ``module`` and launching its kernels [s]."""
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
-        if zero and module.kind == "linear":
+        if self._zero3 and module.kind == "linear":
             call = costs.linear_call.value
         return call + operations(self._model, module) * costs.operation.value
 
@@ -115,15 +135,17 @@ class PassTimings:
     Values that do not depend on the context are computed once.
     """
 
-    def __init__(self, *, machine: Machine, model: ModelShape, modules: Sequence[Module]) -> None:
-        self._machine, self._model = machine, model
+    def __init__(
+        self, *, machine: Machine, model: ModelShape, modules: Sequence[Module], zero3: bool
+    ) -> None:
+        self._machine, self._model, self._zero3 = machine, model, zero3
         self._modules = tuple(modules)
         self._attention = [index for index, one in enumerate(modules) if one.kind == "attention"]
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return Timing(machine=self._machine, model=self._model, batch=batch)
+        return Timing(machine=self._machine, model=self._model, batch=batch, zero3=self._zero3)
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
@@ -184,8 +206,8 @@ TORCH_WEIGHT_DECAY = _Operation(1).traffic
 class TrainingTiming(Timing):
     """A TrainingTiming is a ``Timing`` for complete sequences without a cache, and for backward passes."""
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int) -> None:
-        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),))
+    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int, zero3: bool) -> None:
+        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),), zero3=zero3)
         self._sequences, self._length = batch, length
         self._back: dict[Module, int] = {}
 
@@ -198,10 +220,13 @@ class TrainingTiming(Timing):
         if module not in self._back:
             cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
             products = backward_products(module) if module.kind in ("linear", "router") else 1
-            self._back[module] = self._roofline(
-                module, cost, products=products, kernels_each=_BACKWARD_KERNELS
-            )
+            duration = self._roofline(module, cost, products=products, kernels_each=_BACKWARD_KERNELS)
+            trained = module.bias is not None and module.bias.trainable
+            self._back[module] = duration + (self._bias(module, passes=1) if trained else 0)
         return self._back[module]
+
+    def _tokens(self, _module: Module, /) -> int:
+        return self._sequences * self._length
 
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""
