@@ -158,6 +158,30 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
     return pairs_total + (new_tokens - growing) * (window or 0)
 
 
+def attention_kernels(shape: ModelShape, sequences: Sequences) -> ModuleCost:
+    """Return the part of :func:`module_cost` of attention that its kernels for scores, softmax and values
+    have.
+
+    The remaining bytes are those of rotation, scaling and the cache.
+    """
+    number, new_tokens, context = sequences
+
+    def cost(window: int | None) -> ModuleCost:
+        keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
+        flops = number * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+        held = context if window is None else min(context, window - 1 + new_tokens)
+        vectors = (
+            number
+            * shape.head_dim
+            * (2 * shape.num_key_value_heads * held + 4 * shape.num_attention_heads * new_tokens)
+        )
+        scores = number * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
+        bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+        return ModuleCost(float(flops), float(bytes_moved))
+
+    return mean_over_layers(shape, cost)
+
+
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
     """Return the mean cost over all layers, of which some have a sliding window.
 

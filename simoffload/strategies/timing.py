@@ -19,6 +19,7 @@ from simoffload.models import (
     Module,
     ModuleCost,
     Sequences,
+    attention_kernels,
     backward_cost,
     backward_products,
     batch_cost,
@@ -99,10 +100,33 @@ class Timing:
         gpu = self.machine.accelerator
         if not (cost.flops or cost.bytes):
             return 0
-        single = cost.flops / products
-        arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
+        seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
+        if module.kind == "attention":
+            seconds = self._attention_s(module, cost) or seconds
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
-        return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
+        return picoseconds(seconds + kernels * gpu.kernel_latency_s)
+
+    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1) -> float:
+        """Return the time of the arithmetic of ``cost`` [s], divided into ``products`` matrix products."""
+        rate = self.machine.accelerator.matmul_rate(max(1.0, cost.flops / products), self._model.dtype)
+        return cost.flops / rate
+
+    def _attention_s(self, module: Module, cost: ModuleCost) -> float | None:
+        """Return the time of attention [s] with the measured speed of its kernels; None if it is unknown.
+
+        The backward pass has the speed of the forward pass and a multiple of its ``cost``.
+        """
+        gpu, forward, seconds = self.machine.accelerator, self.cost(module), 0.0
+        curve = gpu.fused_attention if self._model.attention == "sdpa" else gpu.eager_attention
+        if curve is None:
+            return None
+        left = forward.bytes
+        for one in self._batch:
+            kernels = attention_kernels(self._model, one)
+            ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
+            seconds += ideal / curve.at(one.new_tokens)
+            left -= kernels.bytes
+        return (seconds + left / gpu.hbm_rate) * cost.bytes / forward.bytes
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
