@@ -1,6 +1,6 @@
 """``python -m validation.refit [MACHINE…]`` fits measured machines again, from their records.
 
-Replaced are the keys of the host thread in ``host.yaml``, and those of attention and float16 in
+Replaced are the keys of the host thread in ``host.yaml``, and those of kernels, attention and float16 in
 ``accelerator.yaml``; the rest of a machine's profile stays unchanged. A machine whose profile is that of
 another one keeps following it.
 """
@@ -22,7 +22,13 @@ __all__ = ["machines", "refitted"]
 _MEASURED = Path(__file__).parent / "measured"
 _REFITTED = {
     "host.yaml": ("host_factor", "deepspeed", "training"),
-    "accelerator.yaml": ("float16_share", "fused_attention", "eager_attention"),
+    "accelerator.yaml": (
+        "strided_rate",
+        "join_rate",
+        "float16_share",
+        "fused_attention",
+        "eager_attention",
+    ),
 }
 """The keys that are fitted again, by file."""
 _SAME_PROFILE = {"h200-i": "h200-f"}

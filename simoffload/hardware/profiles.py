@@ -154,6 +154,11 @@ class Accelerator(Profile):
     """Peak rates of arithmetic, per data type."""
     matmul_efficiency: EfficiencyCurve
     """Share of the peak rate that matrix multiplications reach."""
+    strided_rate: Sourced[BytesPerSecond] | None = None
+    """Rate at which kernels read and write 16-bit numbers that PyTorch does not vectorize: a bias, a mask or
+    a factor that many elements share, or a copy of a transposed tensor; None: that of other kernels."""
+    join_rate: Sourced[BytesPerSecond] | None = None
+    """Rate at which ``torch.cat`` reads and writes transposed keys and values of a prompt; None: as above."""
     float16_share: Sourced[Share] | None = None
     """Rate of matrix multiplications in float16 as a fraction of that in bfloat16; None: they are equal."""
     fused_attention: AttentionCurve | None = None

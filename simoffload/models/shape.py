@@ -52,6 +52,8 @@ class Module(NamedTuple):
     first."""
     width: int = 0
     """Elements of the result for each token, for an embedding, a norm and an activation."""
+    strided: int = 0
+    """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
     flat: bool = False
     """Whether a linear layer is called with all tokens of all sequences in one dimension."""
     saves_input: bool = True
@@ -124,8 +126,9 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
     """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
     separately.
 
-    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1); a
-    single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2).
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1; not
+    vectorized); a single-precision element counts as two. ``single``: the weight comes before the cast back
+    (2, 2).
     """
     wide = heads * width
     return Module(
@@ -134,6 +137,7 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
         (Parameter(f"{name}.weight", width),),
         in_features=(11 if single else 10) * wide,
         out_features=(9 if single else 8) * wide,
+        strided=wide,
         width=wide,
     )
 
@@ -167,8 +171,9 @@ def attention(
 ) -> Module:
     """Build scores, softmax and values of one layer.
 
-    Reads the queries and writes the result, which is copied once to merge the heads. Rotation of
-    ``rotated_width`` elements of queries and keys takes five kernels: times cosine (1 read, 1 written),
+    Reads the queries and writes the result, which eager code copies once to merge the heads. Rotation of
+    ``rotated_width`` elements of queries and keys takes five kernels, of which the products are not
+    vectorized: times cosine (1 read, 1 written),
     negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
     joined with what is not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1).
     """
@@ -178,6 +183,7 @@ def attention(
         hooked=False,
         in_features=2 * query_width + 11 * rotated_width // 2 + joined_width + scaled_width,
         out_features=2 * query_width + 9 * rotated_width // 2 + joined_width + scaled_width,
+        strided=2 * rotated_width,
     )
 
 

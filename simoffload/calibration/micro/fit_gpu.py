@@ -8,7 +8,7 @@ from math import exp, floor, log, log10
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.calibration.micro.fitted import Fitted, central, flops_text, seconds_text
+from simoffload.calibration.micro.fitted import Fitted, central, flops_text, rate_text, seconds_text
 from simoffload.hardware import Accelerator, Curve
 from simoffload.models import Attention, ModuleCost, Sequences, attention_kernels, load_model
 
@@ -20,6 +20,7 @@ __all__ = [
     "fit_hbm",
     "fit_kernel_latency",
     "fit_matmul",
+    "fit_strided",
 ]
 
 _LARGE = 256 << 20
@@ -65,7 +66,7 @@ def fit_gpu(sections: Sections, base: Accelerator) -> dict[str, Fitted]:
             found["matmul_efficiency"] = matmul
     if share := fit_float16(sections):
         found["float16_share"] = share
-    return found
+    return found | fit_strided(sections)
 
 
 def fit_hbm(sections: Sections, bandwidth: float) -> Fitted | None:
@@ -132,6 +133,18 @@ def _residuals(rows: list[dict[str, Any]], curve: Curve, roofline: Roofline) -> 
     return sum(errors) / len(errors), max(errors)
 
 
+def fit_strided(sections: Sections) -> dict[str, Fitted]:
+    """Rates [B/s] of kernels that PyTorch does not vectorize; missing if they were not measured."""
+    row = sections.get("kernels", {}).get("strided")
+    if not row:
+        return {}
+    whats = {"strided_rate": "a bias added in place", "join_rate": "torch.cat of a transposed tensor"}
+    return {
+        key: Fitted(rate_text(row["bytes"] / row[f"{key}_seconds"]), f"{what}, bfloat16", 1)
+        for key, what in whats.items()
+    }
+
+
 def fit_float16(sections: Sections) -> Fitted | None:
     """Fraction of the rate in bfloat16 that the same multiplications reach in float16."""
     rows = [row for row in sections.get("matmul", {}).get("points", []) if row["form"] == "linear"]
@@ -165,7 +178,8 @@ def fit_attention(sections: Sections, gpu: Accelerator) -> dict[str, Fitted]:
                 continue
             cost = _attention(row, attention)
             ideal = cost.flops / gpu.matmul_rate(cost.flops, "bfloat16") + cost.bytes / gpu.hbm_rate
-            shares.setdefault(row["new"], []).append(ideal / row[f"{key}_seconds"])
+            seconds = row[f"{key}_seconds"] - (_merged_s(row, gpu) if key == "fused" else 0.0)
+            shares.setdefault(row["new"], []).append(ideal / seconds)
         if not shares:
             continue
         points = [[tokens, round(min(1.0, median(values)), 4)] for tokens, values in sorted(shares.items())]
@@ -176,6 +190,15 @@ def fit_attention(sections: Sections, gpu: Accelerator) -> dict[str, Fitted]:
         what = f"{key} attention, median over batches from {_LEAST_BATCH}, bfloat16"
         found[f"{key}_attention"] = Fitted(points, what, used, residual)
     return found
+
+
+def _merged_s(row: dict[str, Any], gpu: Accelerator) -> float:
+    """Time [s] in which the record copies the result of fused attention, as its queries, unlike those of
+    models, are in the order of heads; with one token both orders are the same."""
+    if row["new"] == 1:
+        return 0.0
+    rate = gpu.strided_rate.value if gpu.strided_rate else gpu.hbm_rate
+    return float(4 * row["batch"] * row["heads"] * row["new"] * row["head_dim"] / rate)
 
 
 def _attention(row: dict[str, Any], attention: Attention) -> ModuleCost:

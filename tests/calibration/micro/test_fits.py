@@ -14,6 +14,7 @@ from simoffload.calibration.micro.fit_gpu import (
     fit_hbm,
     fit_kernel_latency,
     fit_matmul,
+    fit_strided,
 )
 from simoffload.calibration.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
@@ -120,6 +121,7 @@ def test_float16_is_compared_with_the_same_multiplications_in_bfloat16() -> None
 
 def test_attention_is_the_share_of_its_ideal_speed_by_new_tokens() -> None:
     gpu = load_platform("dgx-h200").accelerator
+    assert gpu.strided_rate is not None
     kinds: dict[str, Attention] = {"fused": "sdpa", "eager": "eager"}
     rows: list[dict[str, Any]] = []
     for batch, new, context, share in (
@@ -128,13 +130,20 @@ def test_attention_is_the_share_of_its_ideal_speed_by_new_tokens() -> None:
         (1, 512, 512, 0.1),
         (8, 512, 512, 0.5),
     ):
-        row: dict[str, Any] = {"model": "opt-6.7b", "heads": 32, "kv_heads": 32, "batch": batch}
+        row: dict[str, Any] = {
+            "model": "opt-6.7b",
+            "heads": 32,
+            "kv_heads": 32,
+            "head_dim": 128,
+            "batch": batch,
+        }
         row |= {"new": new, "context": context}
         for key, kind in kinds.items():
             model = replace(load_model("opt-6.7b"), attention=kind)
             cost = attention_kernels(model, Sequences(batch, new, context))
             ideal = cost.flops / gpu.matmul_rate(cost.flops, "bfloat16") + cost.bytes / gpu.hbm_rate
-            row[f"{key}_seconds"] = ideal / share
+            copied = 4 * batch * 32 * new * 128 if (key, new) == ("fused", 512) else 0
+            row[f"{key}_seconds"] = ideal / share + copied / gpu.strided_rate.value
         rows.append(row)
     rows.append(
         {**rows[-1], "model": "llama-3-8b", "kv_heads": 8, "fused_seconds": 1.0, "eager_seconds": 1.0}
@@ -145,6 +154,16 @@ def test_attention_is_the_share_of_its_ideal_speed_by_new_tokens() -> None:
         "eager_attention": [[1, 0.9], [512, 0.5]],
     }
     assert fit_attention({}, gpu) == {}
+
+
+def test_kernels_that_are_not_vectorized_have_rates_of_their_own() -> None:
+    row = {"bytes": 2e9, "strided_rate_seconds": 2e-3, "join_rate_seconds": 4e-3}
+    found = fit_strided({"kernels": {"strided": row}})
+    assert {key: one.value for key, one in found.items()} == {
+        "strided_rate": "1000 GB/s",
+        "join_rate": "500 GB/s",
+    }
+    assert fit_strided({}) == {}
 
 
 def test_points_of_the_efficiency_rise(sections: dict[str, Any]) -> None:
