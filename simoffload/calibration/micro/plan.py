@@ -156,7 +156,7 @@ _GIVES = {
     "hbm": "hbm_efficiency of accelerator.yaml",
     "matmul": "matmul_efficiency and float16_share of accelerator.yaml",
     "attention": "fused_attention and eager_attention of accelerator.yaml",
-    "kernels": "kernel_latency of accelerator.yaml",
+    "kernels": "kernel_latency, strided_rate and join_rate of accelerator.yaml",
     "dram": "memcpy_rate and stream_fraction of host.yaml",
     "hooks": "deepspeed and training of host.yaml",
     "hooks_decode": "deepspeed of host.yaml",
