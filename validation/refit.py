@@ -1,7 +1,8 @@
-"""``python -m validation.refit [MACHINE…]`` fits host threads of measured machines again, from their records.
+"""``python -m validation.refit [MACHINE…]`` fits measured machines again, from their records.
 
-Only the keys of the host thread in ``host.yaml`` are replaced; the rest of a machine's profile stays
-unchanged. A machine whose profile is that of another one keeps following it.
+Replaced are the keys of the host thread in ``host.yaml``, and those of kernels, attention and float16 in
+``accelerator.yaml``; the rest of a machine's profile stays unchanged. A machine whose profile is that of
+another one keeps following it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,30 @@ from simoffload.documents import read_document, yaml_text
 __all__ = ["machines", "refitted"]
 
 _MEASURED = Path(__file__).parent / "measured"
-_THREAD = ("host_factor", "deepspeed", "training")
+_REFITTED = {
+    "host.yaml": ("host_factor", "deepspeed", "training"),
+    "accelerator.yaml": (
+        "strided_rate",
+        "join_rate",
+        "float16_share",
+        "fused_attention",
+        "eager_attention",
+    ),
+}
+"""The keys that are fitted again, by file."""
 _SAME_PROFILE = {"h200-i": "h200-f"}
 """A machine without a record, and the machine whose profile it uses."""
 
 
 def machines(folder: Path = _MEASURED) -> Iterator[Path]:
-    """Yield the folders of machines with a profile and a record of the host thread."""
+    """Yield the folders of machines with a profile and a record."""
     for path in sorted(folder.glob("*/*/host.yaml")):
-        record = path.parent / "micro.json"
-        if record.is_file() and read_record(record)["sections"].get("hooks"):
+        if (path.parent / "micro.json").is_file():
             yield path.parent
 
 
-def refitted(folder: Path) -> str:
-    """Return the text of a machine's ``host.yaml`` with its host thread fitted again."""
+def refitted(folder: Path) -> dict[str, str]:
+    """Return the texts of a machine's files with their keys fitted again, by file."""
     raw = read_record(folder / "micro.json")
     gpu = (raw["machine"].get("gpu") or {"name": ""})["name"]
 
@@ -41,15 +51,20 @@ def refitted(folder: Path) -> str:
         sys.stdout.write(f"{folder.name}: {fit.summary()}\n")
 
     texts = profile_from_micro(raw, base_platform(gpu), report=report)
-    present = read_document(folder / "host.yaml").data
-    (folder / "refit.yaml").write_text(texts["host.yaml"], encoding="utf-8")
+    host = bool(raw["sections"].get("hooks"))
+    return {file: _merged(folder, file, texts[file]) for file in _REFITTED if host or file != "host.yaml"}
+
+
+def _merged(folder: Path, file: str, text: str) -> str:
+    present = read_document(folder / file).data
+    (folder / "refit.yaml").write_text(text, encoding="utf-8")
     try:
         fitted = read_document(folder / "refit.yaml").data
     finally:
         (folder / "refit.yaml").unlink()
-    thread = {key: fitted[key] for key in _THREAD if key in fitted}
-    merged = {key: thread.pop(key, value) for key, value in present.items() if key != "host_factor"}
-    return yaml_text({**merged, **thread}, flow=True)
+    keys = _REFITTED[file]
+    kept = {key: value for key, value in present.items() if key not in keys or key in fitted}
+    return yaml_text({**kept, **{key: fitted[key] for key in keys if key in fitted}}, flow=True)
 
 
 def main(names: Sequence[str]) -> None:
@@ -57,11 +72,12 @@ def main(names: Sequence[str]) -> None:
     for folder in machines():
         if names and folder.name not in names:
             continue
-        text = refitted(folder)
-        (folder / "host.yaml").write_text(text, encoding="utf-8")
+        for file, text in refitted(folder).items():
+            (folder / file).write_text(text, encoding="utf-8")
     for name, other in _SAME_PROFILE.items():
-        for target in _MEASURED.glob(f"*/{name}/host.yaml"):
-            shutil.copy(next(_MEASURED.glob(f"*/{other}/host.yaml")), target)
+        for file in _REFITTED:
+            for target in _MEASURED.glob(f"*/{name}/{file}"):
+                shutil.copy(next(_MEASURED.glob(f"*/{other}/{file}")), target)
 
 
 if __name__ == "__main__":

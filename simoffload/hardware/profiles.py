@@ -11,6 +11,7 @@ from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware.fsdp_costs import FsdpCosts, scaled_costs
 from simoffload.hardware.quantities import (
+    AttentionCurve,
     Count,
     Curve,
     EfficiencyCurve,
@@ -153,6 +154,18 @@ class Accelerator(Profile):
     """Peak rates of arithmetic, per data type."""
     matmul_efficiency: EfficiencyCurve
     """Share of the peak rate that matrix multiplications reach."""
+    strided_rate: Sourced[BytesPerSecond] | None = None
+    """Rate at which kernels read and write 16-bit numbers that PyTorch does not vectorize: a bias, a mask or
+    a factor that many elements share, or a copy of a transposed tensor; None: that of other kernels."""
+    join_rate: Sourced[BytesPerSecond] | None = None
+    """Rate at which ``torch.cat`` reads and writes transposed keys and values of a prompt; None: as above."""
+    float16_share: Sourced[Share] | None = None
+    """Rate of matrix multiplications in float16 as a fraction of that in bfloat16; None: they are equal."""
+    fused_attention: AttentionCurve | None = None
+    """Share of its ideal speed that PyTorch's fused attention reaches; None: not known, so that it takes the
+    longer of the times of its arithmetic and its bytes."""
+    eager_attention: AttentionCurve | None = None
+    """Share of its ideal speed that attention spelled out in Python reaches; None: as above."""
     kernel_latency: Sourced[Seconds]
     """Time that each kernel costs on the GPU in addition to its work."""
     pcie: Slot
@@ -186,7 +199,8 @@ class Accelerator(Profile):
         if peak is None:
             has = ", ".join(name for name, rate in self.compute if rate is not None)
             raise InputError.at("", f"{self.id} does not support {dtype}; it supports {has}")
-        return peak.value * self.matmul_efficiency.at(work)
+        share = self.float16_share.value if self.float16_share and dtype == "float16" else 1.0
+        return peak.value * self.matmul_efficiency.at(work) * share
 
 
 class DeepSpeedCosts(Frozen):

@@ -153,3 +153,23 @@ class EfficiencyCurve(Provenance):
     def at(self, work: float) -> float:
         """Return the fraction at ``work`` [FLOP]."""
         return Curve(self.points).at(work)
+
+
+class AttentionCurve(Provenance):
+    """The fraction of their ideal speed that attention kernels reach, by the new tokens of each sequence.
+
+    Ideal is the time of their bytes plus that of their arithmetic, at the rates of ``hbm_efficiency`` and
+    ``matmul_efficiency``.
+    """
+
+    points: Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=200)]
+    """Pairs (new tokens of each sequence, fraction); one new token is a decode step."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AttentionCurve:
+        _must_increase([tokens for tokens, _ in self.points])
+        return self
+
+    def at(self, new_tokens: int) -> float:
+        """Return the fraction for sequences with ``new_tokens`` each."""
+        return Curve(self.points).at(new_tokens)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
+    attention_kernels,
     backward_cost,
     backward_products,
     batch_cost,
@@ -36,6 +37,7 @@ __all__ = [
     "ModuleKind",
     "Parameter",
     "Sequences",
+    "attention_kernels",
     "backward_cost",
     "backward_products",
     "batch_cost",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from simoffload.models.shape import ModelShape, Module, activation
+from simoffload.models.shape import Attention, ModelShape, Module, activation
 
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
@@ -158,6 +158,44 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
     return pairs_total + (new_tokens - growing) * (window or 0)
 
 
+def _vectors(shape: ModelShape, module: Module) -> int:
+    """Return the elements that attention reads and writes for each token, without keys, values and scores.
+
+    Fused kernels write the result in the layout of the queries, so that heads need no copy to be merged.
+    """
+    merged = 2 * shape.num_attention_heads * shape.head_dim if shape.attention == "sdpa" else 0
+    return module.in_features + module.out_features - merged
+
+
+def attention_kernels(shape: ModelShape, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
+    """Return the part of the cost of attention that its kernels for scores, softmax and values have, in one
+    pass.
+
+    The remaining bytes are those of rotation, scaling and the cache.
+    """
+    number, new_tokens, context = sequences
+    merged = 2 if shape.attention == "sdpa" else 4
+
+    def cost(window: int | None) -> ModuleCost:
+        keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
+        flops = number * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+        held = context if window is None else min(context, window - 1 + new_tokens)
+        vectors = (
+            number
+            * shape.head_dim
+            * (2 * shape.num_key_value_heads * held + merged * shape.num_attention_heads * new_tokens)
+        )
+        scores = number * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
+        bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+        return ModuleCost(float(flops), float(bytes_moved))
+
+    forward = mean_over_layers(shape, cost)
+    if not backward:
+        return forward
+    products, traffic = _BACKWARD[shape.attention]
+    return ModuleCost(products * forward.flops, traffic * forward.bytes)
+
+
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
     """Return the mean cost over all layers, of which some have a sliding window.
 
@@ -181,7 +219,7 @@ def _attention_cost(
         held = context if window is None else min(context, window - 1 + new_tokens)
         # The append reads and writes the cache; the kernels read it once more.
         cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * 3 * held
-        vectors = batch * new_tokens * (module.in_features + module.out_features)
+        vectors = batch * new_tokens * _vectors(shape, module)
         scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
         bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
         return ModuleCost(float(flops), float(bytes_moved))
@@ -203,8 +241,13 @@ def attention_scores_bytes(shape: ModelShape) -> int:
     return 7 * size + 4 + cast_back + (6 * size if shape.softcapped else 0)
 
 
-_ATTENTION_BACKWARD = 2.5
-"""Work of the backward pass of fused attention over that of the forward pass: five products for two."""
+_BACKWARD: dict[Attention, tuple[float, float]] = {"sdpa": (2.5, 4.25), "eager": (2.0, 2.0)}
+"""FLOP and bytes of the backward pass of attention kernels over those of the forward pass.
+
+Fused attention has five products for two. It moves 17 tensors of the size of the queries for 4: it reads
+queries, keys, values, the result and its gradient twice (6), adds up the gradient of the queries in single
+precision (cleared, read, written: 6), rounds it (3), and writes those of keys and values (2).
+"""
 
 
 def loss_module(shape: ModelShape) -> Module:
@@ -230,8 +273,10 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     trained = sum(parameter.numel for parameter in module.parameters if parameter.trainable)
     gradients = trained * shape.dtype_bytes
     if module.kind == "attention":
-        factor = _ATTENTION_BACKWARD if shape.attention == "sdpa" else 2.0
-        return ModuleCost(factor * forward.flops, factor * forward.bytes)
+        sequences = Sequences(batch, length, length)
+        kernels = attention_kernels(shape, sequences, backward=True)
+        rest = forward.bytes - attention_kernels(shape, sequences).bytes
+        return ModuleCost(kernels.flops, kernels.bytes + 2 * rest)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
         return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
     if module.kind in ("linear", "router"):
@@ -269,7 +314,7 @@ def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tup
 
 def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
     kept = 2 * batch * shape.num_key_value_heads * shape.head_dim * length
-    vectors = batch * length * (module.in_features + module.out_features)
+    vectors = batch * length * _vectors(shape, module)
     scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
     bytes_moved = float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape))
 

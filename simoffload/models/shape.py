@@ -52,8 +52,19 @@ class Module(NamedTuple):
     first."""
     width: int = 0
     """Elements of the result for each token, for an embedding, a norm and an activation."""
+    strided: int = 0
+    """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
+    flat: bool = False
+    """Whether a linear layer is called with all tokens of all sequences in one dimension."""
     saves_input: bool = True
     """Whether autograd keeps the input for this module; False where another module keeps it already."""
+
+    @property
+    def bias(self) -> Parameter | None:
+        """The bias of a linear layer; None if it has none."""
+        if self.kind not in ("linear", "router"):
+            return None
+        return next((one for one in self.parameters if one.name.endswith("bias")), None)
 
     @property
     def num_parameters(self) -> int:
@@ -75,12 +86,22 @@ def linear(
     share: float = 1.0,
     kind: Literal["linear", "router"] = "linear",
     tied_to: str | None = None,
+    flat: bool = False,
 ) -> Module:
-    """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight."""
+    """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight.
+
+    ``flat`` states that its input has one dimension for all tokens of all sequences.
+    """
     weight = Parameter(tied_to or f"{name}.weight", in_features * out_features, tied=tied_to is not None)
     biases = (Parameter(f"{name}.bias", out_features),) if bias else ()
     return Module(
-        name, kind, (weight, *biases), in_features=in_features, out_features=out_features, share=share
+        name,
+        kind,
+        (weight, *biases),
+        in_features=in_features,
+        out_features=out_features,
+        share=share,
+        flat=flat,
     )
 
 
@@ -105,8 +126,9 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
     """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
     separately.
 
-    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1); a
-    single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2).
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1; not
+    vectorized); a single-precision element counts as two. ``single``: the weight comes before the cast back
+    (2, 2).
     """
     wide = heads * width
     return Module(
@@ -115,6 +137,7 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
         (Parameter(f"{name}.weight", width),),
         in_features=(11 if single else 10) * wide,
         out_features=(9 if single else 8) * wide,
+        strided=wide,
         width=wide,
     )
 
@@ -143,20 +166,24 @@ def rotary(name: str, head_dim: int, *, by_position: int = 2) -> Module:
     return Module(name, "rotary", out_features=2 * head_dim, touched=by_position + 1)
 
 
-def attention(name: str, *, query_width: int, rotated_width: int = 0, joined_width: int = 0) -> Module:
+def attention(
+    name: str, *, query_width: int, rotated_width: int = 0, joined_width: int = 0, scaled_width: int = 0
+) -> Module:
     """Build scores, softmax and values of one layer.
 
-    Reads the queries and writes the result, which is copied once to merge the heads. Rotation of
-    ``rotated_width`` elements of queries and keys takes five kernels: times cosine (1 read, 1 written),
+    Reads the queries and writes the result, which eager code copies once to merge the heads. Rotation of
+    ``rotated_width`` elements of queries and keys takes five kernels, of which the products are not
+    vectorized: times cosine (1 read, 1 written),
     negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
-    joined with what is not (1, 1).
+    joined with what is not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1).
     """
     return Module(
         name,
         "attention",
         hooked=False,
-        in_features=2 * query_width + 11 * rotated_width // 2 + joined_width,
-        out_features=2 * query_width + 9 * rotated_width // 2 + joined_width,
+        in_features=2 * query_width + 11 * rotated_width // 2 + joined_width + scaled_width,
+        out_features=2 * query_width + 9 * rotated_width // 2 + joined_width + scaled_width,
+        strided=2 * rotated_width,
     )
 
 

@@ -56,6 +56,8 @@ class InferencePlan(Plan):
     workload: Inference
     traced: ClassVar[bool] = False
     """Whether the first pass after loading differs from later ones."""
+    zero3: ClassVar[bool] = False
+    """Whether DeepSpeed's ZeRO-3 runs the modules."""
 
     @property
     @abstractmethod
@@ -74,7 +76,7 @@ class InferencePlan(Plan):
     @cached_property
     def timings(self) -> PassTimings:
         """GPU times of the modules for any pass."""
-        return PassTimings(machine=self.machine, model=self.model, modules=self.modules)
+        return PassTimings(machine=self.machine, model=self.model, modules=self.modules, zero3=self.zero3)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
         """Return the pass of any mixture of sequences, each with its own number of new tokens and context.

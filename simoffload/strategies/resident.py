@@ -123,7 +123,7 @@ class ResidentPlan(InferencePlan):
             builder.segment(name)
             for module in modules:
                 if duration := timing.compute(module):
-                    launch = picoseconds(timing.launch_s(module, zero=False))
+                    launch = picoseconds(timing.launch_s(module))
                     builder.add(Op("launch", module.name, HOST, launch))
                     builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
             if repeat > 1:

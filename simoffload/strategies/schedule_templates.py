@@ -150,7 +150,7 @@ class _DurationSlots(Timing):
     def __init__(
         self, machine: Machine, model: ModelShape, modules: Sequence[Module], launched: Sequence[bool]
     ) -> None:
-        super().__init__(machine=machine, model=model, batch=(Sequences(1, 1, 1),))
+        super().__init__(machine=machine, model=model, batch=(Sequences(1, 1, 1),), zero3=True)
         numbered = enumerate(zip(modules, launched, strict=True))
         self._numbers = {module: -1 - number if takes else 0 for number, (module, takes) in numbered}
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path
+from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
 from simoffload.models import (
     SINGLE,
     ModelShape,
     Module,
     ModuleCost,
     Sequences,
+    attention_kernels,
     backward_cost,
     backward_products,
     batch_cost,
@@ -52,11 +53,21 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
 
 
 class Timing:
-    """Timing gives the durations of one model's modules on one machine, for a given pass."""
+    """Timing gives the durations of one model's modules on one machine, for a given pass.
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...]) -> None:
+    ``zero3`` states whether ZeRO-3 has replaced the linear layers. Its ``LinearFunctionForZeroStage3``
+    (deepspeed/runtime/zero/linear.py) adds a bias in a kernel of its own, unless all tokens of all sequences
+    are in one dimension; PyTorch adds it within the product (``addmm``).
+    """
+
+    _cached = True
+    """Whether keys and values are kept in a cache."""
+
+    def __init__(
+        self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...], zero3: bool
+    ) -> None:
         self.machine = machine
-        self._model, self._batch = model, batch
+        self._model, self._batch, self._zero3 = model, batch, zero3
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
@@ -69,26 +80,89 @@ class Timing:
         known = self._seen.get(module)
         if known is not None:
             return known
-        self._seen[module] = self._roofline(module, self.cost(module))
+        seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
+        if self._zero3 and not module.flat:
+            seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
+        self._seen[module] = picoseconds(seconds)
         return self._seen[module]
 
-    def _roofline(self, module: Module, cost: ModuleCost, *, products: int = 1, kernels_each: int = 1) -> int:
-        """Return the roofline time of ``cost`` [ps], divided into ``products`` matrix products, plus kernel
+    def _tokens(self, module: Module, /) -> int:
+        """Return the number of tokens that ``module`` processes."""
+        last_only = module.name == "lm_head"
+        return sum(one.number * (1 if last_only else one.new_tokens) for one in self._batch)
+
+    def _bias_s(self, module: Module, *, passes: int) -> float:
+        """Return the time of a kernel [s] that reads or writes the result of a linear layer ``passes`` times
+        for its bias; 0 without a bias."""
+        if module.bias is None:
+            return 0.0
+        gpu, numel = self.machine.accelerator, self._tokens(module) * module.share * module.out_features
+        return passes * numel * self._model.dtype_bytes / gpu.hbm_rate + gpu.kernel_latency_s
+
+    def _strided_s(self, module: Module, *, bias: bool = False) -> float:
+        """Return the time [s] that kernels take longer because they are not vectorized: those of ``module``,
+        or the one that adds its bias."""
+        width = module.strided
+        if bias:
+            width = module.out_features if module.bias is not None else 0
+        return self._longer_s(
+            self._tokens(module) * module.share * width, self.machine.accelerator.strided_rate
+        )
+
+    def _longer_s(self, numel: float, rate: Sourced[int] | None) -> float:
+        """Return the time [s] for which elements are read and written at ``rate`` longer than at that of
+        HBM."""
+        size, hbm_rate = 2 * numel * self._model.dtype_bytes, self.machine.accelerator.hbm_rate
+        return 0.0 if rate is None else max(0.0, size / rate.value - size / hbm_rate)
+
+    def _roofline_s(
+        self,
+        module: Module,
+        cost: ModuleCost,
+        *,
+        products: int = 1,
+        kernels_each: int = 1,
+        backward: bool = False,
+    ) -> float:
+        """Return the roofline time of ``cost`` [s], divided into ``products`` matrix products, plus kernel
         latency."""
         gpu = self.machine.accelerator
         if not (cost.flops or cost.bytes):
-            return 0
-        single = cost.flops / products
-        arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
+            return 0.0
+        seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
+        if module.kind == "attention":
+            seconds = self._attention_s(cost, backward=backward) or seconds
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
-        return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
+        return seconds + kernels * gpu.kernel_latency_s
 
-    def launch_s(self, module: Module, *, zero: bool = True) -> float:
-        """Return the host time for calling ``module`` and launching its kernels [s], with or without
-        ZeRO-3."""
+    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1) -> float:
+        """Return the time of the arithmetic of ``cost`` [s], divided into ``products`` matrix products."""
+        rate = self.machine.accelerator.matmul_rate(max(1.0, cost.flops / products), self._model.dtype)
+        return cost.flops / rate
+
+    def _attention_s(self, cost: ModuleCost, *, backward: bool) -> float | None:
+        """Return the time of attention [s] with the measured speed of its kernels, for both passes that of
+        the forward pass; None if it is unknown."""
+        gpu, model = self.machine.accelerator, self._model
+        curve = gpu.fused_attention if model.attention == "sdpa" else gpu.eager_attention
+        if curve is None:
+            return None
+        seconds, left = 0.0, cost.bytes
+        for one in self._batch:
+            kernels = attention_kernels(model, one, backward=backward)
+            ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
+            seconds += ideal / curve.at(one.new_tokens)
+            left -= kernels.bytes
+            if self._cached and one.new_tokens == one.context:
+                width = 2 * model.num_key_value_heads * model.head_dim
+                seconds += self._longer_s(one.number * one.context * width, gpu.join_rate)
+        return seconds + left / gpu.hbm_rate
+
+    def launch_s(self, module: Module) -> float:
+        """Return the host time for calling ``module`` and launching its kernels [s]."""
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
-        if zero and module.kind == "linear":
+        if self._zero3 and module.kind == "linear":
             call = costs.linear_call.value
         return call + operations(self._model, module) * costs.operation.value
 
@@ -115,15 +189,17 @@ class PassTimings:
     Values that do not depend on the context are computed once.
     """
 
-    def __init__(self, *, machine: Machine, model: ModelShape, modules: Sequence[Module]) -> None:
-        self._machine, self._model = machine, model
+    def __init__(
+        self, *, machine: Machine, model: ModelShape, modules: Sequence[Module], zero3: bool
+    ) -> None:
+        self._machine, self._model, self._zero3 = machine, model, zero3
         self._modules = tuple(modules)
         self._attention = [index for index, one in enumerate(modules) if one.kind == "attention"]
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return Timing(machine=self._machine, model=self._model, batch=batch)
+        return Timing(machine=self._machine, model=self._model, batch=batch, zero3=self._zero3)
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
@@ -193,8 +269,10 @@ def overflow_check_traffic(element: int = 2) -> int:
 class TrainingTiming(Timing):
     """A TrainingTiming is a ``Timing`` for complete sequences without a cache, and for backward passes."""
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int) -> None:
-        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),))
+    _cached = False
+
+    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int, zero3: bool) -> None:
+        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),), zero3=zero3)
         self._sequences, self._length = batch, length
         self._back: dict[Module, int] = {}
 
@@ -207,10 +285,16 @@ class TrainingTiming(Timing):
         if module not in self._back:
             cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
             products = backward_products(module) if module.kind in ("linear", "router") else 1
-            self._back[module] = self._roofline(
-                module, cost, products=products, kernels_each=_BACKWARD_KERNELS
+            seconds = self._roofline_s(
+                module, cost, products=products, kernels_each=_BACKWARD_KERNELS, backward=True
             )
+            if module.bias is not None and module.bias.trainable:
+                seconds += self._bias_s(module, passes=1)
+            self._back[module] = picoseconds(seconds + self._strided_s(module))
         return self._back[module]
+
+    def _tokens(self, _module: Module, /) -> int:
+        return self._sequences * self._length
 
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""

@@ -114,6 +114,7 @@ class ZeroInferencePlan(InferencePlan):
     placement: Partitioning
     warnings: tuple[str, ...]
     traced: ClassVar = True
+    zero3: ClassVar = True
 
     @property
     def target(self) -> str:

@@ -195,6 +195,12 @@ def test_accelerator_rates() -> None:
     assert gpu.kernel_latency_s == pytest.approx(3e-6)
 
 
+def test_float16_is_slower_where_it_was_measured() -> None:
+    gpu = load_profile("accelerator", "h200-sxm")
+    assert isinstance(gpu, Accelerator)
+    assert gpu.matmul_rate(1e12, "float16") == pytest.approx(0.96 * gpu.matmul_rate(1e12, "bfloat16"))
+
+
 @pytest.mark.parametrize("name", [path.stem for path in FILES if path.parent.name == "host"])
 def test_thread_costs_of_another_machine_are_estimates(name: str) -> None:
     """They were measured on a machine that is none of these hosts, and are scaled by the CPU's speed."""

@@ -56,9 +56,9 @@ def test_attention_looks_back_and_keeps_no_cache() -> None:
     forward, backward = costs(shape, "self_attn.attention", batch=3, length=4)
     keys = 1 + 2 + 3 + 4
     kept = 3 * 2 * 2 * 2 * 4  # keys and values of two heads of two
-    vectors = 3 * 4 * (2 * 8 + 2 * 8 + 10 * (8 + 4))
-    assert forward == (3 * 4 * keys * (4 * 2 + 5), 2 * (kept + vectors))
-    assert backward == (2.5 * forward.flops, 2.5 * forward.bytes)
+    vectors, rotation = 3 * 4 * (8 + 8), 3 * 4 * 10 * (8 + 4)
+    assert forward == (3 * 4 * keys * (4 * 2 + 5), 2 * (kept + vectors + rotation))
+    assert backward == (2.5 * forward.flops, 2 * (4.25 * (kept + vectors) + 2 * rotation))
 
 
 def test_a_window_ends_attention_in_training_too() -> None:
@@ -74,7 +74,8 @@ def test_eager_attention_writes_its_scores() -> None:
     eager = load_model({**LLAMA, "attention": "eager"})
     forward, backward = costs(eager, "self_attn.attention", batch=3, length=4)
     fused, _ = costs(load_model(LLAMA), "self_attn.attention", batch=3, length=4)
-    assert forward.bytes - fused.bytes == 24 * 3 * 4 * 4 * 4
+    merged = 2 * 2 * 3 * 4 * 8  # the result is read and written again
+    assert forward.bytes - fused.bytes == 24 * 3 * 4 * 4 * 4 + merged
     assert backward == (2 * forward.flops, 2 * forward.bytes)
 
 

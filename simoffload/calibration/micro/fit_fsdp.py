@@ -125,7 +125,7 @@ class _Pair:
         model = load_model({**again["model"], "attention": again["attention"]})
         self.layers = model.num_hidden_layers
         self.trace = micro_step(model, checkpointing=True)
-        self._timing = TrainingTiming(machine=machine, model=model, batch=1, length=1)
+        self._timing = TrainingTiming(machine=machine, model=model, batch=1, length=1, zero3=False)
         backs = (event.instance.module for event in self.trace.backward if event.kind == "back")
         self.backwards = sum(self._timing.backward(module) > 0 for module in backs)
 
@@ -139,11 +139,7 @@ class _Pair:
 
     def launched(self, events: Sequence[Event]) -> float:
         """[s] of the launches of forward among ``events``, as the machine's profile has them."""
-        return sum(
-            self._timing.launch_s(event.instance.module, zero=False)
-            for event in events
-            if event.kind == "launch"
-        )
+        return sum(self._timing.launch_s(event.instance.module) for event in events if event.kind == "launch")
 
 
 def _model_key(run: Run) -> tuple[str, int]:

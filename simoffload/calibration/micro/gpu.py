@@ -19,6 +19,8 @@ _COPIED = [16 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30]
 """[B] Sizes of copies within GPU memory."""
 _NARROW = 64
 _ROWS = 4
+_BATCH, _LENGTH, _WIDE = 32, 512, 4096
+"""Sequences, tokens and width of the tensors of kernels that are not vectorized."""
 _ELEMENTWISE = [64 << 20, 256 << 20, 1 << 30]
 _TOKENS = [1, 8, 64, 512, 4096, 16384]
 _QUICK_TOKENS = [1, 512, 4096]
@@ -132,6 +134,19 @@ def _plus_one(source: Any, _: int) -> object:
     return torch.add(source, 1)
 
 
+def _strided(device: str) -> dict[str, float]:
+    """Measure kernels that PyTorch does not vectorize: a bias is added, and transposed keys are joined with
+    an empty cache."""
+    x = torch.ones(_BATCH, _LENGTH, _WIDE, device=device, dtype=torch.bfloat16)
+    bias = torch.ones(_WIDE, device=device, dtype=torch.bfloat16)
+    keys, empty = x.view(_BATCH, _LENGTH, -1, 128).transpose(1, 2), x.new_empty(0)
+    return {
+        "bytes": 2 * x.nbytes,
+        "strided_rate_seconds": busy_seconds(lambda _: x.add_(bias)),
+        "join_rate_seconds": busy_seconds(lambda _: torch.cat([empty, keys], dim=-2)),
+    }
+
+
 def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
     """Measure the GPU time of the smallest kernels, the host time of calls, and large elementwise kernels."""
     if job.device == "cpu":
@@ -144,7 +159,9 @@ def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
         for size in _ELEMENTWISE:
             source = torch.ones(size // 2, device=job.device, dtype=torch.bfloat16)
             large.append({"bytes": size, "seconds": busy_seconds(partial(_plus_one, source))})
+        strided = _strided(job.device)
     return {
+        "strided": strided,
         "kernel_seconds": graphed,
         "queued_kernel_seconds": queued,
         "host_seconds": _host_calls(job.device),

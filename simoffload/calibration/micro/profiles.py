@@ -10,13 +10,10 @@ from typing import Any
 
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_cpu_optimizer, fit_thread
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
+from simoffload.calibration.micro.fit_gpu import fit_attention, fit_gpu
 from simoffload.calibration.micro.fit_parts import (
-    Roofline,
     fit_drive,
-    fit_hbm,
     fit_interconnect,
-    fit_kernel_latency,
-    fit_matmul,
     fit_memory,
     fit_pcie,
     read_rate,
@@ -24,7 +21,7 @@ from simoffload.calibration.micro.fit_parts import (
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
-from simoffload.hardware import CPU, load_platform
+from simoffload.hardware import CPU, Accelerator, load_platform
 from simoffload.hardware.library import Library
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import id_fault
@@ -293,21 +290,9 @@ class _Profiles:
         if gpu:
             size = self._machine.get("hbm") or gpu["memory"]
             fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver reports", 1)
-        hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
-        hbm = fit_hbm(self._sections, base.hbm_bandwidth.value)
-        if hbm:
-            fitted["hbm_efficiency"] = hbm
-            hbm_rate = base.hbm_bandwidth.value * float(hbm.value)
-        kernel = fit_kernel_latency(self._sections)
-        if kernel:
-            latency, fitted["kernel_latency"] = kernel
-        peak = base.compute.bfloat16 or base.compute.float16
-        if peak:
-            dtype = "bfloat16" if base.compute.bfloat16 else "float16"
-            roofline = Roofline(peak=peak.value, hbm_rate=hbm_rate, latency=latency)
-            matmul = fit_matmul(self._sections, roofline, dtype)
-            if matmul:
-                fitted["matmul_efficiency"] = matmul
+        fitted |= fit_gpu(self._sections, base)
+        measured = Accelerator.model_validate(self._replaced("accelerator", fitted))
+        fitted |= fit_attention(self._sections, measured)
         slot = {**self._data["accelerator"]["pcie"], "profile": "pcie.yaml"}
         return self._replaced("accelerator", fitted, {"pcie": slot} | self._interconnect())
 

@@ -106,13 +106,13 @@ class Opt(FamilyConfig):
             linear("self_attn.q_proj", hidden, hidden, bias=bias),
             linear("self_attn.k_proj", hidden, hidden, bias=bias),
             linear("self_attn.v_proj", hidden, hidden, bias=bias),
-            attention("self_attn.attention", query_width=hidden),
+            attention("self_attn.attention", query_width=hidden, scaled_width=hidden),
             linear("self_attn.out_proj", hidden, hidden, bias=bias),
         )
         feed_forward = (
-            linear("fc1", hidden, self.ffn_dim, bias=bias),
+            linear("fc1", hidden, self.ffn_dim, bias=bias, flat=True),
             activation("activation_fn", self.ffn_dim, reads=1, writes=1),
-            linear("fc2", self.ffn_dim, hidden, bias=bias),
+            linear("fc2", self.ffn_dim, hidden, bias=bias, flat=True),
         )
         block = container(
             "OPTDecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1

@@ -180,7 +180,11 @@ class FsdpPlan(StepWork):
         """Return the schedule of one part of a step."""
         work = self.workload
         timing = TrainingTiming(
-            machine=self.machine, model=self.model, batch=work.batch_size, length=work.sequence_length
+            machine=self.machine,
+            model=self.model,
+            batch=work.batch_size,
+            length=work.sequence_length,
+            zero3=False,
         )
         out = FsdpWriter(name=part.title, units=self.units, options=self.options, timing=timing)
         if part.phase == "forward":

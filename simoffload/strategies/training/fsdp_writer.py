@@ -240,7 +240,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self.spend((costs.checkpoint if self._forward else costs.recompute).value)
 
     def _launch(self, module: Module) -> None:
-        self.spend(self.timing.launch_s(module, zero=False) * self._slower)
+        self.spend(self.timing.launch_s(module) * self._slower)
         self._kernel("compute", self.timing.compute(module))
 
     def _launch_backward(self, module: Module) -> None:

@@ -127,6 +127,7 @@ class ZeroTrainingPlan(StepWork):
             model=self.model,
             batch=self.workload.batch_size,
             length=self.workload.sequence_length,
+            zero3=self.settings.stage == 3,
         )
 
     def schedule(self, part: StepPart) -> Schedule:

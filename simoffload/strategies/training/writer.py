@@ -134,8 +134,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     def launch_forward(self, module: Module) -> None:
         """Launch forward kernels, which autograd records."""
-        zero = self._settings.stage == 3
-        self.spend(self.timing.launch_s(module, zero=zero) * (1 + self._more.graph.value))
+        self.spend(self.timing.launch_s(module) * (1 + self._more.graph.value))
         self._kernels(module, self.timing.compute(module))
 
     def launch_backward(self, module: Module) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.fit_parts import (
+from simoffload.calibration.micro.fit_gpu import (
     Roofline,
-    fit_drive,
+    fit_attention,
+    fit_float16,
     fit_hbm,
-    fit_interconnect,
     fit_kernel_latency,
     fit_matmul,
-    fit_memory,
-    fit_pcie,
+    fit_strided,
 )
+from simoffload.calibration.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
+from simoffload.hardware import load_platform
+from simoffload.models import Attention, Sequences, attention_kernels, load_model
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
@@ -101,6 +104,66 @@ def test_efficiency_is_of_the_multiplications_that_arithmetic_bounds(sections: d
     assert found.points == 6  # 512 tokens and more
     assert found.residual == pytest.approx(0, abs=1e-6)
     assert fit_matmul(sections, roofline, "float16") is None
+
+
+def test_float16_is_compared_with_the_same_multiplications_in_bfloat16() -> None:
+    shape = {"form": "linear", "in": 4096, "out": 4096}
+    points = [
+        {**shape, "tokens": tokens, "dtype": dtype, "seconds": tokens * (1.25 if dtype == "float16" else 1)}
+        for tokens in (64, 512, 4096)
+        for dtype in ("bfloat16", "float16")
+    ]
+    found = fit_float16({"matmul": {"points": points}})
+    assert found is not None
+    assert (found.value, found.points) == (0.8, 2)
+    assert fit_float16({"matmul": {"points": points[::2]}}) is None
+
+
+def test_attention_is_the_share_of_its_ideal_speed_by_new_tokens() -> None:
+    gpu = load_platform("dgx-h200").accelerator
+    assert gpu.strided_rate is not None
+    kinds: dict[str, Attention] = {"fused": "sdpa", "eager": "eager"}
+    rows: list[dict[str, Any]] = []
+    for batch, new, context, share in (
+        (8, 1, 2048, 0.9),
+        (8, 1, 64, 0.1),
+        (1, 512, 512, 0.1),
+        (8, 512, 512, 0.5),
+    ):
+        row: dict[str, Any] = {
+            "model": "opt-6.7b",
+            "heads": 32,
+            "kv_heads": 32,
+            "head_dim": 128,
+            "batch": batch,
+        }
+        row |= {"new": new, "context": context}
+        for key, kind in kinds.items():
+            model = replace(load_model("opt-6.7b"), attention=kind)
+            cost = attention_kernels(model, Sequences(batch, new, context))
+            ideal = cost.flops / gpu.matmul_rate(cost.flops, "bfloat16") + cost.bytes / gpu.hbm_rate
+            copied = 4 * batch * 32 * new * 128 if (key, new) == ("fused", 512) else 0
+            row[f"{key}_seconds"] = ideal / share + copied / gpu.strided_rate.value
+        rows.append(row)
+    rows.append(
+        {**rows[-1], "model": "llama-3-8b", "kv_heads": 8, "fused_seconds": 1.0, "eager_seconds": 1.0}
+    )
+    found = fit_attention({"attention": {"points": rows}}, gpu)
+    assert {key: one.value for key, one in found.items()} == {
+        "fused_attention": [[1, 0.9], [512, 0.5]],
+        "eager_attention": [[1, 0.9], [512, 0.5]],
+    }
+    assert fit_attention({}, gpu) == {}
+
+
+def test_kernels_that_are_not_vectorized_have_rates_of_their_own() -> None:
+    row = {"bytes": 2e9, "strided_rate_seconds": 2e-3, "join_rate_seconds": 4e-3}
+    found = fit_strided({"kernels": {"strided": row}})
+    assert {key: one.value for key, one in found.items()} == {
+        "strided_rate": "1000 GB/s",
+        "join_rate": "500 GB/s",
+    }
+    assert fit_strided({}) == {}
 
 
 def test_points_of_the_efficiency_rise(sections: dict[str, Any]) -> None:

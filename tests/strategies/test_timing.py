@@ -1,0 +1,134 @@
+"""GPU times of modules: biases under ZeRO-3, and attention at the speed that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simoffload.hardware import Machine, load_platform
+from simoffload.models import ModelShape, Module, Sequences, attention_kernels, load_model, module_cost
+from simoffload.strategies.timing import Timing, TrainingTiming
+
+OPT = load_model("opt-30b")
+BATCH = Sequences(16, 512, 512)
+PICO = 1e-12
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return load_platform("dgx-h200").machine(nodes=1)
+
+
+def module(model: ModelShape, name: str) -> Module:
+    return next(one for one in model.layer if one.name == name)
+
+
+def gpu_s(machine: Machine, name: str, *, zero3: bool, model: ModelShape = OPT) -> float:
+    timing = Timing(machine=machine, model=model, batch=(BATCH,), zero3=zero3)
+    return timing.compute(module(model, name)) * PICO
+
+
+def test_zero3_adds_the_bias_in_a_kernel_that_is_not_vectorized(machine: Machine) -> None:
+    added = gpu_s(machine, "self_attn.q_proj", zero3=True) - gpu_s(machine, "self_attn.q_proj", zero3=False)
+    gpu, result = machine.accelerator, 16 * 512 * OPT.hidden_size * 2
+    assert gpu.strided_rate is not None
+    assert added == pytest.approx(2 * result / gpu.strided_rate.value + gpu.kernel_latency_s)
+
+
+def test_without_a_measured_rate_the_bias_is_added_at_that_of_memory(machine: Machine) -> None:
+    gpu = machine.accelerator.model_copy(update={"strided_rate": None})
+    other = replace(machine, accelerator=gpu)
+    added = gpu_s(other, "self_attn.q_proj", zero3=True) - gpu_s(other, "self_attn.q_proj", zero3=False)
+    result = 16 * 512 * OPT.hidden_size * 2
+    assert added == pytest.approx(2 * result / gpu.hbm_rate + gpu.kernel_latency_s)
+
+
+@pytest.mark.parametrize("name", ["fc1", "fc2"])
+def test_the_bias_of_a_flat_input_is_added_within_the_product(machine: Machine, name: str) -> None:
+    assert gpu_s(machine, name, zero3=True) == gpu_s(machine, name, zero3=False)
+
+
+def test_a_layer_without_bias_has_no_such_kernel(machine: Machine) -> None:
+    llama = load_model("llama-3-8b")
+    times = {gpu_s(machine, "mlp.up_proj", zero3=zero3, model=llama) for zero3 in (True, False)}
+    assert len(times) == 1
+
+
+def test_backward_sums_the_gradient_of_a_bias(machine: Machine) -> None:
+    timing = TrainingTiming(machine=machine, model=OPT, batch=4, length=512, zero3=False)
+    layer = module(OPT, "fc2")
+    without = layer._replace(parameters=layer.parameters[:1])
+    gpu, result = machine.accelerator, 4 * 512 * OPT.hidden_size * 2
+    bias_s = (timing.backward(layer) - timing.backward(without)) * PICO
+    assert bias_s == pytest.approx(result / gpu.hbm_rate + gpu.kernel_latency_s, rel=0.02)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_has_the_measured_share_of_its_ideal_speed(machine: Machine, attention: str) -> None:
+    model = replace(OPT, attention=attention)
+    gpu = machine.accelerator
+    curve = gpu.fused_attention if attention == "sdpa" else gpu.eager_attention
+    assert curve is not None
+    name = "self_attn.attention"
+    kernels = attention_kernels(model, BATCH)
+    total = module_cost(model, module(model, name), batch=16, new_tokens=512, context=512)
+    ideal = kernels.flops / gpu.matmul_rate(kernels.flops, "float16") + kernels.bytes / gpu.hbm_rate
+    joined = 16 * 512 * 2 * OPT.hidden_size * 4  # keys and values, read and written
+    assert gpu.join_rate is not None
+    rest = total.bytes - kernels.bytes - joined
+    expected = ideal / curve.at(512) + joined / gpu.join_rate.value + rest / gpu.hbm_rate
+    found = gpu_s(machine, name, zero3=True, model=model)
+    assert found == pytest.approx(expected + 16 * gpu.kernel_latency_s)
+    assert rest > 0, "queries are scaled"
+
+
+def test_attention_of_an_unmeasured_gpu_reaches_its_roofline(machine: Machine) -> None:
+    gpu = machine.accelerator.model_copy(update={"fused_attention": None})
+    unmeasured = replace(machine, accelerator=gpu)
+    cost = module_cost(OPT, module(OPT, "self_attn.attention"), batch=16, new_tokens=512, context=512)
+    roofline = max(cost.flops / gpu.matmul_rate(cost.flops, "float16"), cost.bytes / gpu.hbm_rate)
+    found = gpu_s(unmeasured, "self_attn.attention", zero3=True)
+    assert found == pytest.approx(roofline + 16 * gpu.kernel_latency_s)
+
+
+def test_sequences_of_different_lengths_have_their_own_speed(machine: Machine) -> None:
+    parts = [Sequences(8, 1, 600), Sequences(4, 512, 512)]
+    name = "self_attn.attention"
+
+    def seconds(*batch: Sequences) -> float:
+        timing = Timing(machine=machine, model=OPT, batch=batch, zero3=True)
+        return timing.compute(module(OPT, name)) * PICO - 16 * machine.accelerator.kernel_latency_s
+
+    assert seconds(*parts) == pytest.approx(sum(seconds(part) for part in parts))
+
+
+def test_rotation_and_weights_of_norms_are_not_vectorized(machine: Machine) -> None:
+    llama = load_model("llama-3-8b")
+    gpu, tokens = machine.accelerator, BATCH.number * BATCH.new_tokens
+    slower = replace(machine, accelerator=gpu.model_copy(update={"strided_rate": None}))
+    assert gpu.strided_rate is not None
+    longer = 4 / gpu.strided_rate.value - 4 / gpu.hbm_rate  # per element
+    for name, width in (("input_layernorm", 4096), ("self_attn.attention", 2 * (4096 + 1024))):
+        added = gpu_s(machine, name, zero3=True, model=llama) - gpu_s(slower, name, zero3=True, model=llama)
+        assert added == pytest.approx(tokens * width * longer)
+
+
+def test_attention_of_training_has_no_cache(machine: Machine) -> None:
+    timing = TrainingTiming(machine=machine, model=OPT, batch=16, length=512, zero3=True)
+    layer = module(OPT, "self_attn.attention")
+    assert timing.compute(layer) * PICO < gpu_s(machine, layer.name, zero3=True)
+
+
+def test_backward_of_attention_has_the_speed_of_forward(machine: Machine) -> None:
+    timing = TrainingTiming(machine=machine, model=OPT, batch=4, length=512, zero3=True)
+    layer, gpu = module(OPT, "self_attn.attention"), machine.accelerator
+    forward, backward = (
+        attention_kernels(OPT, Sequences(4, 512, 512), backward=backward) for backward in (False, True)
+    )
+    assert backward == (2.5 * forward.flops, 4.25 * forward.bytes)
+    assert gpu.fused_attention is not None
+    ideal = backward.flops / gpu.matmul_rate(backward.flops, "float16") + backward.bytes / gpu.hbm_rate
+    scaled = 2 * 2 * 4 * 512 * OPT.hidden_size  # [B] read and written in forward, twice in backward
+    expected = ideal / gpu.fused_attention.at(512) + scaled * 2 / gpu.hbm_rate
+    assert timing.backward(layer) * PICO == pytest.approx(expected + 32 * gpu.kernel_latency_s)
