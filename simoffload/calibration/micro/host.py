@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import quantiles
 from typing import Any
 
@@ -34,6 +35,9 @@ _TOGETHER_S = 0.3
 """[s] Approximate time of a repetition with several processes."""
 _REPETITIONS = 2
 _THREADS = (1, 2, 4, 8, 16)
+_CHECKING_THREADS = (1, 4)
+"""The numbers of threads that check an eighth of the gradients for overflow, because one thread needs seconds
+for all of them; all threads check all of them."""
 _ADAM = "adam"
 """The key under which parameters and their optimizer are kept between rounds."""
 
@@ -179,26 +183,31 @@ def compile_operations(job: MeasurementJob) -> dict[str, Any]:
 
 
 def measure_adam(job: MeasurementJob) -> dict[str, Any]:
-    """Measure a step of Adam by threads, and with all threads the work around it.
+    """Measure a step of Adam and the overflow check by threads, and with all threads the work around Adam.
 
     Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
     memory or into pinned memory (deepspeed/runtime/zero/stage3.py, ``unscale_and_clip_grads`` and
     ``_reassign_or_swap_out_partitioned_parameters``). Before a copy to the GPU they are rounded into newly
-    allocated memory.
+    allocated memory. Before all of this it checks float16 gradients for overflow (``has_overflow``).
     """
     parameter, optimizer, around = _prepared(job)
     before = torch.get_num_threads()
     steps: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
+    gradients = torch.full((parameter.numel() // 8,), 0.1, dtype=torch.float16)
     try:
         for threads in thread_counts(*_THREADS):
             _use(threads)
             row = {"threads": threads, "parameters": parameter.numel()}
             steps.append({**row, "seconds": _repeated(optimizer.step)})
+            if threads in _CHECKING_THREADS:
+                row = {"threads": threads, "parameters": gradients.numel()}
+                checks.append({**row, "seconds": _repeated(partial(_overflow_check, gradients), 1)})
         for name, work in around.items():
             steps[-1][f"{name}_seconds"] = _repeated(work)
     finally:
         _use(before)
-    return {"steps": steps}
+    return {"steps": steps, "overflow_checks": checks}
 
 
 def measure_adam_together(job: MeasurementJob) -> dict[str, Any]:
@@ -254,10 +263,12 @@ def _around(parameter: torch.nn.Parameter, job: MeasurementJob) -> dict[str, Cal
     source, gradient = parameter.data, parameter.grad
     assert gradient is not None
     rounded = torch.empty_like(source, dtype=torch.bfloat16)
+    half = torch.full_like(source, 0.1, dtype=torch.float16)
     work: dict[str, Callable[[], object]] = {
         "scale": lambda: gradient.mul_(1.0),
         "round": lambda: rounded.copy_(source),
         "round_fresh": lambda: source.to(torch.bfloat16),
+        "overflow_check": lambda: _overflow_check(half),
     }
     if job.device != "cpu":
         page_locked = torch.empty(source.shape, dtype=torch.bfloat16, pin_memory=True)
@@ -265,3 +276,8 @@ def _around(parameter: torch.nn.Parameter, job: MeasurementJob) -> dict[str, Cal
         work["round_pinned"] = lambda: page_locked.copy_(source)
         work["to_gpu"] = lambda: on_gpu.copy_(source)
     return work
+
+
+def _overflow_check(gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Search float16 gradients for infinite values and for those that are not numbers, as ZeRO-3 does."""
+    return torch.isinf(gradients).any(), torch.isnan(gradients).any()

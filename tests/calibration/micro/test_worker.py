@@ -95,7 +95,14 @@ def test_the_parts_of_an_optimizer_step() -> None:
         {count for count in (1, 2, 4, 8, 16) if count <= cores} | {cores}
     )
     assert all({"threads", "parameters", "seconds", "seconds_spread"} <= set(row) for row in found["steps"])
-    assert {"scale_seconds", "round_seconds", "round_fresh_seconds"} <= set(found["steps"][-1])
+    around = {"scale_seconds", "round_seconds", "round_fresh_seconds", "overflow_check_seconds"}
+    assert around <= set(found["steps"][-1])
+    assert [row["threads"] for row in found["overflow_checks"]] == [
+        count for count in (1, 4) if count <= cores
+    ]
+    for check in found["overflow_checks"]:
+        assert check["parameters"] == found["steps"][-1]["parameters"] // 8
+        assert 0 < check["seconds"] <= check["seconds_spread"][1]
 
 
 @pytest.mark.slow
@@ -104,5 +111,6 @@ def test_adam_in_two_processes_at_once() -> None:
     raw = measure(request("cpu_adam")._replace(gpus=2), progress=ignore)
     (row,) = raw["sections"]["cpu_adam_together"]["2"]["together"]
     assert (row["processes"], row["threads"]) == (2, max(1, len(os.sched_getaffinity(0)) // 2))
-    assert [len(row[name]) for name in ("seconds", "scale_seconds", "round_fresh_seconds")] == [2, 2, 2]
+    names = ("seconds", "scale_seconds", "round_fresh_seconds", "overflow_check_seconds")
+    assert [len(row[name]) for name in names] == [2, 2, 2, 2]
     assert all(seconds > 0 for seconds in row["seconds"])
