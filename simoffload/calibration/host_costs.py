@@ -38,11 +38,11 @@ __all__ = [
     "decode_observation",
     "module_events",
     "of_real_models",
+    "quiet",
     "rough_factor",
     "simulated",
     "trace_observations",
     "training_observations",
-    "typical",
 ]
 
 INFERENCE = (
@@ -86,8 +86,8 @@ _NUDGE = {"graph": 0.05}
 """The increase of a cost for counting its events; others get ``_NUDGE_S``."""
 _NUDGE_S = 20e-6  # [s]
 _PICO = 1e-12
-_TRIMMED = 0.1
-"""The share of the shortest and of the longest repetitions that do not count."""
+_QUIET = 0.25
+"""The quantile of repetitions that counts as a host's own speed."""
 TRACED = "traced"
 
 
@@ -122,16 +122,15 @@ def of_real_models(values: Mapping[str, float]) -> dict[str, float]:
     return {key: value * factors.get(key, 1.0) for key, value in values.items()}
 
 
-def typical(times: Sequence[float]) -> tuple[float, float]:
-    """Return the geometric mean of the times [s] and its relative standard deviation, 0 for a single time.
+def quiet(times: Sequence[float]) -> tuple[float, float]:
+    """Return the first quartile of the times [s] and its relative standard deviation, 0 for a single time.
 
-    The extreme tenths are left out. A host that is slow for half of the time counts with both of its speeds,
-    as a step of a real model sees both; the median would be one of them.
+    A host that is shared with others has stretches of time, of seconds to minutes, in which everything takes
+    up to twice as long; the lower quartile is the time without them. By how much a host changes its speed is
+    its factor's spread.
     """
-    ordered = np.log(sorted(times))
-    cut = int(_TRIMMED * len(ordered))
-    kept = ordered[cut : len(ordered) - cut]
-    return float(np.exp(kept.mean())), float(kept.std() / np.sqrt(len(kept)))
+    logs = np.log(times)
+    return float(np.exp(np.quantile(logs, _QUIET))), float(logs.std() / np.sqrt(len(logs)))
 
 
 def simulated(plan: Plan, part: StepPart | None, values: Mapping[str, float]) -> float:
@@ -172,7 +171,7 @@ def decode_observation(
         events.update(one)
     counts = np.array([float(events[key]) for key in COSTS])
     base = simulated(plan, None, around) - float(counts @ np.array([around[key] for key in COSTS]))
-    return Observation(run["name"], "decode", run["ranks"], *typical(_decode_times(run)), base, counts)
+    return Observation(run["name"], "decode", run["ranks"], *quiet(_decode_times(run)), base, counts)
 
 
 def _decode_times(run: Mapping[str, Any]) -> list[float]:
@@ -350,7 +349,7 @@ def training_observations(
             nudge = _NUDGE.get(key, _NUDGE_S)
             counts[index] = (simulated(plan, part, {**around, key: around[key] + nudge}) - base) / nudge
         base -= float(counts @ np.array([around[key] for key in COSTS]))
-        yield Observation(run["name"], part.phase, run["ranks"], *typical(times), base, counts)
+        yield Observation(run["name"], part.phase, run["ranks"], *quiet(times), base, counts)
 
 
 def _part_times(run: Mapping[str, Any], part: StepPart, plan: ZeroTrainingPlan) -> list[float]:
