@@ -99,6 +99,8 @@ class ComparedFile(NamedTuple):
     platform: str
     """Id or path of the platform for the predictions."""
     machine: dict[str, Any]
+    date: str
+    """The day on which the runs were recorded; empty if the file does not state it."""
     runs: tuple[ComparedRun, ...]
     remarks: tuple[str, ...]
 
@@ -155,7 +157,7 @@ def compare_file(
     for run in records.runs:
         progress(run.name)
         runs.append(_compare(run, within, first=first))
-    return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
+    return ComparedFile(path, chosen, records.machine, records.date, tuple(runs), remarks)
 
 
 def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
@@ -253,6 +255,7 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
                 "path": str(file.path),
                 "platform": file.platform,
                 "machine": file.machine,
+                "date": file.date,
                 "remarks": list(file.remarks),
                 "runs": [_run(run) for run in file.runs],
             }
