@@ -18,7 +18,7 @@ from simoffload.planning.confidence import CalibrationError, calibration_errors
 from simoffload.planning.published_ratios import PublishedRatio
 from validation.accuracy import held_out, short_table
 from validation.figures import drawings
-from validation.measured import Profile, compare_measured, error_rows
+from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
 
@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
     drawn = drawings(runs)
     images = [(f"images/{one.name}", one.about) for one in drawn]
     page, front = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT))
-    page = inserted(page, "measured", measured_tables(by_profile, images))
+    page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
         _ERRORS: _csv(CalibrationError._fields, error_rows(runs)),

@@ -23,6 +23,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 __all__ = [
     "PARTS",
     "PASSES",
+    "MeasuredMachine",
     "MeasuredRun",
     "Profile",
     "SettingPair",
@@ -30,6 +31,7 @@ __all__ = [
     "compare_measured",
     "counted",
     "error_rows",
+    "measured_machines",
     "same_kind",
     "setting_pairs",
 ]
@@ -71,14 +73,15 @@ def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[
         for path in sorted((folder / part).glob("*/runs*.json")):
             machine = path.parent.name
             platform = _elsewhere(folder, machine) if profile == "own" else None
+            records = read_records(path)
             if profile == "same kind":
-                platform = same_kind(folder, machine, read_records(path))
+                platform = same_kind(folder, machine, records)
                 if platform is None:
                     continue
             file = compare_file(path, platform=platform, own_profile=profile == "own", first=False)
             if profile == "own" and file.remarks:
                 raise ValueError(f"{path}: {'; '.join(file.remarks)}")
-            found += [MeasuredRun(part, machine, file.date, compared) for compared in file.runs]
+            found += [MeasuredRun(part, machine, records.date, compared) for compared in file.runs]
     return tuple(found)
 
 
@@ -89,21 +92,37 @@ def _elsewhere(folder: Path, machine: str) -> str | None:
     return str(found[0]) if len(found) == 1 else None
 
 
-class _MeasuredMachine(NamedTuple):
+class MeasuredMachine(NamedTuple):
     """What a record of ``calibrate micro`` states of a machine."""
 
     name: str
     gpu: str
     gpus: int
-    sections: frozenset[str]
+    date: str
+    sections: tuple[str, ...]
 
 
 @cache
-def _measured_machine(record: Path) -> _MeasuredMachine:
+def _measured_machine(record: Path) -> MeasuredMachine:
     raw = read_record(record)
     about = raw["machine"]
     gpu = (about.get("gpu") or {"name": ""})["name"]
-    return _MeasuredMachine(record.parent.name, gpu, about.get("gpus") or 0, frozenset(raw["sections"]))
+    sections = tuple(sorted(raw["sections"]))
+    return MeasuredMachine(record.parent.name, gpu, about.get("gpus") or 0, raw["date"], sections)
+
+
+def measured_machines(folder: Path = _FOLDER) -> Iterator[MeasuredMachine]:
+    """Yield every machine once, in order of their names; one without a record has that of its runs."""
+    folders: dict[str, list[Path]] = {}
+    for place in sorted(folder.glob("*/*/")):
+        folders.setdefault(place.name, []).append(place)
+    for name, places in sorted(folders.items()):
+        records = [place / "micro.json" for place in places if (place / "micro.json").is_file()]
+        if records:
+            yield _measured_machine(records[0])
+            continue
+        runs = read_records(next(path for place in places for path in place.glob("runs*.json")))
+        yield MeasuredMachine(name, runs.gpu, int(runs.machine.get("gpus") or 1), runs.date, ())
 
 
 def same_kind(folder: Path, machine: str, records: Records) -> str | None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from simoffload.calibration.compare import ComparedRun, Errors, errors
 from simoffload.calibration.records import RecordedRun
 from validation.accuracy import accuracy_table, held_out, limit_table, table
-from validation.measured import PARTS, PASSES, MeasuredRun, Profile, changed, counted, setting_pairs
+from validation.measured import (
+    PARTS,
+    PASSES,
+    MeasuredMachine,
+    MeasuredRun,
+    Profile,
+    changed,
+    counted,
+    setting_pairs,
+)
 
 __all__ = ["measured_tables"]
 
@@ -35,6 +45,10 @@ _ABOUT_ACCURACY = (
     "FSDP was measured on one machine of each kind only. Runs from drives are in the first column only, "
     "because drives differ."
 )
+_ABOUT_MACHINES = (
+    "Components are the sections of a machine's record of `calibrate micro`; `h200-i` has none and uses the "
+    "profile of `h200-f`."
+)
 _ABOUT_LIMITS = (
     "Limits. The part of the model in an interval is the mean error of these held-out runs with own profiles "
     "([explanations.md](explanations.md)), so that its width is no independent prediction."
@@ -46,12 +60,17 @@ _ABOUT_PROFILES = (
 Rows = Sequence[MeasuredRun]
 
 
-def measured_tables(by_profile: Mapping[Profile, Rows], images: Iterable[tuple[str, str]] = ()) -> str:
+def measured_tables(
+    by_profile: Mapping[Profile, Rows],
+    machines: Iterable[MeasuredMachine] = (),
+    images: Iterable[tuple[str, str]] = (),
+) -> str:
     """Write all tables; ``by_profile`` has the same runs with each profile, ``images`` pairs (path, text)."""
     runs = by_profile["own"]
     zero = [run for run in runs if run.group == "zero"]
     inference = [run for run in zero if not run.compared.run.training]
-    sections = ["### Errors and intervals by profile", f"{held_out(runs)}. {_ABOUT_ACCURACY}"]
+    sections = ["### Machines", _ABOUT_MACHINES, _machines(machines, runs)]
+    sections += ["### Errors and intervals by profile", f"{held_out(runs)}. {_ABOUT_ACCURACY}"]
     sections += [accuracy_table(by_profile), _ABOUT_LIMITS, limit_table(by_profile)]
     sections += ["### Errors with own profiles", _set_errors(runs)]
     sections += [f"![{text}]({path})" for path, text in images]
@@ -71,6 +90,27 @@ def measured_tables(by_profile: Mapping[Profile, Rows], images: Iterable[tuple[s
         _setting_effects(zero),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _machines(machines: Iterable[MeasuredMachine], runs: Rows) -> str:
+    rows = []
+    for one in machines:
+        sets = [
+            _counts([run for run in runs if (run.part, run.machine) == (part, one.name)]) for part in PARTS
+        ]
+        rows.append((one.name, one.gpu, str(one.gpus), one.date, ", ".join(one.sections), *sets))
+    return table(
+        "machine | GPU | GPUs | day | components measured | runs in fit | held-out runs", rows, right=7
+    )
+
+
+def _counts(runs: Rows) -> str:
+    """Return the number of runs by kind: "6 inference, 4 training"."""
+    kinds = [
+        "FSDP" if run.group == "fsdp" else "training" if run.compared.run.training else "inference"
+        for run in runs
+    ]
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
 
 
 # -- errors ---------------------------------------------------------------------------------------

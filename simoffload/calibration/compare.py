@@ -99,8 +99,6 @@ class ComparedFile(NamedTuple):
     platform: str
     """Id or path of the platform for the predictions."""
     machine: dict[str, Any]
-    date: str
-    """The day on which the runs were recorded; empty if the file does not state it."""
     runs: tuple[ComparedRun, ...]
     remarks: tuple[str, ...]
 
@@ -157,7 +155,7 @@ def compare_file(
     for run in records.runs:
         progress(run.name)
         runs.append(_compare(run, within, first=first))
-    return ComparedFile(path, chosen, records.machine, records.date, tuple(runs), remarks)
+    return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
 
 
 def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
@@ -202,15 +200,10 @@ def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
 def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
     measured = run.measured()
     prediction = predict(run, settings, first=first)
-    names = dict.fromkeys([*measured, *prediction.seconds])
+    predicted, naive, intervals = prediction.seconds, prediction.naive, prediction.intervals
+    names = dict.fromkeys([*measured, *predicted])
     passes = tuple(
-        ComparedPass(
-            name,
-            measured.get(name),
-            prediction.seconds.get(name),
-            prediction.naive.get(name),
-            prediction.intervals.get(name),
-        )
+        ComparedPass(name, measured.get(name), predicted.get(name), naive.get(name), intervals.get(name))
         for name in names
         if first or name != "first pass"
     )
@@ -255,7 +248,6 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
                 "path": str(file.path),
                 "platform": file.platform,
                 "machine": file.machine,
-                "date": file.date,
                 "remarks": list(file.remarks),
                 "runs": [_run(run) for run in file.runs],
             }
@@ -266,9 +258,7 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
 
 
 def _plain(summary: Errors | None) -> dict[str, Any] | None:
-    if summary is None:
-        return None
-    return {name: value for name, value in summary._asdict().items() if value is not None}
+    return {key: value for key, value in summary._asdict().items() if value is not None} if summary else None
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
@@ -284,12 +274,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "reason": compared.reason or None,
         "remarks": list(compared.remarks),
         "passes": [
-            {
-                **one._asdict(),
-                "inside": one.inside,
-                "error": one.error,
-                "naive_error": one.naive_error,
-            }
+            {**one._asdict(), "inside": one.inside, "error": one.error, "naive_error": one.naive_error}
             for one in compared.passes
         ],
         "streams": [row._asdict() for row in compared.streams],

@@ -24,11 +24,13 @@ from validation.measured import (
     compare_measured,
     counted,
     error_rows,
+    measured_machines,
     same_kind,
     setting_pairs,
 )
 from validation.measured_tables import measured_tables
 
+MICRO: dict[str, Any] = {"schema": "simoffload/micro/1", "date": "2026-11-20", "skipped": {}}
 KINDS = ("decode step", "prefill", "training")
 PROFILE = Path(__file__).parents[2] / "validation/measured/fit/h200-2x-l"
 
@@ -75,13 +77,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inference("drives", ds_config=nvme),
         name="runs-1.json",
     )
-    (root / "holdout" / "box-2" / "micro.json").write_text("{}")
+    record = {
+        **MICRO,
+        "machine": {"gpu": {"name": "NVIDIA H200"}, "gpus": 2},
+        "sections": {"hooks": {}, "dram": {}},
+    }
+    (root / "holdout" / "box-2" / "micro.json").write_text(json.dumps(record))
     for box in (root / "fit" / "box-1", root / "holdout" / "box-2"):
         copy_profile(box)
     return root
-
-
-MICRO: dict[str, Any] = {"schema": "simoffload/micro/1", "date": "2026-11-21", "skipped": {}}
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +287,12 @@ def test_pairs_differ_in_one_setting_only() -> None:
 
 
 def test_tables(folder: Path) -> None:
-    text = measured_tables(by_profile(folder), [("images/a.svg", "A plot")])
+    text = measured_tables(by_profile(folder), measured_machines(folder), [("images/a.svg", "A plot")])
     lines = text.splitlines()
     assert "![A plot](images/a.svg)" in lines
     heads = [line for line in lines if line.startswith("### ")]
     assert heads == [
+        "### Machines",
         "### Errors and intervals by profile",
         "### Errors with own profiles",
         "### Held-out runs",
@@ -297,6 +302,8 @@ def test_tables(folder: Path) -> None:
         "### Each run by profile",
         "### Settings",
     ]
+    assert "| box-1 | NVIDIA H200 | 1 | 2026-11-21 |  | 2 inference, 1 training |  |" in lines
+    assert "| box-2 | NVIDIA H200 | 2 | 2026-11-20 | dram, hooks |  | 4 inference |" in lines
     assert sum(line.startswith("| holdout | decode | 3 | ") for line in lines) == 1
     assert any(
         line.startswith("| holdout | box-2 | opt, hidden_size 256 | cpu | stage3_pre") for line in lines
