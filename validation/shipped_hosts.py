@@ -64,15 +64,12 @@ def measured_factor(gpu: str) -> Factor:
     dates = []
     for path in sorted(_FIT.glob("*/platform.yaml")):
         platform = load_platform(path)
-        factor = platform.host.host_factor
-        if (
-            factor is None
-            or gpu not in platform.accelerator.name
-            or not (path.parent / "micro.json").is_file()
-        ):
+        factor, name = platform.host.host_factor, path.parent.name
+        if factor is None or factor.origin != "measured" or gpu not in platform.accelerator.name:
             continue
-        factors[path.parent.name] = (factor.value, factor.spread or 0.0)
-        dates.append(factor.date.isoformat())
+        if (path.parent / "micro.json").is_file():  # without a record, the profile is another machine's
+            factors[name] = (factor.value, factor.spread or 0.0)
+            dates.append(factor.date.isoformat())
     return pooled_factor(factors, max(dates))
 
 

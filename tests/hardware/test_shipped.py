@@ -197,11 +197,15 @@ def test_accelerator_rates() -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES if path.parent.name == "host"])
 def test_thread_costs_of_another_machine_are_estimates(name: str) -> None:
-    """They were measured on a machine that is none of these hosts, and are scaled by the CPU's speed."""
+    """They were measured on a machine that is none of these hosts, and are scaled by the CPU's speed.
+
+    Those of hosts with a factor are in tests/validation/test_shipped_hosts.py.
+    """
     host = load_profile("host", name)
     assert isinstance(host, Host)
     costs = host.deepspeed
     assert {getattr(costs, field).origin for field in type(costs).model_fields} == {"estimate"}
     scale = costs.hook.value / 121.4e-6
     assert 0.5 < scale < 2
-    assert costs.gathered_parameter.value == pytest.approx(22.32e-6 * scale, rel=0.01)
+    if host.host_factor is None:
+        assert costs.gathered_parameter.value == pytest.approx(22.32e-6 * scale, rel=0.01)
