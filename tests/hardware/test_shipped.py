@@ -154,6 +154,21 @@ def test_dgx_a100_storage() -> None:
     assert [share(machine, f"raid.{i} -> plx{i}", drives) for i in range(4)] == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("platform", "each"), [("dgx-h200", (55.5, 55.5, 47.7, 47.7)), ("h200-8gpu-vm", (55.5, 50.3, 25.1, 22.7))]
+)
+def test_gpus_that_copy_at_once_share_a_socket(platform: str, each: tuple[float, ...]) -> None:
+    """The machine with eight GPUs gave 50.8, 50.6, 25.2 and 22.7 GB/s to each of 1, 2, 4 and 8."""
+    machine = load_platform(platform).machine()
+    for gpus, rate in zip((1, 2, 4, 8), each, strict=True):
+        shares: dict[int, Any] = {}
+        for gpu in range(gpus):
+            for index, part in machine.host_to_device(gpu, pinned=True).hops:
+                shares[index] = shares.get(index, 0) + part
+        slowest = min(machine.resources[index].capacity / total for index, total in shares.items())
+        assert float(slowest) / GB == pytest.approx(rate, rel=0.01)
+
+
 def test_dgx_2_first_ranks_have_a_tree_each() -> None:
     """Memory to the GPUs of a tree is limited to one cable; four ranks use four."""
     machine = load_platform("dgx-2").machine()
