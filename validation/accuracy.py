@@ -143,7 +143,7 @@ def _short_cell(found: Errors | None) -> str:
     text = f"{found.mean * 100:.1f} %, worst {worst}"
     if found.inside is None or found.half_width is None:
         return text
-    return f"{text}; {found.inside} of {found.runs} inside ±{found.half_width * 100:.0f} %"
+    return f"{text}; {found.inside} of {found.runs} inside (±{found.half_width * 100:.0f} %)"
 
 
 def limit_table(by_profile: ByProfile) -> str:
