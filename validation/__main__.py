@@ -1,8 +1,8 @@
 """``python -m validation`` predicts all measured and published figures and writes the files that report them.
 
-These are docs/VALIDATION.md between its marks, its drawings in docs/images, and the two tables of the
-package. ``python -m validation ID…`` prints only the published figures whose id begins with ID, such as
-ddn-fit.
+These are docs/VALIDATION.md and README.md between their marks, drawings in docs/images, and the two tables
+of the package. ``python -m validation ID…`` prints only the published figures whose id begins with ID, such
+as ddn-fit.
 """
 
 from __future__ import annotations
@@ -12,31 +12,36 @@ import io
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
-from simoffload.planning.confidence import CalibrationError
+from simoffload.planning.confidence import CalibrationError, calibration_errors
 from simoffload.planning.published_ratios import PublishedRatio
+from validation.accuracy import held_out, short_table
 from validation.figures import drawings
-from validation.measured import compare_measured, error_rows
+from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
 
 __all__ = ["files", "inserted"]
 
 _ROOT = Path(__file__).parents[1]
-_PAGE = "docs/VALIDATION.md"
+_PAGE, _FRONT = "docs/VALIDATION.md", "README.md"
+_ERRORS = "simoffload/planning/calibration_errors.csv"
 
 
 def files() -> dict[str, str]:
     """Return the text of every written file by its path in the repository."""
-    runs = compare_measured()
+    by_profile = {profile: compare_measured(profile=profile) for profile in get_args(Profile)}
+    runs = by_profile["own"]
     drawn = drawings(runs)
     images = [(f"images/{one.name}", one.about) for one in drawn]
-    page = (_ROOT / _PAGE).read_text("utf-8")
-    page = inserted(page, "measured", measured_tables(runs, compare_measured(own_profile=False), images))
+    page, front = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT))
+    page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
+        _ERRORS: _csv(CalibrationError._fields, error_rows(runs)),
         _PAGE: page,
-        "simoffload/planning/calibration_errors.csv": _csv(CalibrationError._fields, error_rows(runs)),
+        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),
         **{f"docs/images/{one.name}": one.svg() for one in drawn},
     }
@@ -68,7 +73,12 @@ def main(ids: Sequence[str]) -> None:
     if ids:
         sys.stdout.write(published_tables(compare_published(ids)))
         return
-    for path, text in files().items():
+    found = files()
+    if found[_ERRORS] != (_ROOT / _ERRORS).read_text("utf-8"):  # intervals follow from these errors
+        (_ROOT / _ERRORS).write_text(found[_ERRORS], encoding="utf-8")
+        calibration_errors.cache_clear()
+        found = files()
+    for path, text in found.items():
         (_ROOT / path).write_text(text, encoding="utf-8")
         sys.stdout.write(f"wrote {path}\n")
 

@@ -15,7 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFor
 
 from simoffload.calibration.records import LayerStarts
 from simoffload.units import plural
-from validation.measured import ERROR_LIMITS, PASSES, MeasuredRun, changed
+from validation.accuracy import WORST_DECODE
+from validation.measured import PASSES, MeasuredRun, changed
 
 __all__ = ["Drawing", "Point", "drawings", "points", "scatter"]
 
@@ -29,7 +30,6 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "simoffload",
 }
-_BAND = ERROR_LIMITS["decode"].worst
 _BELOW = 10
 """Naive predictions that are lower than the fastest run by more than this factor are drawn at the lower
 edge."""
@@ -128,8 +128,8 @@ def scatter(shown: Sequence[Point]) -> Figure:
     gray = {**dots, "marker": "x", "color": "#9a9a9a", "zorder": 1}
     axes.scatter(x, y, label="bytes over bandwidth", **gray)
     ends = [low, high]
-    axes.plot(ends, ends, color="#5b8c4a", linewidth=1, label=f"equal; band ±{_BAND:.0%}", zorder=1)
-    below, above = ([end * (1 + share) for end in ends] for share in (-_BAND, _BAND))
+    axes.plot(ends, ends, color="#5b8c4a", linewidth=1, label=f"equal; band ±{WORST_DECODE:.0%}", zorder=1)
+    below, above = ([end * (1 + share) for end in ends] for share in (-WORST_DECODE, WORST_DECODE))
     axes.fill_between(ends, below, above, color="#e8f0e4", zorder=0)
     axes.legend(loc="lower right")
     return figure

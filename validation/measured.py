@@ -10,28 +10,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from simoffload.calibration.compare import ComparedRun, Errors, compare_file, errors
-from simoffload.calibration.records import RecordedRun
+from simoffload.calibration.compare import ComparedRun, compare_file, errors
+from simoffload.calibration.micro.record import read_record
+from simoffload.calibration.records import RecordedRun, Records, read_records
 from simoffload.planning.confidence import CalibrationError, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 
 __all__ = [
-    "ERROR_LIMITS",
     "PARTS",
     "PASSES",
-    "ErrorLimit",
+    "MeasuredMachine",
     "MeasuredRun",
+    "Profile",
     "SettingPair",
-    "Verdict",
     "changed",
     "compare_measured",
     "counted",
     "error_rows",
+    "measured_machines",
+    "same_kind",
     "setting_pairs",
-    "verdicts",
 ]
 
 PARTS = ("fit", "holdout")
@@ -40,18 +42,8 @@ _GROUPS = ("zero", "fsdp")
 _FOLDER = Path(__file__).parent / "measured"
 
 
-class ErrorLimit(NamedTuple):
-    """The largest errors that are acceptable on held-out runs, without their sign."""
-
-    mean: float
-    worst: float
-
-
-ERROR_LIMITS = {
-    "decode": ErrorLimit(0.05, 0.12),
-    "prefill": ErrorLimit(0.08, 0.20),
-    "step": ErrorLimit(0.08, 0.20),
-}
+Profile = Literal["own", "same kind", "shipped"]
+"""Profile that predicts a run: measured on the same machine, on another one of its kind, or shipped."""
 
 
 class MeasuredRun(NamedTuple):
@@ -60,6 +52,8 @@ class MeasuredRun(NamedTuple):
     part: str
     """The set of the run: fit or holdout."""
     machine: str
+    date: str
+    """The day of the run."""
     compared: ComparedRun
 
     @property
@@ -68,38 +62,26 @@ class MeasuredRun(NamedTuple):
         return self.compared.run.group
 
 
-class Verdict(NamedTuple):
-    """The errors of one kind of pass on one set, with their limit."""
-
-    part: str
-    name: str
-    ours: Errors
-    naive: Errors
-    bar: ErrorLimit | None
-
-    @property
-    def holds(self) -> bool | None:
-        """Return whether the errors are within the limit; None without a limit."""
-        if self.bar is None:
-            return None
-        return self.ours.mean <= self.bar.mean and abs(self.ours.worst) <= self.bar.worst
-
-
-def compare_measured(folder: Path = _FOLDER, *, own_profile: bool = True) -> tuple[MeasuredRun, ...]:
+def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[MeasuredRun, ...]:
     """Predict every recorded run, except for its first pass.
 
-    With ``own_profile`` the platform was measured on the run's machine, else it is a shipped one. Raises
-    InputError for a wrong file, and ValueError if a machine has no profile of its own.
+    Runs for which no other machine of their kind was measured are left out with the profile "same kind".
+    Raises InputError for a wrong file, and ValueError if a machine has no profile of its own.
     """
     found: list[MeasuredRun] = []
     for part in PARTS:
         for path in sorted((folder / part).glob("*/runs*.json")):
             machine = path.parent.name
-            platform = _elsewhere(folder, machine) if own_profile else None
-            file = compare_file(path, platform=platform, own_profile=own_profile, first=False)
-            if own_profile and file.remarks:
+            platform = _elsewhere(folder, machine) if profile == "own" else None
+            records = read_records(path)
+            if profile == "same kind":
+                platform = same_kind(folder, machine, records)
+                if platform is None:
+                    continue
+            file = compare_file(path, platform=platform, own_profile=profile == "own", first=False)
+            if profile == "own" and file.remarks:
                 raise ValueError(f"{path}: {'; '.join(file.remarks)}")
-            found += [MeasuredRun(part, machine, compared) for compared in file.runs]
+            found += [MeasuredRun(part, machine, records.date, compared) for compared in file.runs]
     return tuple(found)
 
 
@@ -110,6 +92,61 @@ def _elsewhere(folder: Path, machine: str) -> str | None:
     return str(found[0]) if len(found) == 1 else None
 
 
+class MeasuredMachine(NamedTuple):
+    """What a record of ``calibrate micro`` states of a machine."""
+
+    name: str
+    gpu: str
+    gpus: int
+    date: str
+    sections: tuple[str, ...]
+
+
+@cache
+def _measured_machine(record: Path) -> MeasuredMachine:
+    raw = read_record(record)
+    about = raw["machine"]
+    gpu = (about.get("gpu") or {"name": ""})["name"]
+    sections = tuple(sorted(raw["sections"]))
+    return MeasuredMachine(record.parent.name, gpu, about.get("gpus") or 0, raw["date"], sections)
+
+
+def measured_machines(folder: Path = _FOLDER) -> Iterator[MeasuredMachine]:
+    """Yield every machine once, in order of their names; one without a record has that of its runs."""
+    folders: dict[str, list[Path]] = {}
+    for place in sorted(folder.glob("*/*/")):
+        folders.setdefault(place.name, []).append(place)
+    for name, places in sorted(folders.items()):
+        records = [place / "micro.json" for place in places if (place / "micro.json").is_file()]
+        if records:
+            yield _measured_machine(records[0])
+            continue
+        runs = read_records(next(path for place in places for path in place.glob("runs*.json")))
+        yield MeasuredMachine(name, runs.gpu, int(runs.machine.get("gpus") or 1), runs.date, ())
+
+
+def same_kind(folder: Path, machine: str, records: Records) -> str | None:
+    """Return the profile of another machine of the fit set that has the GPU of these runs, and as many.
+
+    The host thread of DeepSpeed, or the functions of FSDP, must have been measured there. Of several machines
+    it is the one with the fewest GPUs, then with the most sections measured, then the first by name.
+    """
+    needed = "fsdp" if records.runs[0].group == "fsdp" else "hooks"
+    others = [
+        one
+        for platform in (folder / "fit").glob("*/platform.yaml")
+        if (platform.parent / "micro.json").is_file()
+        and (one := _measured_machine(platform.parent / "micro.json")).name != machine
+        and one.gpu == records.gpu
+        and one.gpus >= int(records.machine.get("gpus") or 1)
+        and needed in one.sections
+    ]
+    if not others:
+        return None
+    other = min(others, key=lambda one: (one.gpus, -len(one.sections), one.name))
+    return str(folder / "fit" / other.name / "platform.yaml")
+
+
 def counted(
     runs: Iterable[MeasuredRun], *, part: str | None = None, group: str = "zero"
 ) -> list[ComparedRun]:
@@ -118,16 +155,6 @@ def counted(
 
 
 # -- errors ---------------------------------------------------------------------------------------
-
-
-def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
-    """Return the errors of ZeRO by set and kind of pass; the held-out set has limits."""
-    for part in PARTS:
-        mine = counted(runs, part=part)
-        for name in PASSES:
-            ours, naive = errors(mine, name), errors(mine, name, naive=True)
-            if ours and naive:
-                yield Verdict(part, name, ours, naive, ERROR_LIMITS.get(name) if part == "holdout" else None)
 
 
 def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from simoffload.calibration.compare import ComparedRun, Errors, errors
 from simoffload.calibration.records import RecordedRun
-from validation.measured import PARTS, MeasuredRun, changed, counted, setting_pairs, verdicts
+from validation.accuracy import accuracy_table, held_out, limit_table, table
+from validation.measured import (
+    PARTS,
+    PASSES,
+    MeasuredMachine,
+    MeasuredRun,
+    Profile,
+    changed,
+    counted,
+    setting_pairs,
+)
 
 __all__ = ["measured_tables"]
 
@@ -15,6 +26,7 @@ _NOT_SIZES = ("name", "family", "dtype", "attention", "tie_word_embeddings")
 _SHORT = {"num_hidden_layers": "layers", "n_layer": "layers"}
 _INFERENCE = ("decode", "prefill")
 _TRAINING = ("forward", "backward", "optimizer", "step")
+_COMPARED = ("decode", "prefill", "step")
 
 _LEGEND = (
     "In the tables of runs, times are in ms: measured, simulated with its error, and the error of the naive "
@@ -25,20 +37,42 @@ _ABOUT_FSDP = (
     "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; the tables above exclude "
     "them. Complete steps were timed separately from their parts, which have a wait after each."
 )
-_ABOUT_SHIPPED = (
-    "The same runs predicted with the shipped platform of the same GPU, as for a machine of this kind "
-    "without measurements (its host costs are means over the machines of the fit set); storage is left "
-    "out, because drives differ."
+_ABOUT_ACCURACY = (
+    "Each cell: number of runs · mean absolute error · worst error · share of measured times inside the 80 % "
+    "interval · median half-width of the interval, (P90 - P10) / 2 over the prediction. *Another machine of "
+    "the kind* is one of `fit/` with the same GPU and at least as many GPUs, on which the host thread was "
+    "measured: the one with the fewest GPUs, then with the most sections measured, then the first by name. "
+    "FSDP was measured on one machine of each kind only. Runs from drives are in the first column only, "
+    "because drives differ."
 )
-
+_ABOUT_MACHINES = (
+    "Components are the sections of a machine's record of `calibrate micro`; `h200-i` has none and uses the "
+    "profile of `h200-f`."
+)
+_ABOUT_LIMITS = (
+    "Limits. The part of the model in an interval is the mean error of these held-out runs with own profiles "
+    "([explanations.md](explanations.md)), so that its width is no independent prediction."
+)
+_ABOUT_PROFILES = (
+    "Errors of each run by the profile that predicts it; measured times outside the 80 % interval have their "
+    "error in bold."
+)
 Rows = Sequence[MeasuredRun]
 
 
-def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]] = ()) -> str:
-    """Write all tables; ``shipped`` are the runs with shipped profiles, ``images`` pairs (path, text)."""
+def measured_tables(
+    by_profile: Mapping[Profile, Rows],
+    machines: Iterable[MeasuredMachine] = (),
+    images: Iterable[tuple[str, str]] = (),
+) -> str:
+    """Write all tables; ``by_profile`` has the same runs with each profile, ``images`` pairs (path, text)."""
+    runs = by_profile["own"]
     zero = [run for run in runs if run.group == "zero"]
     inference = [run for run in zero if not run.compared.run.training]
-    sections = ["### Errors", _verdicts(runs)]
+    sections = ["### Machines", _ABOUT_MACHINES, _machines(machines, runs)]
+    sections += ["### Errors and intervals by profile", f"{held_out(runs)}. {_ABOUT_ACCURACY}"]
+    sections += [accuracy_table(by_profile), _ABOUT_LIMITS, limit_table(by_profile)]
+    sections += ["### Errors with own profiles", _set_errors(runs)]
     sections += [f"![{text}]({path})" for path, text in images]
     sections += ["Errors by offload of the parameters:", _errors_by("offload", runs, lambda run: run.offload)]
     sections += ["By number of GPUs:", _errors_by("GPUs", runs, lambda run: str(run.ranks)), _LEGEND]
@@ -49,7 +83,7 @@ def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]]
     sections += ["### Training", _training(training), *_reasons(training)]
     fsdp = [run for run in runs if run.group == "fsdp"]
     sections += ["### FSDP", _ABOUT_FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
-    sections += ["### With shipped profiles alone", _ABOUT_SHIPPED, *_shipped(runs, shipped)]
+    sections += ["### Each run by profile", _ABOUT_PROFILES, _run_errors(by_profile)]
     sections += [
         "### Settings",
         "Time after a change of one setting over the time before it, on one machine:",
@@ -58,26 +92,39 @@ def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]]
     return "\n\n".join(sections) + "\n"
 
 
-def _table(head: str, rows: Iterable[Sequence[str]], *, right: int) -> str:
-    """Write one table; columns from number ``right`` on are aligned to the right."""
-    columns = len(head.split(" | "))
-    rule = " | ".join("---" if number < right else "---:" for number in range(columns))
-    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
-    return "\n".join(f"| {line} |" for line in (head, rule, *lines))
+def _machines(machines: Iterable[MeasuredMachine], runs: Rows) -> str:
+    rows = []
+    for one in machines:
+        sets = [
+            _counts([run for run in runs if (run.part, run.machine) == (part, one.name)]) for part in PARTS
+        ]
+        rows.append((one.name, one.gpu, str(one.gpus), one.date, ", ".join(one.sections), *sets))
+    return table(
+        "machine | GPU | GPUs | day | components measured | runs in fit | held-out runs", rows, right=7
+    )
+
+
+def _counts(runs: Rows) -> str:
+    """Return the number of runs by kind: "6 inference, 4 training"."""
+    kinds = [
+        "FSDP" if run.group == "fsdp" else "training" if run.compared.run.training else "inference"
+        for run in runs
+    ]
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
 
 
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def _verdicts(runs: Rows) -> str:
+def _set_errors(runs: Rows) -> str:
     rows = []
-    for one in verdicts(runs):
-        bar = f"mean {one.bar.mean:.0%}, worst {one.bar.worst:.0%}" if one.bar else ""
-        holds = {True: "yes", False: "**no**", None: ""}[one.holds]
-        numbers = (str(one.ours.runs), *_mean_worst(one.ours), *_mean_worst(one.naive))
-        rows.append((one.part, one.name, bar, holds, *numbers))
-    head = "set | pass | limit | met | runs | mean | worst | naive, mean | naive, worst"
-    return _table(head, rows, right=4)
+    for part in PARTS:
+        mine = counted(runs, part=part)
+        for name in PASSES:
+            ours, naive = errors(mine, name), errors(mine, name, naive=True)
+            if ours:
+                rows.append((part, name, str(ours.runs), *_mean_worst(ours), *_mean_worst(naive)))
+    return table("set | pass | runs | mean | worst | naive, mean | naive, worst", rows, right=2)
 
 
 def _mean_worst(found: Errors | None) -> tuple[str, str]:
@@ -95,7 +142,7 @@ def _errors_by(what: str, runs: Rows, key: Callable[[RecordedRun], str]) -> str:
             if number:
                 rows.append((value, part, str(number), *cells))
     head = "set | runs | decode, mean | worst | naive, mean | prefill, mean | worst | naive, mean"
-    return _table(f"{what} | {head}", rows, right=2)
+    return table(f"{what} | {head}", rows, right=2)
 
 
 def _reasons(runs: Rows) -> list[str]:
@@ -139,7 +186,7 @@ def _inference(runs: Rows) -> str:
         rows.append((row.machine, _model(run), run.offload, settings, *sizes, *times, deviation))
     times_head = _head(_INFERENCE, "simulated | error | naive")
     head = f"machine | model | offload | settings | GPUs | batch | prompt | {times_head} | layers"
-    return _table(head, rows, right=4)
+    return table(head, rows, right=4)
 
 
 def _training(runs: Rows) -> str:
@@ -150,7 +197,7 @@ def _training(runs: Rows) -> str:
         about = (row.part, row.machine, _model(run), run.offload, run.optimizer, *sizes)
         rows.append((*about, *_times(row.compared, _TRAINING)))
     head = "set | machine | model | parameters | optimizer | GPUs | batch | sequence | steps"
-    return _table(f"{head} | {_head(_TRAINING, 'simulated | error')}", rows, right=5)
+    return table(f"{head} | {_head(_TRAINING, 'simulated | error')}", rows, right=5)
 
 
 def _fsdp_errors(runs: Rows) -> str:
@@ -160,38 +207,39 @@ def _fsdp_errors(runs: Rows) -> str:
         for name in _TRAINING:
             found = errors(mine, name)
             rows.append((part, machine, name, str(found.runs if found else 0), *_mean_worst(found)))
-    return _table("set | machine | pass | runs | mean | worst", rows, right=3)
+    return table("set | machine | pass | runs | mean | worst", rows, right=3)
 
 
 def _fsdp(runs: Rows) -> str:
     head = f"set | machine | run: batch x sequence | {_head(_TRAINING, 'simulated | error')}"
-    return _table(head, (_named(row, _TRAINING) for row in runs), right=3)
+    return table(head, (_named(row, _TRAINING) for row in runs), right=3)
 
 
 def _named(row: MeasuredRun, names: Iterable[str]) -> list[str]:
     return [row.part, row.machine, row.compared.run.name, *_times(row.compared, names)]
 
 
-def _shipped(runs: Rows, shipped: Rows) -> Iterator[str]:
-    """Write the errors with both profiles over runs that have both, and the runs with the shipped profile."""
-    both = [
-        (own, other)
-        for own, other in zip(runs, shipped, strict=True)
-        if own.group == "zero" and not own.compared.reason and not other.compared.reason
-    ]
+def _run_errors(by_profile: Mapping[Profile, Rows]) -> str:
+    """Write the errors of every run with each profile, in the order of the runs with their own."""
+    found = {
+        profile: {(run.part, run.machine, run.compared.run.name): run.compared for run in runs}
+        for profile, runs in by_profile.items()
+    }
     rows = []
-    for part in PARTS:
-        for name in _INFERENCE:
-            own, other = (
-                errors((pair[index].compared for pair in both if pair[0].part == part), name)
-                for index in (0, 1)
-            )
-            if own and other:
-                rows.append((part, name, str(other.runs), *_mean_worst(other), *_mean_worst(own)))
-    head = "set | pass | runs | shipped, mean | worst | measured profile, mean | worst"
-    yield _table(head, rows, right=2)
-    head = f"set | machine | run | {_head(_INFERENCE, 'shipped | error')}"
-    yield _table(head, (_named(other, _INFERENCE) for _, other in both), right=3)
+    for key, own in found["own"].items():
+        if not own.reason:
+            others = [found[profile].get(key) for profile in by_profile]
+            rows.append((*key, *(_error(one, name) for name in _COMPARED for one in others)))
+    head = _head(_COMPARED, " | ".join(list(by_profile)[1:]))
+    return table(f"set | machine | run | {head}", rows, right=3)
+
+
+def _error(compared: ComparedRun | None, name: str) -> str:
+    """Return the error of a pass, in bold if the measured time is outside the interval."""
+    one = compared.find(name) if compared is not None else None
+    if one is None or one.error is None:
+        return ""
+    return f"**{one.error:+.1%}**" if one.inside is False else f"{one.error:+.1%}"
 
 
 def _setting_effects(runs: Rows) -> str:
@@ -208,7 +256,7 @@ def _setting_effects(runs: Rows) -> str:
             if all(ratios):
                 rows.append((*place, _model(run), run.offload, pair.setting, change, str(run.ranks), *cells))
     head = f"set | machine | model | offload | setting | change | GPUs | {_head(_INFERENCE, 'simulated')}"
-    return _table(head, rows, right=6)
+    return table(head, rows, right=6)
 
 
 # -- cells ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.calibration.micro.profiles import base_platform
@@ -47,6 +48,22 @@ class ComparedPass(NamedTuple):
     """[s] The simulated time."""
     naive: float | None
     """[s] The time of bytes over bandwidth."""
+    interval: tuple[float, float] | None = None
+    """[s] P10 and P90 of the predicted time: 80 % of real runs are expected between them."""
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured time is inside the interval; None if one of the two is missing."""
+        if self.measured is None or self.interval is None:
+            return None
+        return self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval's width over the predicted time."""
+        if self.predicted is None or self.interval is None:
+            return None
+        return (self.interval[1] - self.interval[0]) / 2 / self.predicted
 
     @property
     def error(self) -> float | None:
@@ -94,6 +111,10 @@ class Errors(NamedTuple):
     """The mean of the absolute errors."""
     worst: float
     """The error of the largest size, with its sign."""
+    inside: int | None = None
+    """The number of measured times inside their 80 % interval; None for predictions without one."""
+    half_width: float | None = None
+    """The median of half of the intervals' width over the predicted time."""
 
 
 def _relative(value: float | None, measured: float | None) -> float | None:
@@ -179,9 +200,10 @@ def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
 def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
     measured = run.measured()
     prediction = predict(run, settings, first=first)
-    names = dict.fromkeys([*measured, *prediction.seconds])
+    predicted, naive, intervals = prediction.seconds, prediction.naive, prediction.intervals
+    names = dict.fromkeys([*measured, *predicted])
     passes = tuple(
-        ComparedPass(name, measured.get(name), prediction.seconds.get(name), prediction.naive.get(name))
+        ComparedPass(name, measured.get(name), predicted.get(name), naive.get(name), intervals.get(name))
         for name in names
         if first or name != "first pass"
     )
@@ -193,17 +215,20 @@ def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun
     return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers)
 
 
-def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Errors | None:
-    """Return the errors of the pass ``name`` over all runs that have both times; None if none has."""
-    values = []
-    for run in runs:
-        one = run.find(name)
-        error = None if one is None else one.naive_error if naive else one.error
-        if error is not None:
-            values.append(error)
+def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Errors | None:
+    """Return the errors of the passes ``names`` over all runs that have both times; None if none has.
+
+    Errors of the simulation also state how many measured times are inside the 80 % interval.
+    """
+    passes = [one for run in runs for name in names if (one := run.find(name)) is not None]
+    values = [error for one in passes if (error := one.naive_error if naive else one.error) is not None]
     if not values:
         return None
-    return Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
+    found = Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
+    widths = [one.half_width for one in passes if one.inside is not None and one.half_width is not None]
+    if naive or not widths:
+        return found
+    return found._replace(inside=sum(bool(one.inside) for one in passes), half_width=median(widths))
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
@@ -214,7 +239,7 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
             "predicted": _plain(errors(runs, name)),
             "naive": _plain(errors(runs, name, naive=True)),
         }
-        for name in ("decode", "prefill")
+        for name in _SUMMARIZED
     }
     return {
         "schema": SCHEMA,
@@ -233,7 +258,7 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
 
 
 def _plain(summary: Errors | None) -> dict[str, Any] | None:
-    return summary._asdict() if summary else None
+    return {key: value for key, value in summary._asdict().items() if value is not None} if summary else None
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
@@ -249,7 +274,8 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "reason": compared.reason or None,
         "remarks": list(compared.remarks),
         "passes": [
-            {**one._asdict(), "error": one.error, "naive_error": one.naive_error} for one in compared.passes
+            {**one._asdict(), "inside": one.inside, "error": one.error, "naive_error": one.naive_error}
+            for one in compared.passes
         ],
         "streams": [row._asdict() for row in compared.streams],
         "layers": None
@@ -262,10 +288,18 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
     }
 
 
-_HEAD = ("run", "ranks", "offload", "pass", "measured", "predicted", "error", "naive", "error")
-_RIGHT = {1, 4, 5, 6, 7, 8}
+_SUMMARIZED = ("decode", "prefill", "step")
+"""The passes whose errors over all files are summarized."""
+_HEAD = (
+    *("run", "ranks", "offload", "pass", "measured", "predicted", "error"),
+    *("80 % interval", "inside", "naive", "error"),
+)
+_RIGHT = {1, 4, 5, 6, 7, 9, 10}
 _LONGEST = 48
-_LEGEND = "times in ms; decode is the median step; naive is bytes over bandwidth with everything else hidden"
+_LEGEND = (
+    "times in ms; decode is the median step; 80 % of measured times are expected inside the interval; naive "
+    "is bytes over bandwidth with everything else hidden"
+)
 _PER_STEP = "one decode step on rank 0, ms"
 _PER_STEP_LEGEND = (
     "measured: tracing slows the host thread, which waits within fetches; gathers include the wait for other "
@@ -310,7 +344,9 @@ def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
     row_head = (name, str(run.ranks), run.offload)
     for one in compared.passes:
         times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
-        yield (*row_head, one.name, *times, _ms(one.naive), _percent(one.naive_error))
+        ends = f"{_ms(one.interval[0])} to {_ms(one.interval[1])}" if one.interval else ""
+        inside = {True: "yes", False: "no", None: ""}[one.inside]
+        yield (*row_head, one.name, *times, ends, inside, _ms(one.naive), _percent(one.naive_error))
         row_head = ("", "", "")
 
 
@@ -342,10 +378,11 @@ def _stream(row: StreamRow, value: float | None) -> str:
 def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
     runs = [run for file in files for run in file.runs]
     parts = [plural(len(runs), "run")]
-    for name in ("decode", "prefill"):
+    for name in _SUMMARIZED:
         ours, naive = errors(runs, name), errors(runs, name, naive=True)
-        if ours and naive:
-            parts.append(f"{name} ({ours.runs}): error {_error_text(ours)}; naive {_error_text(naive)}")
+        if ours:
+            text = f"{name} ({ours.runs}): error {_error_text(ours)}, {ours.inside} inside the 80 % interval"
+            parts.append(f"{text}; naive {_error_text(naive)}" if naive else text)
     yield ". ".join(parts) + "."
 
 

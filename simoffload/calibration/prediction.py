@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from simoffload.calibration.records import RecordedRun
 from simoffload.documents import Document
-from simoffload.engine import execute
 from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
 from simoffload.models import ModelShape, forward_cost
 from simoffload.models.shape import SINGLE, Attention
+from simoffload.planning.confidence import confidence
+from simoffload.results import InferenceResult, SimulationResult
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
-from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import ForwardPass
@@ -28,7 +28,6 @@ from simoffload.workload import Inference
 
 __all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]
 
-_PICO = 1e-12
 _STORAGE_KINDS = ("nvme", "nvmeof", "nfs", "pfs")
 
 
@@ -52,11 +51,13 @@ class Prediction(NamedTuple):
     """The reason why there are no times; empty if there are times."""
     seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
     """[s] Simulated time by pass, with the names of ``RecordedRun.measured``."""
+    intervals: dict[str, tuple[float, float]] = {}  # noqa: RUF012
+    """[s] P10 and P90 of the time by pass: 80 % of real runs are expected between them."""
     naive: dict[str, float] = {}  # noqa: RUF012
     """[s] Time by pass as bytes over bandwidth."""
     model: ModelShape | None = None
     decode: Timeline | None = None
-    """The timeline of the middle decode step."""
+    """The timeline of the first simulated decode step."""
     remarks: tuple[str, ...] = ()
 
 
@@ -142,30 +143,36 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
     plan, workload = scenario.plan(), scenario.scenario.workload
     assert isinstance(workload, Inference)
     assert isinstance(plan, ZeroInferencePlan)
+    result = simulate(scenario, keep_timelines=True)
+    assert isinstance(result, InferenceResult)
     prompt, middle = workload.prompt_length, (1 + workload.decode_steps) // 2
-    passes = {"prefill": plan.forward("prefill", prompt, prompt)}
+    passes = {"prefill": ("ttft_s", plan.forward("prefill", prompt, prompt))}
     if first:
-        passes = {"first pass": plan.forward("first pass", prompt, prompt, first=True), **passes}
+        first_pass = plan.forward("first pass", prompt, prompt, first=True)
+        passes = {"first pass": ("first_pass_s", first_pass), **passes}
     if middle:
-        passes["decode"] = plan.forward(f"decode {middle}", 1, prompt + middle)
-    seconds: dict[str, float] = {}
-    timeline = None
-    for name, forward in passes.items():
-        timeline = execute(plan.schedule(forward))
-        seconds[name] = timeline.makespan * _PICO
-    naive = {name: naive_seconds(plan, forward) for name, forward in passes.items()}
-    return Prediction(seconds=seconds, naive=naive, model=scenario.model, decode=timeline if middle else None)
+        passes["decode"] = ("tpot_s", plan.forward(f"decode {middle}", 1, prompt + middle))
+    return _predicted(result, {name: metric for name, (metric, _) in passes.items()})._replace(
+        naive={name: naive_seconds(plan, forward) for name, (_, forward) in passes.items()},
+        model=scenario.model,
+        decode=result.timelines[result.decode[0].name] if result.decode else None,
+    )
 
 
 def _training(scenario: LoadedScenario, _first: bool) -> Prediction:
-    result = simulate(scenario)
-    assert isinstance(result, TrainingResult)
-    phases = ("forward", "backward", "optimizer")
-    seconds = {name: result.phase_s(name) or 0.0 for name in phases}
-    seconds["step"] = sum(seconds.values())
+    names = ("forward", "backward", "optimizer", "step")
+    predicted = _predicted(simulate(scenario), {name: f"{name}_s" for name in names})
     plan = scenario.plan()
     naive = naive_training(plan) if isinstance(plan, ZeroTrainingPlan) else {}
-    return Prediction(seconds=seconds, naive=naive, model=scenario.model)
+    return predicted._replace(naive=naive, model=scenario.model)
+
+
+def _predicted(result: SimulationResult, metrics: Mapping[str, str]) -> Prediction:
+    """Return the time and the interval of each pass, given the metric that is its time."""
+    values, known = result.metrics(), confidence(result).intervals()
+    seconds = {name: value for name, metric in metrics.items() if (value := values[metric]) is not None}
+    intervals = {name: known[metric] for name, metric in metrics.items() if metric in known}
+    return Prediction(seconds=seconds, intervals=intervals)
 
 
 _PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {

@@ -193,6 +193,8 @@ class Records(_Part):
 
     layout: Literal["simoffload/deepspeed-runs/1", "simoffload/fsdp-runs/1"] = Field(alias="schema")
     machine: dict[str, Any]
+    date: str = ""
+    """The day on which the runs were recorded."""
     runs: tuple[RecordedRun, ...]
 
     @property

@@ -360,9 +360,9 @@ def calibrate_deepspeed(arguments: Namespace, console: Console) -> ExitCode:
 
 _COMPARE = "predict recorded runs and compare predictions with measurements"
 _COMPARE_DESCRIPTION = """\
-Predict every run in files of "calibrate deepspeed" and compare the prediction with the measurement, and with
-a naive one: bytes over bandwidth. The platform is platform.yaml in the folder of a file or in profile/ there
-(written by "calibrate micro"), else the shipped platform with the same GPU.
+Predict every run in files of "calibrate deepspeed" and compare the prediction and its 80 % interval with the
+measurement, and with a naive one: bytes over bandwidth. The platform is platform.yaml in the folder of a file
+or in profile/ there (written by "calibrate micro"), else the shipped platform with the same GPU.
 """
 
 

@@ -45,7 +45,8 @@ DEFAULT_SPREADS = {
 }
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 _SEVERAL = 0.26
-"""Spread of the rate of several GPUs of a host that copy simultaneously, where that was not measured."""
+"""Spread of the rate of three and more GPUs of a host that copy simultaneously, where that was not measured;
+two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Spread of a rate that is an estimate without a measurement of any machine; our choice."""
 _COSTS = ("linear_call", "hook")
@@ -90,7 +91,7 @@ def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str
         ),
     }
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
-    if machine.ranks_per_node(ranks) > 1 and not own.measured(f"host/{machine.host.id}", [memory]):
+    if machine.ranks_per_node(ranks) > 2 and not own.measured(f"host/{machine.host.id}", [memory]):
         several = memory.spread if memory.spread is not None else _SEVERAL
         found[TimeInput.COPIES] = copies._replace(value=max(copies.value, several), measured=False)
     return found | _storage(machine, own)

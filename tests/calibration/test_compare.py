@@ -25,6 +25,7 @@ from simoffload.cli import calibrating
 from simoffload.cli.console import Console
 from simoffload.documents import Document
 from simoffload.errors import InputError
+from simoffload.planning.confidence import confidence
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
 from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training, write
@@ -50,15 +51,19 @@ def test_predictions_are_those_of_the_simulator(tmp_path: Path) -> None:
     compared = one(write(tmp_path, inference()))
     result = simulated()
     assert compared.reason == ""
-    assert {found.name: found.predicted for found in compared.passes} == {
-        "first pass": result.first_pass.time_s,
-        "prefill": result.prefill.time_s,
-        "decode": result.decode[1].time_s,
+    metrics = {"first pass": "first_pass_s", "prefill": "ttft_s", "decode": "tpot_s"}
+    known = confidence(result)
+    assert {found.name: (found.predicted, found.interval) for found in compared.passes} == {
+        name: (
+            pytest.approx(result.metrics()[metric], rel=1e-9),
+            pytest.approx(known.interval(metric), rel=1e-9),
+        )
+        for name, metric in metrics.items()
     }
     decode = compared.find("decode")
     assert decode is not None
     assert decode.measured == 0.021
-    assert decode.error == pytest.approx(result.decode[1].time_s / 0.021 - 1)
+    assert decode.error == pytest.approx(result.tpot_s / 0.021 - 1)
 
 
 def test_the_first_pass_may_be_left_out(tmp_path: Path) -> None:
@@ -67,18 +72,35 @@ def test_the_first_pass_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_errors_are_averaged_by_size_and_the_worst_keeps_its_sign() -> None:
-    def run(measured: float, predicted: float | None) -> ComparedRun:
-        found = ComparedPass("decode", measured, predicted, 0.5 * measured)
-        return ComparedRun(None, (found,), "", (), (), None)  # type: ignore[arg-type]
+    runs = [timed(1.0, 0.9), timed(2.0, 2.1), timed(1.0, None), timed(3.0, 3.0, name="step")]
+    assert errors(runs, "decode") == (2, pytest.approx(0.075), pytest.approx(-0.1), None, None)
+    assert errors(runs, "decode", naive=True) == (3, 0.5, -0.5, None, None)
+    assert errors(runs, "prefill") is None
+    both = errors(runs, "decode", "step")
+    assert both is not None
+    assert (both.runs, both.mean) == pytest.approx((3, 0.05))
 
-    runs = [run(1.0, 0.9), run(2.0, 2.1), run(1.0, None)]
+
+def timed(
+    measured: float,
+    predicted: float | None,
+    interval: tuple[float, float] | None = None,
+    name: str = "decode",
+) -> ComparedRun:
+    """Return a run with one pass [s], whose naive prediction is half of the measured time."""
+    found = ComparedPass(name, measured, predicted, 0.5 * measured, interval)
+    return ComparedRun(None, (found,), "", (), (), None)  # type: ignore[arg-type]
+
+
+def test_measured_times_are_counted_inside_the_interval() -> None:
+    """A bound belongs to the interval; the width counts on both sides, relative to the prediction."""
+    runs = [timed(1.0, 1.0, (0.9, 1.1)), timed(2.0, 4.0, (2.0, 8.0)), timed(1.0, 1.2, (1.1, 1.3))]
+    assert [run.passes[0].inside for run in runs] == [True, True, False]
     found = errors(runs, "decode")
     assert found is not None
-    assert (found.runs, found.mean, found.worst) == pytest.approx((2, 0.075, -0.1))
-    naive = errors(runs, "decode", naive=True)
-    assert naive is not None
-    assert (naive.runs, naive.mean, naive.worst) == (3, 0.5, -0.5)
-    assert errors(runs, "prefill") is None
+    assert (found.inside, found.half_width) == (2, pytest.approx(0.1))
+    assert timed(1.0, None).passes[0].inside is None
+    assert timed(1.0, None).passes[0].half_width is None
 
 
 # -- the platform -------------------------------------------------------------------------------
@@ -327,10 +349,14 @@ def test_the_table_has_a_line_for_every_pass(compare: Compare) -> None:
     table = [line.split() for line in lines[3:14]]
     assert table[0][:5] == ["small", "1", "cpu", "first", "pass"]
     assert table[1][:2] == ["prefill", "30.0"]
+    low, to, high, inside = table[1][4:8]
+    assert (float(low) < 30 < float(high), to) == (inside == "yes", "to")
     assert table[2][:2] == ["decode", "21.0"]
     assert table[3][:5] == ["trained", "1", "cpu", "forward", "5000.0"]
     assert [row[0] for row in table[4:7]] == ["backward", "optimizer", "step"]
     assert lines[-1].startswith("3 runs. decode (2): error ")
+    assert " inside the 80 % interval; naive " in lines[-1]
+    assert ". step (1): error " in lines[-1]
     assert "layer 0 begins" not in answer.out
 
 
@@ -346,8 +372,14 @@ def test_the_document_is_plain_data(compare: Compare) -> None:
     data = json.loads(answer.out)
     assert data["schema"] == "simoffload/calibrate-compare/1"
     assert data["summary"]["runs"] == 3
-    assert data["summary"]["decode"]["predicted"]["runs"] == 2
+    summary = data["summary"]["decode"]
+    assert summary["predicted"].keys() == {"runs", "mean", "worst", "inside", "half_width"}
+    assert summary["naive"].keys() == {"runs", "mean", "worst"}
+    assert (summary["predicted"]["runs"], data["summary"]["step"]["predicted"]["runs"]) == (2, 1)
     small, trained, two = data["files"][0]["runs"]
+    for found in small["passes"]:
+        low, high = found["interval"]
+        assert found["inside"] is (low <= found["measured"] <= high)
     assert [found["name"] for found in small["passes"]] == ["first pass", "prefill", "decode"]
     assert small["reason"] is None
     assert small["layers"]["largest_deviation"] > 0

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import xml.etree.ElementTree as ET
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any, get_args
 
 import pytest
 
-from simoffload.calibration.compare import ComparedPass, ComparedRun, Errors
-from simoffload.calibration.records import RecordedRun
+from simoffload.calibration.compare import ComparedPass, ComparedRun
+from simoffload.calibration.records import RecordedRun, read_records
 from simoffload.errors import InputError
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
+from validation.accuracy import ALL, DECODE, Limit, accuracy_table, held_out, limit_table, short_table
 from validation.measured import (
-    ERROR_LIMITS,
     MeasuredRun,
-    Verdict,
+    Profile,
     changed,
     compare_measured,
     counted,
     error_rows,
+    measured_machines,
+    same_kind,
     setting_pairs,
-    verdicts,
 )
 from validation.measured_tables import measured_tables
 
+MICRO: dict[str, Any] = {"schema": "simoffload/micro/1", "date": "2026-11-20", "skipped": {}}
 KINDS = ("decode step", "prefill", "training")
 PROFILE = Path(__file__).parents[2] / "validation/measured/fit/h200-2x-l"
 
@@ -36,12 +40,19 @@ def measured(
     *,
     part: str = "holdout",
     decode: tuple[float, float, float] | None = (1.0, 1.1, 0.5),
+    interval: tuple[float, float] | None = None,
+    machine: str = "box",
     **changes: object,
 ) -> MeasuredRun:
     """Return a run whose decode step has these measured, predicted and naive times [s]."""
     run = RecordedRun.model_validate(inference(name, **changes))
-    passes = (ComparedPass("decode", *decode),) if decode else ()
-    return MeasuredRun(part, "box", ComparedRun(run, passes, "" if decode else "no", (), (), None))
+    passes = (ComparedPass("decode", *decode, interval),) if decode else ()
+    compared = ComparedRun(run, passes, "" if decode else "no", (), (), None)
+    return MeasuredRun(part, machine, "2026-11-21", compared)
+
+
+def by_profile(folder: Path) -> dict[Profile, tuple[MeasuredRun, ...]]:
+    return {profile: compare_measured(folder, profile) for profile in get_args(Profile)}
 
 
 def copy_profile(folder: Path) -> None:
@@ -66,7 +77,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inference("drives", ds_config=nvme),
         name="runs-1.json",
     )
-    (root / "holdout" / "box-2" / "micro.json").write_text("{}")
+    record = {
+        **MICRO,
+        "machine": {"gpu": {"name": "NVIDIA H200"}, "gpus": 2},
+        "sections": {"hooks": {}, "dram": {}},
+    }
+    (root / "holdout" / "box-2" / "micro.json").write_text(json.dumps(record))
     for box in (root / "fit" / "box-1", root / "holdout" / "box-2"):
         copy_profile(box)
     return root
@@ -96,7 +112,8 @@ def test_a_machine_without_its_profile_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "fit" / "box", inference("plain"))
     with pytest.raises(ValueError, match="predicted with the shipped dgx-h200"):
         compare_measured(tmp_path)
-    assert len(compare_measured(tmp_path, own_profile=False)) == 1
+    assert len(compare_measured(tmp_path, "shipped")) == 1
+    assert compare_measured(tmp_path, "same kind") == ()
 
 
 def test_runs_are_counted_by_set(runs: tuple[MeasuredRun, ...]) -> None:
@@ -111,40 +128,15 @@ def test_runs_of_fsdp_count_apart_with_a_profile_of_the_other_set(tmp_path: Path
     runs = compare_measured(tmp_path)
     assert [(run.part, run.group) for run in runs] == [("fit", "fsdp"), ("holdout", "fsdp")]
     assert counted(runs) == []
-    assert list(verdicts(runs)) == []
+    assert DECODE.errors(runs) is None
+    assert ALL.errors(runs).runs == 1
     for part, row in zip(("fit", "holdout"), error_rows(runs), strict=True):
         (one,) = counted(runs, part=part, group="fsdp")
         error = one.find("step").error
         assert (row.group, row.part, row.work, row.place, row.runs) == ("fsdp", part, "step", "memory", 1)
         assert (row.mean, row.worst) == (round(abs(error), 4), round(error, 4))
-    text = measured_tables(runs, compare_measured(tmp_path, own_profile=False))
+    text = measured_tables(by_profile(tmp_path))
     assert "| holdout | box | held out |" in text
-
-
-def test_errors_by_set_with_bars_for_held_out_runs() -> None:
-    rows = [
-        measured(part="fit", decode=(1.0, 1.5, 0.1)),
-        measured(decode=(1.0, 1.02, 0.4)),
-        measured(decode=(1.0, 0.94, 0.6)),
-        measured(decode=None),
-    ]
-    fit, holdout = verdicts(rows)
-    assert (fit.part, fit.name, fit.bar, fit.holds) == ("fit", "decode", None, None)
-    assert (holdout.ours.runs, holdout.ours.mean, holdout.ours.worst) == pytest.approx((2, 0.04, -0.06))
-    assert holdout.naive.mean == pytest.approx(0.5)
-    assert holdout.bar == ERROR_LIMITS["decode"]
-    assert holdout.holds is True
-
-
-@pytest.mark.parametrize(
-    ("mean", "worst", "holds"),
-    [(0.05, 0.12, True), (0.05, -0.12, True), (0.051, 0.1, False), (0.01, -0.13, False)],
-)
-def test_a_bar_holds_for_the_mean_and_the_worst(mean: float, worst: float, holds: bool) -> None:
-    verdict = Verdict(
-        "holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), ERROR_LIMITS["decode"]
-    )
-    assert verdict.holds is holds
 
 
 def test_errors_by_work_and_place() -> None:
@@ -160,6 +152,100 @@ def test_errors_by_work_and_place() -> None:
     assert (memory.mean, memory.worst) == pytest.approx((0.04, -0.06))
     assert (memory.fewest_gpus, memory.most_gpus) == (1, 2)
     assert (drives.place, drives.mean, drives.most_gpus) == ("nvme", 0.25, 1)
+
+
+# -- accuracy by profile -------------------------------------------------------------------------
+
+WIDE, NARROW = (0.8, 1.25), (1.01, 1.05)
+
+
+def test_a_cell_has_errors_and_intervals_of_held_out_runs() -> None:
+    own = [
+        measured("a", decode=(1.0, 1.0, 0.5), interval=WIDE),
+        measured("b", decode=(1.0, 1.2, 0.5), interval=NARROW, ranks=2),
+        measured("seen", part="fit", decode=(1.0, 9.0, 0.5), interval=NARROW),
+    ]
+    rows = accuracy_table({"own": own, "shipped": own[:1]}).splitlines()
+    assert rows[2:] == [
+        "| decode step | 2 · 10.0% · +20.0% · 50% · ±12% | 1 · 0.0% · +0.0% · 100% · ±22% |",
+        "| decode step, 1 GPU | 1 · 0.0% · +0.0% · 100% · ±22% | 1 · 0.0% · +0.0% · 100% · ±22% |",
+        "| decode step, 2 GPUs | 1 · 20.0% · +20.0% · 0% · ±2% |  |",
+        "| all times | 2 · 10.0% · +20.0% · 50% · ±12% | 1 · 0.0% · +0.0% · 100% · ±22% |",
+    ]
+    assert "| decode step | 10.0 %, worst +20 %; 1 of 2 inside (±12 %) | no such runs |" in short_table(
+        {"own": own, "same kind": ()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode", "interval", "met"),
+    [
+        ((1.0, 1.06, 0.5), WIDE, {"mean error": True, "worst error": True, "inside": False}),
+        ((1.0, 1.1, 0.5), NARROW, {"mean error": False, "worst error": True, "inside": False}),
+        ((1.0, 0.79, 0.5), NARROW, {"mean error": False, "worst error": False, "half-width": True}),
+        ((1.0, 1.0, 0.5), (0.5, 2.0), {"half-width": False, "inside": False}),
+    ],
+)
+def test_limits_are_met_or_not(
+    decode: tuple[float, float, float], interval: tuple[float, float], met: dict[str, bool]
+) -> None:
+    """All of the times inside are too many for an 80 % interval."""
+    rows = [
+        line.split(" | ")
+        for line in limit_table({"own": [measured(decode=decode, interval=interval)]}).splitlines()[2:]
+    ]
+    found = {cells[2]: cells[-1] == "met |" for cells in rows}
+    assert {name: found[name] for name in met} == met
+    assert {cells[0] for cells in rows} == {"| measured on the same machine"}
+
+
+def test_a_limit_without_runs_has_no_value() -> None:
+    assert Limit("own", DECODE, "inside", 0.95, 0.65).value([]) is None
+
+
+def test_how_many_machines_and_days_were_held_out() -> None:
+    rows = [
+        measured(machine="h200-a", part="fit"),
+        measured(machine="h200-a"),
+        measured(machine="h100-b"),
+        measured(machine="h200-c")._replace(date="2026-11-22"),
+    ]
+    assert held_out(rows) == (
+        "3 held-out runs on 1 machine with H100 and 2 machines with H200, measured on 2 days (2026-11-21, "
+        "2026-11-22); other runs of 1 of these machines were used during development"
+    )
+
+
+def test_a_run_is_predicted_with_another_machine_of_its_kind(tmp_path: Path) -> None:
+    """It has the GPU and enough of them, and of these as few as possible; then the longest record counts."""
+
+    def machine(
+        name: str, gpu: str = "NVIDIA H200", gpus: int = 1, sections: tuple[str, ...] = ("hooks",)
+    ) -> None:
+        folder = tmp_path / "fit" / name
+        folder.mkdir(parents=True)
+        (folder / "platform.yaml").touch()
+        about = {"gpu": {"name": gpu}, "gpus": gpus}
+        record = {**MICRO, "machine": about, "sections": {key: {} for key in sections}}
+        (folder / "micro.json").write_text(json.dumps(record))
+
+    def chosen(name: str, run: dict[str, Any], **about: Any) -> str | None:
+        path = write(tmp_path / "holdout" / name, run, **about)
+        found = same_kind(tmp_path, name, read_records(path))
+        return found and Path(found).parent.name
+
+    machine("a-four", gpus=4, sections=("hooks", "copies", "hbm"))
+    machine("b-other", gpu="NVIDIA H100")
+    machine("c-short")
+    machine("d-long", sections=("hooks", "copies"))
+    machine("e-long", sections=("hooks", "hbm"))
+    machine("f-sharded", sections=("fsdp", "copies", "hbm"))
+    assert chosen("new", inference()) == "d-long"
+    assert chosen("d-long", inference()) == "e-long"
+    assert chosen("hundred", inference(), gpu="NVIDIA H100") == "b-other"
+    assert chosen("sharded", fsdp()) == "f-sharded"
+    assert chosen("f-sharded", fsdp()) is None
+    assert chosen("old", inference(), gpu="NVIDIA A100") is None
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -200,22 +286,25 @@ def test_pairs_differ_in_one_setting_only() -> None:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def test_tables(folder: Path, runs: tuple[MeasuredRun, ...]) -> None:
-    text = measured_tables(runs, compare_measured(folder, own_profile=False), [("images/a.svg", "A plot")])
+def test_tables(folder: Path) -> None:
+    text = measured_tables(by_profile(folder), measured_machines(folder), [("images/a.svg", "A plot")])
     lines = text.splitlines()
     assert "![A plot](images/a.svg)" in lines
     heads = [line for line in lines if line.startswith("### ")]
     assert heads == [
-        "### Errors",
+        "### Machines",
+        "### Errors and intervals by profile",
+        "### Errors with own profiles",
         "### Held-out runs",
         "### Runs of the fit set",
         "### Training",
         "### FSDP",
-        "### With shipped profiles alone",
+        "### Each run by profile",
         "### Settings",
     ]
-    held = [line for line in lines if line.startswith("| holdout | decode | mean 5%, worst 12% |")]
-    assert len(held) == 1
+    assert "| box-1 | NVIDIA H200 | 1 | 2026-11-21 |  | 2 inference, 1 training |  |" in lines
+    assert "| box-2 | NVIDIA H200 | 2 | 2026-11-20 | dram, hooks |  | 4 inference |" in lines
+    assert sum(line.startswith("| holdout | decode | 3 | ") for line in lines) == 1
     assert any(
         line.startswith("| holdout | box-2 | opt, hidden_size 256 | cpu | stage3_pre") for line in lines
     )
@@ -238,7 +327,7 @@ def test_ratios_of_a_setting_are_in_one_row() -> None:
         row._replace(compared=row.compared._replace(passes=(*row.compared.passes, _prefill(row.compared))))
         for row in rows
     ]
-    text = measured_tables(rows, rows)
+    text = measured_tables({"own": rows, "shipped": rows})
     assert "| stage3_prefetch_bucket_size | 50,000,000 → 0 | 1 | 2.000 | 1.500 | 2.000 | 1.500 |" in text
 
 

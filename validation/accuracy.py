@@ -1,0 +1,176 @@
+"""This module compares errors and intervals on held-out runs by the profile that predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from simoffload.calibration.compare import ComparedRun, Errors, errors
+from simoffload.units import plural
+from validation.measured import MeasuredRun, Profile, counted
+
+__all__ = [
+    "LIMITS",
+    "WORST_DECODE",
+    "Limit",
+    "Work",
+    "accuracy_table",
+    "held_out",
+    "limit_table",
+    "short_table",
+    "table",
+]
+
+ByProfile = Mapping[Profile, Sequence[MeasuredRun]]
+
+
+class Work(NamedTuple):
+    """A kind of time: passes of some groups of runs."""
+
+    title: str
+    passes: tuple[str, ...]
+    groups: tuple[str, ...] = ("zero",)
+
+    def runs(self, runs: Iterable[MeasuredRun]) -> list[ComparedRun]:
+        """Select the held-out runs of these groups."""
+        held = list(runs)
+        return [one for group in self.groups for one in counted(held, part="holdout", group=group)]
+
+    def errors(self, runs: Iterable[MeasuredRun], *, ranks: int | None = None) -> Errors | None:
+        """Return the errors of these times on held-out runs, by default with any number of GPUs."""
+        held = (one for one in self.runs(runs) if ranks in (None, one.run.ranks))
+        return errors(held, *self.passes)
+
+
+DECODE = Work("decode step", ("decode",))
+PREFILL = Work("prefill", ("prefill",))
+STEP = Work("training step", ("step",))
+FSDP = Work("training step, FSDP", ("step",), ("fsdp",))
+ALL = Work("all times", ("decode", "prefill", "step"), ("zero", "fsdp"))
+_SHORT = (DECODE, PREFILL, STEP, FSDP)
+_TITLES: dict[Profile, str] = {
+    "own": "measured on the same machine",
+    "same kind": "measured on another machine of the kind",
+    "shipped": "shipped",
+}
+
+
+class Limit(NamedTuple):
+    """Bounds of one quantity over the held-out runs."""
+
+    profile: Profile
+    work: Work
+    quantity: str
+    """mean error, worst error, inside or half-width."""
+    high: float
+    low: float = -inf
+
+    def value(self, runs: Sequence[MeasuredRun]) -> float | None:
+        """Return the quantity, without its sign; None without such runs."""
+        found = self.work.errors(runs)
+        if found is None:
+            return None
+        share = None if found.inside is None else found.inside / found.runs
+        quantities = {
+            "mean error": found.mean,
+            "worst error": abs(found.worst),
+            "inside": share,
+            "half-width": found.half_width,
+        }
+        return quantities[self.quantity]
+
+
+WORST_DECODE = 0.20
+LIMITS = (
+    Limit("own", DECODE, "mean error", 0.07),
+    Limit("own", DECODE, "worst error", WORST_DECODE),
+    Limit("own", PREFILL, "mean error", 0.08),
+    Limit("own", STEP, "mean error", 0.10),
+    Limit("own", STEP, "worst error", 0.25),
+    Limit("own", ALL, "inside", 0.95, 0.65),
+    Limit("own", ALL, "half-width", 0.15),
+    Limit("shipped", ALL, "inside", 0.95, 0.65),
+    Limit("shipped", ALL, "half-width", 0.35),
+)
+
+
+def table(head: str, rows: Iterable[Sequence[str]], *, right: int) -> str:
+    """Write one table; columns from number ``right`` on are aligned to the right."""
+    columns = len(head.split(" | "))
+    rule = " | ".join("---" if number < right else "---:" for number in range(columns))
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join(f"| {line} |" for line in (head, rule, *lines))
+
+
+def accuracy_table(by_profile: ByProfile) -> str:
+    """Write errors and intervals by profile: of each kind of time, and by number of GPUs."""
+    rows = []
+    for work in (*_SHORT, ALL):
+        ranks = {one.run.ranks for runs in by_profile.values() for one in work.runs(runs) if one.passes}
+        counts: list[int | None] = [None] if work is ALL else [None, *sorted(ranks)]
+        for number in counts:
+            found = {profile: work.errors(runs, ranks=number) for profile, runs in by_profile.items()}
+            if any(found.values()):
+                title = work.title if number is None else f"{work.title}, {plural(number, 'GPU')}"
+                rows.append((title, *(_cell(one) for one in found.values())))
+    titles = " | ".join(_TITLES[profile] for profile in by_profile)
+    return table(f"time | {titles}", rows, right=4)
+
+
+def short_table(by_profile: ByProfile) -> str:
+    """Write errors and intervals by profile for the front page."""
+    rows = [
+        (work.title, *(_short_cell(work.errors(runs)) for runs in by_profile.values())) for work in _SHORT
+    ]
+    titles = " | ".join(_TITLES[profile] for profile in by_profile)
+    return table(f"time | {titles}", rows, right=4)
+
+
+def _cell(found: Errors | None) -> str:
+    if found is None:
+        return ""
+    text = f"{found.runs} · {found.mean:.1%} · {found.worst:+.1%}"
+    if found.inside is None or found.half_width is None:
+        return text
+    return f"{text} · {found.inside / found.runs:.0%} · ±{found.half_width:.0%}"
+
+
+def _short_cell(found: Errors | None) -> str:
+    if found is None:
+        return "no such runs"
+    worst = f"{found.worst * 100:+.0f} %".replace("-", "−")
+    text = f"{found.mean * 100:.1f} %, worst {worst}"
+    if found.inside is None or found.half_width is None:
+        return text
+    return f"{text}; {found.inside} of {found.runs} inside (±{found.half_width * 100:.0f} %)"
+
+
+def limit_table(by_profile: ByProfile) -> str:
+    """Write the limits of held-out runs with the values that they are compared with."""
+    rows = []
+    for limit in LIMITS:
+        value = limit.value(by_profile.get(limit.profile, ()))
+        if value is None:
+            continue
+        bounds = f"{limit.low:.0%} to {limit.high:.0%}" if limit.low > 0 else f"at most {limit.high:.0%}"
+        met = "met" if limit.low <= value <= limit.high else "**not met**"
+        rows.append((_TITLES[limit.profile], limit.work.title, limit.quantity, bounds, f"{value:.2%}", met))
+    return table("profile | times | quantity | limit | value | met", rows, right=4)
+
+
+def held_out(runs: Sequence[MeasuredRun]) -> str:
+    """Return a sentence: how many runs on how many machines and days were held out."""
+    held = [run for run in runs if run.part == "holdout"]
+    machines = {run.machine for run in held}
+    seen = machines & {run.machine for run in runs if run.part == "fit"}
+    days = sorted({run.date for run in held})
+    gpus = " and ".join(
+        f"{plural(len(names), 'machine')} with {gpu}"
+        for gpu in ("H100", "H200")
+        if (names := {name for name in machines if name.startswith(gpu.lower())})
+    )
+    return (
+        f"{plural(len(held), 'held-out run')} on {gpus}, measured on {plural(len(days), 'day')} "
+        f"({', '.join(days)}); other runs of {len(seen)} of these machines were used during development"
+    )
