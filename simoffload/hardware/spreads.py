@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from math import hypot
 from typing import NamedTuple
 
 from simoffload.hardware.library import ProfileUse
@@ -50,8 +49,7 @@ two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Spread of a rate that is an estimate without a measurement of any machine; our choice."""
 _COSTS = ("linear_call", "hook")
-"""Costs for launches and hooks, each of which is about half of the thread's time: their errors are
-independent (docs/measurements/host-thread.md)."""
+"""Costs for launches and hooks, each of which is about half of the thread's time."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
 """Keys of the rates of storage profiles."""
 _SHIPPED = "hardware_profiles/"
@@ -119,17 +117,16 @@ class _Own:
 
 
 def _host(machine: Machine, own: _Own, *, training: bool) -> Spread:
-    """Return the spread of the thread's speed, with that of its costs where profiles state them."""
+    """Return the spread of the thread's speed: of its factor and costs, where the profile states them."""
     host = machine.host
     profile = f"host/{host.id}"
     costs: list[Provenance] = [getattr(host.deepspeed, name) for name in _COSTS]
+    if host.host_factor is not None and host.host_factor.spread is not None:
+        # The spread of a cost contains that of the factor.
+        stated = max(host.host_factor.spread, *(cost.spread or 0.0 for cost in costs))
+        return Spread(stated, own.measured(profile, [host.host_factor]), profile)
     phases: list[Provenance] = [host.training.gradient] if training else []
-    found = own.spread(TimeInput.HOST, profile, [*costs, *phases])
-    factor = host.host_factor
-    if factor is None or factor.spread is None:
-        return found
-    apart = hypot(*((cost.spread or 0.0) / len(costs) for cost in costs))
-    return Spread(hypot(factor.spread, apart), own.measured(profile, [factor]), profile)
+    return own.spread(TimeInput.HOST, profile, [*costs, *phases])
 
 
 def _storage(machine: Machine, own: _Own) -> dict[str, Spread]:

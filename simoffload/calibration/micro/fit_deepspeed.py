@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import exp
-from statistics import median
+from math import exp, hypot, log
+from statistics import median, pstdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,11 +66,13 @@ class ThreadFit(NamedTuple):
     held_back: dict[str, tuple[float, float]]
     """Mean and largest error of small models that the fit did not see, by kind of pass, with their signs."""
     remarks: tuple[str, ...]
+    drift: float = 0.0
+    """Relative standard deviation of the host's speed from probe to probe."""
 
     @property
     def factor_spread(self) -> float:
         """Relative standard deviation of the factor from one stretch of time to another."""
-        return self.fit.factor_spread if self.fit else _PROBED_SPREAD
+        return max(self.drift, self.fit.factor_spread if self.fit else _PROBED_SPREAD)
 
     def summary(self) -> str:
         """Return a sentence on the factor, and one on small models that the fit did not see."""
@@ -107,12 +109,13 @@ class ThreadFit(NamedTuple):
                 f"under ZeRO-3 determine it (their mean errors: {names})"
             )
         spread = self.fit.spreads[key] if seen and self.fit else reference_costs()[key].spread
+        is_time = key in (*SCALED, *_ESTIMATES)
         return Fitted(
-            round(value, 3) if key not in (*SCALED, *_ESTIMATES) else seconds_text(value),
+            seconds_text(value) if is_time else round(value, 3),
             what,
             self.fit.steps if self.fit else 1,
             max((worst for _, worst in errors), default=None) if seen else None,
-            spread=spread,
+            spread=hypot(spread, self.factor_spread) if is_time else spread,
             measured=seen,
         )
 
@@ -142,7 +145,8 @@ def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
     except ValueError as error:
         text = f"sections.hooks: {error}; measure with the versions of docs/CALIBRATION.md, or --skip hooks"
         raise InputError((Problem("micro.json", None, None, "", text),)) from None
-    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks)
+    drift = pstdev([log(probe_level(one)) for one in raw.get("probes", ())] or [0.0])
+    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks, drift)
 
 
 def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
