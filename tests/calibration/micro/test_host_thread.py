@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+from math import log
 from typing import Any
 
 import pytest
@@ -97,14 +98,30 @@ def test_one_late_module_does_not_count(raw: dict[str, Any]) -> None:
     assert seconds(hook) == pytest.approx(machine.COSTS["hook"] * REAL_MODELS, rel=0.03)
 
 
-def test_both_speeds_of_a_host_count(raw: dict[str, Any]) -> None:
+def test_the_quiet_quarter_of_all_rounds_counts(raw: dict[str, Any]) -> None:
     """The section has the quiet half of the passes; the rounds have all of them."""
     runs = raw["sections"]["hooks"]["runs"]
     slow = [
         {**run, "passes": [{**one, "seconds": 2 * one["seconds"]} for one in run["passes"]]} for run in runs
     ]
-    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (runs, slow)]
-    assert fitted(raw | {"rounds": rounds}).factor == pytest.approx(FACTOR * 2**0.5, rel=0.02)
+    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (runs, slow, runs, slow, runs)]
+    assert fitted(raw | {"rounds": rounds}).factor == pytest.approx(FACTOR, rel=0.02)
+
+
+def test_probes_of_two_speeds_widen_the_factor_and_every_cost(raw: dict[str, Any]) -> None:
+    level = reference_costs()[REFERENCE_PROBE].value
+    probes = [
+        {"calls": {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), times * level)}}
+        for times in (1.0, 2.0)
+    ]
+    quiet, noisy = fitted(raw), fitted(raw | {"probes": probes})
+    assert noisy.factor == quiet.factor
+    assert quiet.factor_spread < 0.1
+    assert noisy.factor_spread == pytest.approx(log(2) / 2)
+    inference, training = noisy.costs()
+    assert min(one.spread or 0.0 for key, one in (inference | training).items() if key != "graph") > 0.34
+    share = quiet.costs()[1]["graph"].spread
+    assert training["graph"].spread == share, "a share does not depend on the host's speed"
 
 
 def test_a_few_steps_give_the_factor_alone(raw: dict[str, Any]) -> None:
