@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simoffload.engine import execute
 from simoffload.errors import InputError, Problem
-from simoffload.hardware.profiles import TrainingCosts
+from simoffload.hardware import TrainingCosts
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import operations

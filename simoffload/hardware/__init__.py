@@ -2,7 +2,6 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
-from simoffload.hardware.fsdp_costs import FsdpCosts
 from simoffload.hardware.library import (
     KINDS,
     Entry,
@@ -16,12 +15,13 @@ from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
-from simoffload.hardware.profiles import Accelerator, DeepSpeedCosts, Host, Nic, Pcie, Profile, TrainingCosts
+from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import DEFAULT_SPREADS, Spread, TimeInput, machine_spreads
 from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
+from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
 from simoffload.hardware.wiring import CPU
 

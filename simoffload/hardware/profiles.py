@@ -9,7 +9,6 @@ from pydantic import Field
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.hardware.fsdp_costs import FsdpCosts, scaled_costs
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,
@@ -24,6 +23,7 @@ from simoffload.hardware.quantities import (
     Text,
     saturating,
 )
+from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts, scaled_costs
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
 
 
@@ -201,80 +201,6 @@ class Accelerator(Profile):
             raise InputError.at("", f"{self.id} does not support {dtype}; it supports {has}")
         share = self.float16_share.value if self.float16_share and dtype == "float16" else 1.0
         return peak.value * self.matmul_efficiency.at(work) * share
-
-
-class DeepSpeedCosts(Frozen):
-    """Time that the Python thread that drives a GPU spends under DeepSpeed, per event."""
-
-    ranks: Sourced[Count]
-    """Largest number of ranks on one host with which the costs were measured, here or on the machine from
-    which they are scaled."""
-    module_call: Sourced[Seconds]
-    """Time of the call of a module that launches one kernel."""
-    operation: Sourced[Seconds]
-    """Time of every further PyTorch operation of a module."""
-    linear_call: Sourced[Seconds]
-    """Time of the call of a linear layer under ZeRO-3, which replaces it by an autograd function of its
-    own."""
-    hook: Sourced[Seconds]
-    """Time of ZeRO-3's hooks before and after a module."""
-    hook_input: Sourced[Seconds]
-    """Time added for every tensor that a module receives as a positional argument, because ZeRO-3 applies an
-    autograd function to it."""
-    fetch_call: Sourced[Seconds]
-    """Time of a call that gathers what a module needs immediately."""
-    prefetch_call: Sourced[Seconds]
-    """Time of a call that gathers parameters ahead of their use."""
-    gathered_parameter: Sourced[Seconds]
-    """Time for every parameter that is brought to the GPU."""
-    copy_call: Sourced[Seconds]
-    """Time added for a parameter that is copied from host memory asynchronously, or from pageable memory."""
-    blocking_copy_call: Sourced[Seconds]
-    """Time added for a parameter whose copy blocks the thread, in addition to the copy itself."""
-    collective_call: Sourced[Seconds]
-    """Time added on several ranks for every call that gathers."""
-    coalesced_call: Sourced[Seconds]
-    """Time added on several ranks for a call that gathers several parameters, which are packed and
-    unpacked."""
-    collective_parameter: Sourced[Seconds]
-    """Time added on several ranks for every parameter that is gathered."""
-    fetch_wait: Sourced[Seconds]
-    """Time for handling a module's wait for parameters in flight, in addition to the wait itself."""
-    released_parameter: Sourced[Seconds]
-    """Time for every parameter that is released."""
-    cold_share: Sourced[Share]
-    """Slow-down of the thread by cold caches after a blocking copy, or after waiting for reads, as a fraction
-    of the duration of that copy or wait. It does not apply to asynchronous copies of a single rank, most of
-    which end before the thread waits for them."""
-    cold_limit: Sourced[Seconds]
-    """Longest time that one wait adds in this way."""
-    pass_overhead: Sourced[Seconds]
-    """Time of a forward pass outside of its modules: masks, positions, choice of the next token."""
-
-
-class TrainingCosts(Frozen):
-    """Time that the Python thread spends in training in addition to the costs of inference, per event."""
-
-    graph: Sourced[Annotated[float, Field(ge=0, le=10)]]
-    """Fraction by which the launches of the forward pass take longer when autograd records them."""
-    checkpoint: Sourced[Seconds]
-    """Time for a layer that keeps only its input: saving, and later restoring, the state of the random number
-    generators."""
-    backward_call: Sourced[Seconds]
-    """Time of the backward pass of a module that launches kernels, with ZeRO-3's hooks before and after
-    it."""
-    gradient: Sourced[Seconds]
-    """Time for each complete gradient: its hook, its bucket, and its transfer to where it is accumulated."""
-    reduce_call: Sourced[Seconds]
-    """Time for each bucket that is reduced."""
-    boundary_gradient: Sourced[Seconds]
-    """Time added in the last micro-step for every gradient that goes to an offloaded optimizer."""
-    step_call: Sourced[Seconds]
-    """Time of a step of the optimizer."""
-    sub_group_call: Sourced[Seconds]
-    """Time for every sub-group in that step."""
-    updated_parameter: Sourced[Seconds]
-    """Time for every parameter tensor in that step."""
 
 
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040

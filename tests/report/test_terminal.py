@@ -47,7 +47,7 @@ Speed
                                                                 replicas / tpot_s
   end-to-end time                         16.6 s    14 to 19.7  e2e_s = ttft_s + sum of the decode
                                                                 steps
-  first pass after loading                   4 s  3.32 to 4.81  first_pass_s = time of the warm-up
+  first pass after loading                   4 s  3.33 to 4.81  first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
                                                                 prefetch
@@ -100,8 +100,8 @@ Comparison
   hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
     (100 TB)
   raid read is limited by raid
-  80 % interval of the time per output token (TPOT): dram 930 ms to 1.09 s, raid 1.53 to 2.15 s, nfs
-    17.7 to 20.7 s
+  80 % interval of the time per output token (TPOT): dram 928 ms to 1.09 s, raid 1.53 to 2.15 s, nfs
+    17.6 to 20.8 s
   weights    TTFT    TPOT  tokens/s  TPOT vs dram  published  bottleneck      share of the bound
   hbm                                                         does not fit
   dram     1.25 s  1.01 s      7.71            1×             raid read 81 %                74 %

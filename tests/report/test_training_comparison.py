@@ -27,7 +27,7 @@ Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
   raid write is limited by raid
   host to GPU is limited by gpu.pcie
-  80 % interval of the time per token: hbm+raid 255 to 366 us, dram+dram 105 to 244 us
+  80 % interval of the time per token: hbm+raid 255 to 365 us, dram+dram 141 to 183 us
                                                                      time/token vs
   weights  optimizer  step  forward  backward  opt. step  tokens/s        hbm+raid  bottleneck
   hbm      raid       40 s      8 s      13 s       19 s     3,277              1×  raid write 24 %

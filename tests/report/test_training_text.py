@@ -43,27 +43,27 @@ Speed
   time per step                            40 s    33.4 to 47.9         step_s = forward_s +
                                                                         backward_s + optimizer_s:
                                                                         one optimizer step
-  forward passes                            8 s    5.78 to 11.1   20 %  forward_s = forward passes
+  forward passes                            8 s    5.79 to 11.1   20 %  forward_s = forward passes
                                                                         of all micro-steps of a step
-  backward passes                          13 s      9.39 to 18   32 %  backward_s = backward passes
+  backward passes                          13 s       9.4 to 18   32 %  backward_s = backward passes
                                                                         of all micro-steps, with
                                                                         recomputation and reduction
                                                                         of gradients
   optimizer step                           19 s    13.7 to 26.3   48 %  optimizer_s = from the end
                                                                         of the last backward pass to
                                                                         the end of the step
-  throughput                     3,277 tokens/s  2,735 to 3,926         tokens_per_s = batch_size x
+  throughput                     3,277 tokens/s  2,737 to 3,923         tokens_per_s = batch_size x
                                                                         sequence_length x
                                                                         gradient_accumulation_steps
                                                                         x replicas / step_s
   throughput in sequences         1.6 samples/s    1.34 to 1.92         samples_per_s = batch_size x
                                                                         gradient_accumulation_steps
                                                                         x replicas / step_s
-  model FLOP/s per GPU               75 TFLOP/s    62.6 to 89.9         tflops_per_gpu = FLOP of
+  model FLOP/s per GPU               75 TFLOP/s    62.6 to 89.8         tflops_per_gpu = FLOP of
                                                                         forward and backward /
                                                                         step_s / 1e12 (recomputation
                                                                         is not counted)
-  FLOP/s per GPU, with               99 TFLOP/s     82.6 to 119         hardware_tflops_per_gpu =
+  FLOP/s per GPU, with               99 TFLOP/s     82.7 to 119         hardware_tflops_per_gpu =
   recomputation                                                         FLOP carried out,
                                                                         recomputation included /
                                                                         step_s / 1e12
@@ -108,8 +108,8 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  80 % interval of the time per token: 255 to 366 us (model ±14.1 %)
-  error on real runs: ±14.1 %, the mean error of 2 runs of training steps from drives in the host on
+  80 % interval of the time per token: 255 to 365 us (model ±14.0 %)
+  error on real runs: ±14.0 %, the mean error of 2 runs of training steps from drives in the host on
     1 GPU, all known when the model was developed (the worst +16 %)
 
 Inputs and their origin
