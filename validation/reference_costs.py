@@ -48,7 +48,7 @@ _TABLE = _ROOT / "simoffload" / "calibration" / "reference_costs.csv"
 _NOISY = 0.1
 """A machine whose sections differ by more than this takes no part in the mean that is the reference host."""
 _SPREADS = 0.05, 0.5
-"""Bounds of the spread of a cost among machines: with eight machines of two kinds no smaller one is known."""
+"""Bounds of the spread of a cost among machines: with nine machines of two kinds no smaller one is known."""
 _BEGIN, _LOOSE, _ANY = 0.2, 1.0, 10.0
 """Standard deviations of priors: of a machine's own costs at first, of the reference's costs, of factors."""
 _LEFT_OUT = (

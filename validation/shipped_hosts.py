@@ -24,7 +24,7 @@ __all__ = ["HOSTS", "host_text", "measured_factor", "pooled_factor"]
 
 _ROOT = Path(__file__).parents[1]
 _FIT = _ROOT / "validation" / "measured" / "fit"
-HOSTS = {"dgx-h100-2tb": "H100", "dgx-h200-2tb": "H200", "h200-8gpu-vm": "H200"}
+HOSTS = {"dgx-h100-2tb": "H100", "dgx-h200-2tb": "H200", "h200-8gpu-vm-host": "H200"}
 """Shipped hosts, and the GPU of the machines that stand for each."""
 
 

@@ -113,6 +113,8 @@ class Errors(NamedTuple):
     """The error of the largest size, with its sign."""
     inside: int | None = None
     """The number of measured times inside their 80 % interval; None for predictions without one."""
+    with_interval: int = 0
+    """The number of predictions with an interval."""
     half_width: float | None = None
     """The median of half of the intervals' width over the predicted time."""
 
@@ -225,10 +227,12 @@ def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Err
     if not values:
         return None
     found = Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
-    widths = [one.half_width for one in passes if one.inside is not None and one.half_width is not None]
+    known = [one for one in passes if one.inside is not None]
+    widths = [one.half_width for one in known if one.half_width is not None]
     if naive or not widths:
         return found
-    return found._replace(inside=sum(bool(one.inside) for one in passes), half_width=median(widths))
+    inside = sum(bool(one.inside) for one in known)
+    return found._replace(inside=inside, with_interval=len(known), half_width=median(widths))
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
@@ -381,7 +385,9 @@ def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
     for name in _SUMMARIZED:
         ours, naive = errors(runs, name), errors(runs, name, naive=True)
         if ours:
-            text = f"{name} ({ours.runs}): error {_error_text(ours)}, {ours.inside} inside the 80 % interval"
+            text = f"{name} ({ours.runs}): error {_error_text(ours)}"
+            if ours.inside is not None:
+                text += f", {ours.inside} inside the 80 % interval"
             parts.append(f"{text}; naive {_error_text(naive)}" if naive else text)
     yield ". ".join(parts) + "."
 

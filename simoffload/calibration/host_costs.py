@@ -122,6 +122,10 @@ def of_real_models(values: Mapping[str, float]) -> dict[str, float]:
     return {key: value * factors.get(key, 1.0) for key, value in values.items()}
 
 
+def _is_deep(plan: Plan) -> bool:
+    return plan.model.num_hidden_layers >= _DEEP
+
+
 def quiet(times: Sequence[float]) -> tuple[float, float]:
     """Return the first quartile of the times [s] and its relative standard deviation, 0 for a single time.
 
@@ -139,7 +143,7 @@ def simulated(plan: Plan, part: StepPart | None, values: Mapping[str, float]) ->
     ``values`` are costs of shallow models, used instead of the machine's.
     """
     machine = plan.machine
-    if plan.model.num_hidden_layers >= _DEEP:
+    if _is_deep(plan):
         values = of_real_models(values)
     update: dict[str, Any] = {}
     for name in ("deepspeed", "training"):
@@ -169,7 +173,8 @@ def decode_observation(
     events: Counter[str] = Counter({"pass_overhead": 1})
     for one in module_events(plan):
         events.update(one)
-    counts = np.array([float(events[key]) for key in COSTS])
+    deep = of_real_models(dict.fromkeys(COSTS, 1.0)) if _is_deep(plan) else {}
+    counts = np.array([events[key] * deep.get(key, 1.0) for key in COSTS])
     base = simulated(plan, None, around) - float(counts @ np.array([around[key] for key in COSTS]))
     return Observation(run["name"], "decode", run["ranks"], *quiet(_decode_times(run)), base, counts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
@@ -230,6 +230,16 @@ class CpuOptimizer(Frozen):
     """Rate of a thread in ZeRO-3's search for overflow in float16; None: a share of ``thread`` is assumed."""
     overflow_limit: Sourced[BytesPerSecond] | None = None
     """Rate of all cores in that search; None: a smaller share of ``thread`` is assumed for each of them."""
+
+    @model_validator(mode="after")
+    def _overflow_rates_together(self) -> CpuOptimizer:
+        thread, limit = self.overflow_thread, self.overflow_limit
+        if (thread is None) != (limit is None):
+            missing = "overflow_thread" if thread is None else "overflow_limit"
+            raise ValueError(f"{missing} is missing: give overflow_thread and overflow_limit, or neither")
+        if thread and limit and limit.value < thread.value:
+            raise ValueError("overflow_limit, the rate of all cores, must be at least overflow_thread")
+        return self
 
     def rate(self, threads: int, *, processes: int = 1, local: bool = False) -> int:
         """Return the memory traffic [B/s] of Adam on ``threads`` threads of one of ``processes`` processes on

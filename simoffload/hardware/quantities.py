@@ -99,8 +99,8 @@ class Provenance(Frozen):
     residual: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     """Largest relative difference between the measurements and the fit that gave the number."""
     spread: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
-    """Relative standard deviation of the number, where it is known. For a cost of the host thread it comes on
-    top of that of ``host_factor``."""
+    """Relative standard deviation of the number, where it is known. That of a cost of the host thread
+    contains the spread of ``host_factor``."""
 
 
 class Sourced(Provenance, Generic[T]):

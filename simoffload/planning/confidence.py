@@ -75,13 +75,13 @@ P90 = 1.2816
 """Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
 _UNKNOWN = 2.0
 """Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
-first predicted, and 6.0 % once such runs were known (docs/VALIDATION.md)."""
+first predicted, and 6.0 % once such runs were known (docs/measurements/training.md)."""
 _OUTSIDE = 1.4
 """Factor of the error outside the range in which the machine was measured: geometric mean of 0.9, 1.4, 1.6,
 1.6 and 1.6 for recorded runs of decode steps, prefills (in memory and from drives) and FSDP."""
-_PHASE = 1.8
-"""Error of a single phase of a step over that of the step: 9.9, 10.1 and 11.9 % of forward, backward and
-optimizer, 6.0 % of steps (held-out runs, docs/VALIDATION.md)."""
+_PHASE = 1.2
+"""Error of a single phase of a step over that of the step: 14.5, 14.1 and 9.1 % of forward, backward and
+optimizer, 10.2 % of steps (held-out runs, docs/VALIDATION.md)."""
 _CORRELATION = 0.8
 """Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
 real runs in memory that differ in one setting, the ratio is 2.2 % (decode) and 2.9 % (prefill) wrong, single

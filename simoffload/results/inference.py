@@ -73,15 +73,15 @@ class InferenceResult(SimulationResult):
 
     @property
     def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Passes of which each time or rate consists: prefill, first pass, decode steps, or a whole
-        generation."""
+        """Passes of which each time or rate consists: prefill, decode steps, or a whole generation.
+
+        The first pass is not among them: no real run shows its error (docs/limits.md).
+        """
         if self.prefill is None:
             return {}
-        first = self.first_pass
         decode = self.spent[1:]
         found = {"ttft_s": self.spent[:1], "tpot_s": decode, "decode_tokens_per_s": decode}
         found |= dict.fromkeys(("tokens_per_s", "e2e_s", "per_token_s"), self.spent)
-        found["first_pass_s"] = ((first, first.time_s),) if first else ()
         return {name: passes for name, passes in found.items() if passes}
 
     @property

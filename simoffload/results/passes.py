@@ -55,7 +55,7 @@ class Share(NamedTuple):
     busy_ps: Time
     """[ps] in total, on the critical path or not, on the rank with the most."""
     limit: str
-    """What limits a transfer: a saturated link, its latency, or the rate of a single transfer; "" for other
+    """What limits a transfer: a saturated link, its latency, or the rate of a single one; "" for other
     work."""
     size: int = 0
     """[B] moved on all ranks, for a transfer."""

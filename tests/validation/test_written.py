@@ -50,7 +50,7 @@ def test_the_package_carries_the_published_ratios() -> None:
 def test_errors_of_fsdp_are_those_of_the_documentation() -> None:
     (row,) = (one for one in calibration_errors() if (one.group, one.part) == ("fsdp", "holdout"))
     assert row.runs == 14
-    assert (f"{row.mean:.0%}", f"{row.worst:.0%}") == ("18%", "-35%"), "docs/limits.md"
+    assert (f"{row.mean:.0%}", f"{row.worst:.0%}") == ("17%", "35%"), "docs/limits.md"
 
 
 def test_a_text_goes_between_the_marks(program: ModuleType) -> None:

@@ -66,6 +66,8 @@ class ThreadFit(NamedTuple):
     held_back: dict[str, tuple[float, float]]
     """Mean and largest error of small models that the fit did not see, by kind of pass, with their signs."""
     remarks: tuple[str, ...]
+    believed: bool = True
+    """Whether the factor is measured; else it is 1, that of the reference host."""
     drift: float = 0.0
     """Relative standard deviation of the host's speed from probe to probe."""
 
@@ -101,7 +103,9 @@ class ThreadFit(NamedTuple):
     def _fitted(self, key: str, value: float, kinds: Sequence[str], own: float) -> Fitted:
         seen = self.fit is not None and key in self.fit.seen
         errors = [self.fit.residuals[kind] for kind in kinds if self.fit and kind in self.fit.residuals]
-        what = f"cost of the reference host (docs/measurements/host-thread.md) x {self.factor:.3g}"
+        is_time = key in (*SCALED, *_ESTIMATES)
+        what = "cost of the reference host (docs/measurements/host-thread.md)"
+        what += f" x {self.factor:.3g}" if is_time else ""
         if seen and self.fit:
             names = ", ".join(f"{kind} {mean:.1%}" for kind, (mean, _) in self.fit.residuals.items())
             what += (
@@ -109,7 +113,6 @@ class ThreadFit(NamedTuple):
                 f"under ZeRO-3 determine it (their mean errors: {names})"
             )
         spread = self.fit.spreads[key] if seen and self.fit else reference_costs()[key].spread
-        is_time = key in (*SCALED, *_ESTIMATES)
         return Fitted(
             seconds_text(value) if is_time else round(value, 3),
             what,
@@ -141,12 +144,16 @@ def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
             one for one in small_model_times(raw, machine, ("held_back",), fit.factor) if one.kind != TRACED
         ]
     except FactorError as error:
-        return ThreadFit(None, 1.0, {}, (f"{error}: the costs are those of the reference host",))
+        return _not_believed(error)
     except ValueError as error:
         text = f"sections.hooks: {error}; measure with the versions of docs/CALIBRATION.md, or --skip hooks"
         raise InputError((Problem("micro.json", None, None, "", text),)) from None
     drift = pstdev([log(probe_level(one)) for one in raw.get("probes", ())] or [0.0])
-    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks, drift)
+    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks, drift=drift)
+
+
+def _not_believed(error: FactorError) -> ThreadFit:
+    return ThreadFit(None, 1.0, {}, (f"{error}: the costs are those of the reference host",), believed=False)
 
 
 def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
@@ -155,8 +162,10 @@ def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
     if not probes:
         return None
     factor = median(map(probe_level, probes)) / reference_costs()[REFERENCE_PROBE].value
+    if not FACTORS[0] <= factor <= FACTORS[1]:
+        return _not_believed(FactorError(f"probes took {factor:.2g} times as long as on the reference host"))
     remark = f"the factor is from {len(probes)} probes, because no small model was measured"
-    return ThreadFit(None, min(max(factor, FACTORS[0]), FACTORS[1]), {}, (remark,))
+    return ThreadFit(None, factor, {}, (remark,))
 
 
 def small_model_times(

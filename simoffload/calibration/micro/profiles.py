@@ -276,6 +276,7 @@ class _Profiles:
             thread.summary(),
             thread.fit.steps if thread.fit else 1,
             spread=thread.factor_spread,
+            measured=thread.believed,
         )
         return {
             "host_factor": self._statement(factor),

@@ -104,7 +104,8 @@ def test_the_quiet_quarter_of_all_rounds_counts(raw: dict[str, Any]) -> None:
     slow = [
         {**run, "passes": [{**one, "seconds": 2 * one["seconds"]} for one in run["passes"]]} for run in runs
     ]
-    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (runs, slow, runs, slow, runs)]
+    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (slow, runs, slow, runs, slow)]
+    raw["sections"]["hooks"]["runs"] = slow
     assert fitted(raw | {"rounds": rounds}).factor == pytest.approx(FACTOR, rel=0.02)
 
 
@@ -155,8 +156,14 @@ def test_an_impossible_factor_is_not_believed(raw: dict[str, Any]) -> None:
     for run in raw["sections"]["hooks"]["runs"]:
         run["passes"][0]["seconds"] *= 10
     thread = fitted(raw)
-    assert thread.factor == 1.0
+    assert (thread.factor, thread.believed) == (1.0, False)
     assert "the costs are those of the reference host" in thread.summary()
+    del raw["sections"]["hooks"]
+    level = 15 * reference_costs()[REFERENCE_PROBE].value
+    calls = {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), level)}
+    probed = fitted(raw | {"probes": [{"calls": calls}]})
+    assert (probed.factor, probed.believed) == (1.0, False)
+    assert "probes took 15 times as long as on the reference host" in probed.summary()
 
 
 def test_other_modules_than_the_models_are_refused(raw: dict[str, Any]) -> None:
