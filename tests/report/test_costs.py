@@ -97,9 +97,9 @@ def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory
     first, turns, gathered, estimates = section.sentences
     assert first == f"{ONE} has the lowest cost per token; {SIX} costs 1.73 times as much"
     assert turns == (
-        f"{SIX} would cost less per token than {ONE} if all hardware of {SIX} cost less than 38,000 USD (now "
-        "67,560 USD), or if one GPU (accelerator/l40s) cost less than 2,450 USD (now 10,000 USD), or if all "
-        f"hardware of {ONE} cost more than 32,600 USD (now 18,328 USD)"
+        f"{SIX} would cost less per token than {ONE} if all hardware of {SIX} cost less than 38,600 USD (now "
+        "67,560 USD), or if one GPU (accelerator/l40s) cost less than 2,560 USD (now 10,000 USD), or if all "
+        f"hardware of {ONE} cost more than 32,000 USD (now 18,328 USD)"
     )
     assert estimates.endswith("prices are estimates; replace them with --costs")
     assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")

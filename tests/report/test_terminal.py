@@ -47,7 +47,7 @@ Speed
                                                                 replicas / tpot_s
   end-to-end time                         16.6 s    14 to 19.7  e2e_s = ttft_s + sum of the decode
                                                                 steps
-  first pass after loading                   4 s  3.33 to 4.81  first_pass_s = time of the warm-up
+  first pass after loading                   4 s                first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
                                                                 prefetch

@@ -43,13 +43,13 @@ Speed
   time per step                            40 s    33.4 to 47.9         step_s = forward_s +
                                                                         backward_s + optimizer_s:
                                                                         one optimizer step
-  forward passes                            8 s    5.79 to 11.1   20 %  forward_s = forward passes
+  forward passes                            8 s    6.45 to 9.93   20 %  forward_s = forward passes
                                                                         of all micro-steps of a step
-  backward passes                          13 s       9.4 to 18   32 %  backward_s = backward passes
+  backward passes                          13 s    10.5 to 16.1   32 %  backward_s = backward passes
                                                                         of all micro-steps, with
                                                                         recomputation and reduction
                                                                         of gradients
-  optimizer step                           19 s    13.7 to 26.3   48 %  optimizer_s = from the end
+  optimizer step                           19 s    15.3 to 23.6   48 %  optimizer_s = from the end
                                                                         of the last backward pass to
                                                                         the end of the step
   throughput                     3,277 tokens/s  2,737 to 3,923         tokens_per_s = batch_size x
