@@ -71,7 +71,7 @@ class Limit(NamedTuple):
         found = self.work.errors(runs)
         if found is None:
             return None
-        share = None if found.inside is None else found.inside / found.with_interval
+        share = None if found.inside is None else found.inside / (found.with_interval or 1)
         quantities = {
             "mean error": found.mean,
             "worst error": abs(found.worst),
@@ -131,7 +131,7 @@ def _cell(found: Errors | None) -> str:
     if found is None:
         return ""
     text = f"{found.runs} · {found.mean:.1%} · {found.worst:+.1%}"
-    if found.inside is None or found.half_width is None:
+    if found.inside is None or found.half_width is None or not found.with_interval:
         return text
     return f"{text} · {found.inside / found.with_interval:.0%} · ±{found.half_width:.0%}"
 
@@ -141,7 +141,7 @@ def _short_cell(found: Errors | None) -> str:
         return "no such runs"
     worst = f"{found.worst * 100:+.0f} %".replace("-", "−")
     text = f"{found.mean * 100:.1f} %, worst {worst}"
-    if found.inside is None or found.half_width is None:
+    if found.inside is None or found.half_width is None or not found.with_interval:
         return text
     return f"{text}; {found.inside} of {found.with_interval} inside (±{found.half_width * 100:.0f} %)"
 

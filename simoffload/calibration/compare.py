@@ -113,8 +113,8 @@ class Errors(NamedTuple):
     """The error of the largest size, with its sign."""
     inside: int | None = None
     """The number of measured times inside their 80 % interval; None for predictions without one."""
-    with_interval: int = 0
-    """The number of predictions with an interval."""
+    with_interval: int | None = None
+    """The number of predictions with an interval; None if no prediction has one."""
     half_width: float | None = None
     """The median of half of the intervals' width over the predicted time."""
 
