@@ -71,7 +71,7 @@ class Limit(NamedTuple):
         found = self.work.errors(runs)
         if found is None:
             return None
-        share = None if found.inside is None else found.inside / (found.with_interval or 1)
+        share = None if found.inside is None else found.inside / found.runs
         quantities = {
             "mean error": found.mean,
             "worst error": abs(found.worst),
@@ -131,9 +131,9 @@ def _cell(found: Errors | None) -> str:
     if found is None:
         return ""
     text = f"{found.runs} · {found.mean:.1%} · {found.worst:+.1%}"
-    if found.inside is None or found.half_width is None or not found.with_interval:
+    if found.inside is None or found.half_width is None:
         return text
-    return f"{text} · {found.inside / found.with_interval:.0%} · ±{found.half_width:.0%}"
+    return f"{text} · {found.inside / found.runs:.0%} · ±{found.half_width:.0%}"
 
 
 def _short_cell(found: Errors | None) -> str:
@@ -141,9 +141,9 @@ def _short_cell(found: Errors | None) -> str:
         return "no such runs"
     worst = f"{found.worst * 100:+.0f} %".replace("-", "−")
     text = f"{found.mean * 100:.1f} %, worst {worst}"
-    if found.inside is None or found.half_width is None or not found.with_interval:
+    if found.inside is None or found.half_width is None:
         return text
-    return f"{text}; {found.inside} of {found.with_interval} inside (±{found.half_width * 100:.0f} %)"
+    return f"{text}; {found.inside} of {found.runs} inside (±{found.half_width * 100:.0f} %)"
 
 
 def limit_table(by_profile: ByProfile) -> str:

@@ -112,9 +112,7 @@ class Errors(NamedTuple):
     worst: float
     """The error of the largest size, with its sign."""
     inside: int | None = None
-    """The number of measured times inside their 80 % interval; None for predictions without one."""
-    with_interval: int | None = None
-    """The number of predictions with an interval; None if no prediction has one."""
+    """The number of measured times inside their 80 % interval; None if a prediction has none."""
     half_width: float | None = None
     """The median of half of the intervals' width over the predicted time."""
 
@@ -227,12 +225,10 @@ def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Err
     if not values:
         return None
     found = Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
-    known = [one for one in passes if one.inside is not None]
-    widths = [one.half_width for one in known if one.half_width is not None]
-    if naive or not widths:
+    widths = [one.half_width for one in passes if one.inside is not None and one.half_width is not None]
+    if naive or len(widths) < len(values):
         return found
-    inside = sum(bool(one.inside) for one in known)
-    return found._replace(inside=inside, with_interval=len(known), half_width=median(widths))
+    return found._replace(inside=sum(bool(one.inside) for one in passes), half_width=median(widths))
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:

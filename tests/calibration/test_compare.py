@@ -73,8 +73,8 @@ def test_the_first_pass_may_be_left_out(tmp_path: Path) -> None:
 
 def test_errors_are_averaged_by_size_and_the_worst_keeps_its_sign() -> None:
     runs = [timed(1.0, 0.9), timed(2.0, 2.1), timed(1.0, None), timed(3.0, 3.0, name="step")]
-    assert errors(runs, "decode") == (2, pytest.approx(0.075), pytest.approx(-0.1), None, None, None)
-    assert errors(runs, "decode", naive=True) == (3, 0.5, -0.5, None, None, None)
+    assert errors(runs, "decode") == (2, pytest.approx(0.075), pytest.approx(-0.1), None, None)
+    assert errors(runs, "decode", naive=True) == (3, 0.5, -0.5, None, None)
     assert errors(runs, "prefill") is None
     both = errors(runs, "decode", "step")
     assert both is not None
@@ -373,7 +373,7 @@ def test_the_document_is_plain_data(compare: Compare) -> None:
     assert data["schema"] == "simoffload/calibrate-compare/1"
     assert data["summary"]["runs"] == 3
     summary = data["summary"]["decode"]
-    assert summary["predicted"].keys() == {"runs", "mean", "worst", "inside", "with_interval", "half_width"}
+    assert summary["predicted"].keys() == {"runs", "mean", "worst", "inside", "half_width"}
     assert summary["naive"].keys() == {"runs", "mean", "worst"}
     assert (summary["predicted"]["runs"], data["summary"]["step"]["predicted"]["runs"]) == (2, 1)
     small, trained, two = data["files"][0]["runs"]
