@@ -71,7 +71,7 @@ def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str
     pcie = machine.topology.gpu_pcie_link.pcie
     links = machine.accelerator.interconnect
     gpu = machine.accelerator
-    own = _Own(machine.profiles)
+    own = _OwnProfiles(machine.profiles)
     found: dict[str, Spread] = {
         TimeInput.HOST: _host(machine, own, training=training),
         TimeInput.CPU: own.spread(
@@ -95,7 +95,7 @@ def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str
     return found | _storage(machine, own)
 
 
-class _Own:
+class _OwnProfiles:
     """Decides which numbers are from profiles of the user's own machine."""
 
     def __init__(self, uses: Iterable[ProfileUse]) -> None:
@@ -116,7 +116,7 @@ class _Own:
         return Spread(max(stated, default=default), measured, profile)
 
 
-def _host(machine: Machine, own: _Own, *, training: bool) -> Spread:
+def _host(machine: Machine, own: _OwnProfiles, *, training: bool) -> Spread:
     """Return the spread of the thread's speed: of its factor and costs, where the profile states them."""
     host = machine.host
     profile = f"host/{host.id}"
@@ -129,7 +129,7 @@ def _host(machine: Machine, own: _Own, *, training: bool) -> Spread:
     return own.spread(TimeInput.HOST, profile, [*costs, *phases])
 
 
-def _storage(machine: Machine, own: _Own) -> dict[str, Spread]:
+def _storage(machine: Machine, own: _OwnProfiles) -> dict[str, Spread]:
     """Return the spreads of the rates of the storage tiers, by tier."""
     origins: dict[str, set[str]] = {}
     for number in machine.numbers:
