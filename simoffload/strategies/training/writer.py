@@ -22,6 +22,7 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
+from simoffload.strategies.training.kernel_waits import KernelWaits
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
@@ -103,12 +104,14 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
+        self._waits = KernelWaits()
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Return the state that determines all further operations, relative to those already written."""
         written = self.builder.written[self.gradients]
         reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
-        return (*super().state(handles), reduces, self.swapper.state if self.swapper is not None else None)
+        swapped = self.swapper.state if self.swapper is not None else None
+        return (*super().state(handles), reduces, swapped, self._waits.state)
 
     # -- hooks and kernels ----------------------------------------------------------------------
 
@@ -135,7 +138,9 @@ class MicroStepWriter(ForwardWriter, GradientSink):
     def launch_forward(self, module: Module) -> None:
         """Launch forward kernels, which autograd records."""
         self.spend(self.timing.launch_s(module) * (1 + self._more.graph.value))
-        self._kernels(module, self.timing.compute(module))
+        duration = self.timing.compute(module)
+        self._waits.launched(duration, kernels=1)
+        self._kernels(module, duration)
 
     def launch_backward(self, module: Module) -> None:
         """Launch the kernels of backward."""
@@ -144,6 +149,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.spend(self._more.backward_call.value)
         elif duration:  # no Python code, but a node of autograd for each operation (an estimate)
             self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
+        self._waits.launched(duration, kernels=2)  # gradients of the input and of the weights
         self._kernels(module, duration)
 
     # -- gradients ------------------------------------------------------------------------------
@@ -259,6 +265,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.so_far(HOST))
 
     def _boundary(self, tensors: Sequence[Tensor]) -> None:
+        self._wait_for_kernels(tensors)
         self._single_precision(tensors)
         staying = sum(tensor.slice_numel for tensor in tensors if id(tensor) in self._staying)
         if staying:
@@ -266,13 +273,37 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
         in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
         if in_memory:
-            # Asynchronous since DeepSpeed 0.19.5 (commit 7dfa67a); before, the host waits for each copy.
-            blocking = self._settings.params.version < (0, 19, 5)
             pinned = self._settings.pin_memory and not self._hooks.shared
             sizes = [SINGLE * tensor.slice_numel for tensor in in_memory]
-            self.move(sizes, to_device=False, pinned=pinned, blocking=blocking)
+            self.move(sizes, to_device=False, pinned=pinned, blocking=self._blocking)
         if self.swapper is not None:
             self.swapper.insert(self, leaving)
+
+    @property
+    def _blocking(self) -> bool:
+        """Whether the host waits for each copy of a gradient in single precision: not since DeepSpeed 0.19.5
+        (commit 7dfa67a)."""
+        return self._settings.params.version < (0, 19, 5)
+
+    def _wait_for_kernels(self, tensors: Sequence[Tensor]) -> None:
+        """Let the gradients' stream wait for kernels that the host launched since the last bucket.
+
+        There are none if the host waits for the gradients of a bucket.
+        """
+        settings = self._settings
+        pinned = settings.pin_memory and not self._hooks.shared
+        if self.gradients == COMPUTE or self.swapper is not None or self._blocking or not pinned:
+            return
+        numel = sum(tensor.slice_numel for tensor in tensors)
+        mean = max(1, settings.gradient_bytes * numel // len(tensors))
+        to_host = self.machine.device_to_host(0, pinned=True).curve.rate(mean)
+        to_gpu = self.machine.host_to_device(0, pinned=True).curve.rate(mean)
+        copies = (settings.gradient_bytes + SINGLE) / to_host + settings.gradient_bytes / to_gpu
+        kernels = (2 * settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel
+        alone = picoseconds(numel * copies) + self._time.hbm_traffic(kernels)
+        wait = self._waits.bucket(len(tensors), alone)
+        if wait:
+            self.add("reduce", self.gradients, fixed=wait, label="wait for kernels of compute")
 
     def _single_precision(self, tensors: Sequence[Tensor]) -> list[int]:
         """Write the norm of this rank's gradients and their cast; return the sizes [B]."""
