@@ -1,5 +1,7 @@
 """``python -m validation.refit [MACHINE…]`` fits measured machines again, from their records.
 
+Without a machine it first fits the reference host (``reference_costs``), and in the end writes the hosts of
+shipped machines (``shipped_hosts``), so that one command follows a change of the fit or of the records.
 Replaced are the keys of the host thread in ``host.yaml``, and those of kernels, attention and float16 in
 ``accelerator.yaml``; the rest of a machine's profile stays unchanged. A machine whose profile is that of
 another one keeps following it.
@@ -16,6 +18,7 @@ from simoffload.calibration.micro.fit_deepspeed import ThreadFit
 from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
 from simoffload.calibration.micro.record import read_record
 from simoffload.documents import read_document, yaml_text
+from validation import reference_costs, shipped_hosts
 
 __all__ = ["machines", "refitted"]
 
@@ -68,7 +71,21 @@ def _merged(folder: Path, file: str, text: str) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Write the profiles of the named machines, or of all."""
+    """Write the profiles of the named machines; without names the reference, all machines and shipped hosts.
+
+    Machines and shipped hosts are written twice: shipped hosts have the mean factor of machines, and a
+    machine has the shipped host's value of what was not measured on it.
+    """
+    if names:
+        _write(names)
+        return
+    reference_costs.main()
+    for _ in range(2):
+        _write(())
+        shipped_hosts.main()
+
+
+def _write(names: Sequence[str]) -> None:
     for folder in machines():
         if names and folder.name not in names:
             continue

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simoffload.calibration.micro.noise import lower_quartile
 from simoffload.engine import execute
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import TrainingCosts
@@ -38,7 +39,6 @@ __all__ = [
     "decode_observation",
     "module_events",
     "of_real_models",
-    "quiet",
     "rough_factor",
     "simulated",
     "trace_observations",
@@ -86,8 +86,6 @@ _NUDGE = {"graph": 0.05}
 """The increase of a cost for counting its events; others get ``_NUDGE_S``."""
 _NUDGE_S = 20e-6  # [s]
 _PICO = 1e-12
-_QUIET = 0.25
-"""The quantile of repetitions that counts as a host's own speed."""
 TRACED = "traced"
 
 
@@ -126,15 +124,14 @@ def _is_deep(plan: Plan) -> bool:
     return plan.model.num_hidden_layers >= _DEEP
 
 
-def quiet(times: Sequence[float]) -> tuple[float, float]:
-    """Return the first quartile of the times [s] and its relative standard deviation, 0 for a single time.
+def _of_repetitions(times: Sequence[float]) -> tuple[float, float]:
+    """Return the lower quartile of the times [s] and its relative standard deviation, 0 for a single time.
 
     A host that is shared with others has stretches of time, of seconds to minutes, in which everything takes
     up to twice as long; the lower quartile is the time without them. By how much a host changes its speed is
     its factor's spread.
     """
-    logs = np.log(times)
-    return float(np.exp(np.quantile(logs, _QUIET))), float(logs.std() / np.sqrt(len(logs)))
+    return lower_quartile(times), float(np.log(times).std() / np.sqrt(len(times)))
 
 
 def simulated(plan: Plan, part: StepPart | None, values: Mapping[str, float]) -> float:
@@ -176,7 +173,9 @@ def decode_observation(
     deep = of_real_models(dict.fromkeys(COSTS, 1.0)) if _is_deep(plan) else {}
     counts = np.array([events[key] * deep.get(key, 1.0) for key in COSTS])
     base = simulated(plan, None, around) - float(counts @ np.array([around[key] for key in COSTS]))
-    return Observation(run["name"], "decode", run["ranks"], *quiet(_decode_times(run)), base, counts)
+    return Observation(
+        run["name"], "decode", run["ranks"], *_of_repetitions(_decode_times(run)), base, counts
+    )
 
 
 def _decode_times(run: Mapping[str, Any]) -> list[float]:
@@ -354,7 +353,7 @@ def training_observations(
             nudge = _NUDGE.get(key, _NUDGE_S)
             counts[index] = (simulated(plan, part, {**around, key: around[key] + nudge}) - base) / nudge
         base -= float(counts @ np.array([around[key] for key in COSTS]))
-        yield Observation(run["name"], part.phase, run["ranks"], *quiet(times), base, counts)
+        yield Observation(run["name"], part.phase, run["ranks"], *_of_repetitions(times), base, counts)
 
 
 def _part_times(run: Mapping[str, Any], part: StepPart, plan: ZeroTrainingPlan) -> list[float]:

@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -162,8 +162,10 @@ class RecordedRun(_Part):
         """Return the measured times [s] by pass.
 
         Inference has "first pass" (of the first repetition), and "prefill" and "decode" (the median step) of
-        the second. Training has the median over later repetitions of the sums per repetition; separately
-        timed steps take precedence over the sum of their parts.
+        the second. Training has the median over later repetitions of the sums per repetition, of an even
+        number the lower one of the two in the middle: Python collects its garbage in one of several steps,
+        which takes 0.2 to 0.4 s (docs/measurements/training.md). Separately timed steps take precedence
+        over the sum of their parts.
         """
         if self.training:
             return self._training()
@@ -185,7 +187,7 @@ class RecordedRun(_Part):
                     row = sums.setdefault(name, {})
                     row[one.repetition] = row.get(one.repetition, 0.0) + one.seconds
         order = sorted(sums, key=lambda name: name == "step")
-        return {name: median(sums[name].values()) for name in order}
+        return {name: median_low(sums[name].values()) for name in order}
 
 
 class Records(_Part):
