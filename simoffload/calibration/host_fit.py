@@ -75,8 +75,6 @@ class HostFit(NamedTuple):
     """Relative standard deviation of each cost apart from the factor."""
     residuals: dict[str, tuple[float, float]]
     """Mean and largest absolute relative error of the predicted times by kind of pass."""
-    levels: dict[str, float]
-    """By section, decode and training: its factor as a multiple of the host's."""
     steps: int
     """The number of times of passes; those of traced modules are not counted."""
     seen: frozenset[str]
@@ -197,11 +195,6 @@ def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost
             for key, deviation in zip(COSTS, own, strict=True)
         },
         residuals=residuals(passes, values),
-        levels={
-            name: exp(float(level))
-            for (name, model), level in zip(names, state.level, strict=True)
-            if not model
-        },
         steps=len(passes),
         seen=frozenset(
             key for column, key in enumerate(COSTS) if any(bool(one.counts[column]) for one in passes)
