@@ -141,7 +141,8 @@ def main() -> None:
         rows.append(ReferenceCost(key, value, pool.spreads[key], len(seen), source))
     rows += [one for one in present.values() if not one.machines]
     quiet = median(probes[name] / pool.factors[name] for name in probes)
-    rows.append(ReferenceCost(REFERENCE_PROBE, quiet, 0.3, len(probes), f"probes on {', '.join(probes)}"))
+    probe, source = present[REFERENCE_PROBE], f"probes on {', '.join(probes)}"
+    rows.append(probe._replace(value=quiet, machines=len(probes), source=source))
     _TABLE.write_text(table_text(rows), encoding="utf-8")
 
 

@@ -31,6 +31,7 @@ from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import load_model
+from simoffload.planning.confidence import P90
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.timing import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -74,11 +75,12 @@ class ThreadFit(NamedTuple):
     @property
     def factor_spread(self) -> float:
         """Relative standard deviation of the factor from one stretch of time to another."""
-        return max(self.drift, self.fit.factor_spread if self.fit else _PROBED_SPREAD)
+        spread = self.fit.factor_spread if self.fit else reference_costs()[REFERENCE_PROBE].spread
+        return max(self.drift, spread)
 
     def summary(self) -> str:
         """Return a sentence on the factor, and one on small models that the fit did not see."""
-        low, high = (self.factor * exp(sign * _P90 * self.factor_spread) for sign in (-1, 1))
+        low, high = (self.factor * exp(sign * P90 * self.factor_spread) for sign in (-1, 1))
         text = f"host thread: {self.factor:.2f} x the reference host's time (P10 {low:.2f}, P90 {high:.2f})"
         if self.held_back:
             errors = ", ".join(f"{kind} {mean:+.0%}" for kind, (mean, _) in self.held_back.items())
@@ -121,11 +123,6 @@ class ThreadFit(NamedTuple):
             spread=hypot(spread, self.factor_spread) if is_time else spread,
             measured=seen,
         )
-
-
-_P90 = 1.2816
-_PROBED_SPREAD = 0.3
-"""Relative standard deviation of a factor from probes alone: they do what hooks do, but not all of it."""
 
 
 def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
