@@ -130,10 +130,6 @@ def main() -> None:
             probes[path.parent.name] = median(map(probe_level, raw["probes"]))
         sys.stdout.write(f"{path.parent.name}: {len(steps)} times\n")
     pool = pooled(machines, {key: present[key].value for key in COSTS})
-    for name, factor in pool.factors.items():
-        sys.stdout.write(f"{name}: factor {factor:.3f}, scatter {pool.noise[name]:.1%}\n")
-        for kind, (mean, worst) in left_out(machines[name]).items():
-            sys.stdout.write(f"  models left out: {kind} {mean:+.1%}, worst {worst:+.1%}\n")
     rows = []
     for key, value in pool.costs.items():
         seen = [name for name, steps in machines.items() if _occurs(key, steps)]
@@ -144,16 +140,24 @@ def main() -> None:
     probe, source = present[REFERENCE_PROBE], f"probes on {', '.join(probes)}"
     rows.append(probe._replace(value=quiet, machines=len(probes), source=source))
     _TABLE.write_text(table_text(rows), encoding="utf-8")
+    table = {row.cost: row for row in rows}
+    for name, factor in pool.factors.items():
+        sys.stdout.write(f"{name}: factor {factor:.3f}, scatter {pool.noise[name]:.1%}\n")
+        for kind, (mean, worst) in left_out(machines[name], table).items():
+            sys.stdout.write(f"  models left out: {kind} {mean:+.1%}, worst {worst:+.1%}\n")
 
 
-def left_out(steps: Sequence[Observation]) -> dict[str, tuple[float, float]]:
+def left_out(
+    steps: Sequence[Observation], reference: Mapping[str, ReferenceCost]
+) -> dict[str, tuple[float, float]]:
     """Return the errors of small models that a fit of the machine did not see, as records before 2026-11-22
     hold none back: one with nothing offloaded, and one without prefetch."""
-    hidden = [one for one in steps if any(part in one.model for part in _LEFT_OUT)]
-    fit = fit_host(
-        [one for one in steps if not any(part in one.model for part in _LEFT_OUT)], reference_costs()
-    )
-    return signed_errors([one for one in hidden if one.kind != TRACED], fit.values)
+    hidden: list[Observation] = []
+    seen: list[Observation] = []
+    for one in steps:
+        (hidden if any(part in one.model for part in _LEFT_OUT) else seen).append(one)
+    values = fit_host(seen, reference).values
+    return signed_errors([one for one in hidden if one.kind != TRACED], values)
 
 
 def _occurs(key: str, steps: Sequence[Observation]) -> bool:
