@@ -70,13 +70,14 @@ class HostFit(NamedTuple):
     values: dict[str, float]
     """[s] Costs by the names of ``COSTS`` for small models; ``graph`` is a share."""
     spreads: dict[str, float]
-    """Relative standard deviation of each cost apart from the factor."""
+    """Relative standard deviation of each cost apart from the factor: the reference's, where its cost is
+    used."""
     residuals: dict[str, tuple[float, float]]
     """Mean and largest absolute relative error of the predicted times by kind of pass."""
     steps: int
     """The number of times of passes; those of traced modules are not counted."""
     seen: frozenset[str]
-    """Costs that occur in a measured time."""
+    """Costs that occur in a measured time, without those that are the reference's."""
     remarks: tuple[str, ...]
     """What was not believed, and what was used instead."""
 
@@ -230,12 +231,20 @@ def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost
     factor = exp(state.factor)
     if not FACTORS[0] <= factor <= FACTORS[1]:
         raise FactorError(f"small models took {factor:.2g} times as long as on the reference host")
-    values, remarks = _believed(known, state)
+    refused = np.abs(state.own) > log(_OWN)
+    values = state._replace(own=np.where(refused, 0.0, state.own)).costs(known)
+    remarks = [
+        f"{key} deviated by more than a factor of {_OWN:g} and is that of the reference host"
+        for key, no in zip(COSTS, refused, strict=True)
+        if no
+    ]
     if few:
         text = f"only {len(passes)} steps were measured, so the proportions are those of the reference host"
         remarks.append(text)
     deviations = np.sqrt(np.diag(found.covariance))
-    own = spreads if few else deviations[-len(COSTS) :]
+    of_reference = refused | few
+    own = np.where(of_reference, spreads, deviations[-len(COSTS) :])
+    seen = np.any([one.counts for one in passes], axis=0) & ~of_reference
     return HostFit(
         factor=factor,
         factor_spread=float(np.hypot(deviations[0], around.scatter)),
@@ -243,23 +252,9 @@ def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost
         spreads=dict(zip(COSTS, map(float, own), strict=True)),
         residuals=residuals(passes, values),
         steps=len(passes),
-        seen=frozenset(
-            key for column, key in enumerate(COSTS) if any(bool(one.counts[column]) for one in passes)
-        ),
+        seen=frozenset(key for key, yes in zip(COSTS, seen, strict=True) if yes),
         remarks=tuple(remarks),
     )
-
-
-def _believed(known: Mapping[str, float], state: HostState) -> tuple[dict[str, float], list[str]]:
-    """Return the costs, with the reference's instead of those that deviate too much, and remarks."""
-    values, remarks = state.costs(known), []
-    for key, deviation in zip(known, state.own, strict=True):
-        if abs(float(deviation)) > log(_OWN):
-            values[key] = scaled(known, exp(state.factor))[key]
-            remarks.append(
-                f"{key} deviated by more than a factor of {_OWN:g} and is that of the reference host"
-            )
-    return values, remarks
 
 
 def residuals(passes: Sequence[Observation], values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
