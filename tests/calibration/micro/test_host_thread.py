@@ -170,8 +170,9 @@ def test_a_cost_that_is_not_believed_is_an_estimate(
     inference, _ = thread.costs()
     hook, linear = inference["hook"], inference["linear_call"]
     assert (linear.measured, hook.measured, hook.residual) == (True, False, None)
+    assert hook.spread == pytest.approx(hypot(2.0, thread.factor_spread))
     assert linear.spread is not None
-    assert linear.spread < hook.spread == pytest.approx(hypot(2.0, thread.factor_spread))
+    assert linear.spread < 1.0
     known = wide["hook"].value * REAL_MODELS
     assert seconds(hook) == pytest.approx(thread.factor * known, rel=1e-3)
 
