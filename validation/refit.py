@@ -17,7 +17,7 @@ from pathlib import Path
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit
 from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
 from simoffload.calibration.micro.record import read_record
-from simoffload.documents import read_document, yaml_text
+from simoffload.documents import parse_yaml, read_document, yaml_text
 from validation import reference_costs, shipped_hosts
 
 __all__ = ["machines", "refitted"]
@@ -60,11 +60,7 @@ def refitted(folder: Path) -> dict[str, str]:
 
 def _merged(folder: Path, file: str, text: str) -> str:
     present = read_document(folder / file).data
-    (folder / "refit.yaml").write_text(text, encoding="utf-8")
-    try:
-        fitted = read_document(folder / "refit.yaml").data
-    finally:
-        (folder / "refit.yaml").unlink()
+    fitted = parse_yaml(text, name=file).data
     keys = _REFITTED[file]
     kept = {key: value for key, value in present.items() if key not in keys or key in fitted}
     return yaml_text({**kept, **{key: fitted[key] for key in keys if key in fitted}}, flow=True)

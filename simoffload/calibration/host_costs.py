@@ -86,6 +86,8 @@ _NUDGE = {"graph": 0.05}
 """The increase of a cost for counting its events; others get ``_NUDGE_S``."""
 _NUDGE_S = 20e-6  # [s]
 _PICO = 1e-12
+_FEW = 8
+"""The number of repetitions from which a lower quartile is used: parts of training steps have four to six."""
 TRACED = "traced"
 
 
@@ -128,10 +130,12 @@ def _of_repetitions(times: Sequence[float]) -> tuple[float, float]:
     """Return the lower quartile of the times [s] and its relative standard deviation, 0 for a single time.
 
     A host that is shared with others has stretches of time, of seconds to minutes, in which everything takes
-    up to twice as long; the lower quartile is the time without them. By how much a host changes its speed is
-    its factor's spread.
+    up to twice as long; the lower quartile is the time without them. Of a few times it would be nearly the
+    shortest, which no real run reaches, so their median is returned (docs/measurements/host-thread.md). By
+    how much a host changes its speed is its factor's spread.
     """
-    return lower_quartile(times), float(np.log(times).std() / np.sqrt(len(times)))
+    middle = lower_quartile(times) if len(times) >= _FEW else float(median(times))
+    return middle, float(np.log(times).std() / np.sqrt(len(times)))
 
 
 def simulated(plan: Plan, part: StepPart | None, values: Mapping[str, float]) -> float:

@@ -21,21 +21,18 @@ from simoffload.calibration.reference import ReferenceCost
 
 __all__ = [
     "FACTORS",
-    "TRACE_LEVEL",
     "Array",
+    "Equations",
     "FactorError",
     "HostFit",
+    "HostState",
+    "HostTimes",
     "Ridge",
     "fit_host",
-    "huber",
-    "level_spread",
-    "logarithms",
-    "noises",
     "residuals",
     "ridge",
     "scaled",
     "signed_errors",
-    "stretches",
 ]
 
 FACTORS = (0.3, 6.0)
@@ -46,11 +43,12 @@ _FEWEST = 5
 """With fewer steps of small models only the factor is fitted."""
 _FLOOR = 0.03
 """The least relative standard deviation of a time: two runs of one small model differ by this."""
-TRACE_LEVEL = 10.0
+_TRACE_LEVEL = 10.0
 """Standard deviation of the level of a traced step: it shows proportions alone, as it is one moment."""
 _ANY, _NOTHING = 10.0, 1e-6
 """Standard deviations of priors that allow everything and nothing."""
-_LARGEST_STEP = 3.0
+_LARGEST_STEP, _LARGEST_OWN = 1.0, 3.0
+"""Bounds of the logarithms by which one round changes the factor, and by which a cost may deviate."""
 _ROUNDS = 12
 _HUBER = 1.345
 """[standard deviations] Residuals beyond this count by their size only, not by its square."""
@@ -72,15 +70,14 @@ class HostFit(NamedTuple):
     values: dict[str, float]
     """[s] Costs by the names of ``COSTS`` for small models; ``graph`` is a share."""
     spreads: dict[str, float]
-    """Relative standard deviation of each cost apart from the factor."""
+    """Relative standard deviation of each cost apart from the factor: the reference's, where its cost is
+    used."""
     residuals: dict[str, tuple[float, float]]
     """Mean and largest absolute relative error of the predicted times by kind of pass."""
-    levels: dict[str, float]
-    """By section, decode and training: its factor as a multiple of the host's."""
     steps: int
     """The number of times of passes; those of traced modules are not counted."""
     seen: frozenset[str]
-    """Costs that occur in a measured time."""
+    """Costs that occur in a measured time, without those that are the reference's."""
     remarks: tuple[str, ...]
     """What was not believed, and what was used instead."""
 
@@ -100,24 +97,93 @@ def ridge(table: Array, target: Array, *, noise: Array, prior: Array) -> Ridge:
     return Ridge(covariance @ (weighted.T @ (target / noise)), covariance)
 
 
-def huber(residual: Array, noise: Array) -> Array:
-    """Return the noise that makes late residuals count by their size only."""
-    far = np.maximum(np.abs(residual) / noise / _HUBER, 1.0)
-    grown: Array = noise * np.sqrt(far)
-    return grown
-
-
 def scaled(reference: Mapping[str, float], factor: float) -> dict[str, float]:
     """Return the costs of a host that takes ``factor`` times as long; shares stay."""
     return {key: value * (factor if key in SCALED else 1.0) for key, value in reference.items()}
 
 
-def section(one: Observation) -> str:
-    """Return the stretch of time in which a step was measured: decode or training."""
+class HostState(NamedTuple):
+    """An estimate of a host's unknowns."""
+
+    factor: float
+    """Logarithm of the host's factor."""
+    levels: Array
+    """Logarithm of each stretch of time's factor over the host's."""
+    own: Array
+    """Logarithm of each cost over the reference's on such a host."""
+
+    def costs(self, known: Mapping[str, float]) -> dict[str, float]:
+        """Return the host's costs from those of the reference host."""
+        return {
+            key: value * exp(float(own))
+            for (key, value), own in zip(scaled(known, exp(self.factor)).items(), self.own, strict=True)
+        }
+
+    def after(self, found: Array) -> HostState:
+        """Return the estimate that follows from the solution of its ``Equations``."""
+        levels, own = np.split(found[1:], [len(self.levels)])
+        step = float(np.clip(found[0], -_LARGEST_STEP, _LARGEST_STEP))
+        return HostState(self.factor + step, levels, np.clip(own, -_LARGEST_OWN, _LARGEST_OWN))
+
+
+class Equations(NamedTuple):
+    """Linear equations for the change of a host's factor, its levels and its own costs."""
+
+    table: Array
+    target: Array
+    noise: Array
+    """Standard deviation of each row."""
+    prior: Array
+    """Standard deviation of each unknown, whose mean is zero."""
+    scatter: float
+    """Relative standard deviation of the levels: that of the times of passes."""
+
+
+class HostTimes:
+    """Measured times of one host, by the stretches of time in which they were measured.
+
+    Stretches are the sections, decode and training, and the traced step of each model.
+    """
+
+    def __init__(self, steps: Sequence[Observation]) -> None:
+        self._steps = steps
+        self._sections = sorted({_section(one) for one in steps})
+        self._traced = sorted({one.model for one in steps if one.kind == TRACED})
+        within = [
+            [_section(one) == section for section in self._sections]
+            + [one.kind == TRACED and one.model == model for model in self._traced]
+            for one in steps
+        ]
+        self._at = np.array(within, dtype=float)
+
+    def begin(self, known: Mapping[str, float]) -> HostState:
+        """Return the estimate of a host with the proportions of ``known`` costs."""
+        factor = float(np.median(_logarithms(self._steps, known)[1]))
+        return HostState(factor, np.zeros(self._at.shape[1]), np.zeros(len(COSTS)))
+
+    def equations(self, known: Mapping[str, float], state: HostState, spreads: Array) -> Equations:
+        """Return the equations around an estimate; ``spreads`` are the costs' among hosts."""
+        share, difference = _logarithms(self._steps, state.costs(known))
+        time = (share @ np.array([key in SCALED for key in COSTS], dtype=float))[:, None]
+        left = difference - (self._at * time) @ state.levels
+        passes = [index for index, one in enumerate(self._steps) if one.kind != TRACED]
+        scatter = _scatter(left[passes])
+        levels = [scatter] * len(self._sections) + [_TRACE_LEVEL] * len(self._traced)
+        return Equations(
+            np.hstack([time, self._at * time, share]),
+            difference + share @ state.own,
+            _huber(left, _noises(self._steps, left)),
+            np.array([_ANY, *levels, *spreads]),
+            scatter,
+        )
+
+
+def _section(one: Observation) -> str:
+    """Return the section in which a step was measured: decode or training."""
     return "decode" if one.kind in ("decode", TRACED) else "training"
 
 
-def logarithms(steps: Sequence[Observation], values: Mapping[str, float]) -> tuple[Array, Array]:
+def _logarithms(steps: Sequence[Observation], values: Mapping[str, float]) -> tuple[Array, Array]:
     """Return the share of each cost in each predicted time, and log(measured / predicted)."""
     costs = np.array([values[key] for key in COSTS])
     spent = np.array([one.counts for one in steps]) * costs
@@ -126,48 +192,25 @@ def logarithms(steps: Sequence[Observation], values: Mapping[str, float]) -> tup
     return spent / predicted[:, None], np.log(measured / predicted)
 
 
-def noises(steps: Sequence[Observation], residual: Array) -> Array:
+def _scatter(residual: Array) -> float:
+    """Return the standard deviation of residuals from their median size, which late ones do not change."""
+    return max(_FLOOR, 1.48 * float(np.median(np.abs(residual))))
+
+
+def _noises(steps: Sequence[Observation], residual: Array) -> Array:
     """Return the standard deviation of each time: the scatter of its kind, or its own if that is larger."""
     found = np.empty(len(steps))
     for kind in {one.kind for one in steps}:
         rows = [index for index, one in enumerate(steps) if one.kind == kind]
-        scatter = max(_FLOOR, 1.48 * float(np.median(np.abs(residual[rows]))))
-        found[rows] = [max(scatter, steps[row].spread) for row in rows]
+        found[rows] = np.maximum(_scatter(residual[rows]), [steps[row].spread for row in rows])
     return found
 
 
-def stretches(steps: Sequence[Observation]) -> tuple[list[tuple[str, str]], Array]:
-    """Return the stretches of time in which steps were measured, and a table of steps by stretches.
-
-    These are the sections, and the traced step of each model within one of them.
-    """
-    traces = dict.fromkeys((section(one), one.model) for one in steps if one.kind == TRACED)
-    known = [*dict.fromkeys((section(one), "") for one in steps), *traces]
-    table = np.zeros((len(steps), len(known)))
-    for row, one in enumerate(steps):
-        table[row, known.index((section(one), ""))] = 1.0
-        if one.kind == TRACED:
-            table[row, known.index((section(one), one.model))] = 1.0
-    return known, table
-
-
-def level_spread(steps: Sequence[Observation], residual: Array) -> float:
-    """Return by how much stretches of time differ: as much as the models measured in one of them."""
-    passes = [index for index, one in enumerate(steps) if one.kind != TRACED]
-    return max(_FLOOR, 1.48 * float(np.median(np.abs(residual[passes]))))
-
-
-class _State(NamedTuple):
-    """An estimate of the unknowns."""
-
-    factor: float
-    level: Array
-    own: Array
-    """Logarithm of each cost over the reference's on such a host."""
-    deviations: Array
-    """Standard deviations of the factor's logarithm, of the levels and of ``own``."""
-    spread: float
-    """Relative standard deviation of the levels."""
+def _huber(residual: Array, noise: Array) -> Array:
+    """Return the noise that makes late residuals count by their size only."""
+    far = np.maximum(np.abs(residual) / noise / _HUBER, 1.0)
+    grown: Array = noise * np.sqrt(far)
+    return grown
 
 
 def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost]) -> HostFit:
@@ -178,86 +221,40 @@ def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost
     passes = [one for one in steps if one.kind != TRACED]
     known = {key: reference[key].value for key in COSTS}
     few = len(passes) < _FEWEST
-    prior = np.array([_NOTHING if few else reference[key].spread for key in COSTS])
-    names, at = stretches(steps)
-    state = _solved(steps, known, prior=prior, names=names, at=at)
-    if not FACTORS[0] <= state.factor <= FACTORS[1]:
-        raise FactorError(f"small models took {state.factor:.2g} times as long as on the reference host")
-    values, remarks = _believed(known, state)
+    spreads = np.array([reference[key].spread for key in COSTS])
+    times = HostTimes(steps)
+    state = times.begin(known)
+    for _ in range(_ROUNDS):  # Gauss-Newton, with new noise in each round
+        around = times.equations(known, state, np.full(len(COSTS), _NOTHING) if few else spreads)
+        found = ridge(around.table, around.target, noise=around.noise, prior=around.prior)
+        state = state.after(found.values)
+    factor = exp(state.factor)
+    if not FACTORS[0] <= factor <= FACTORS[1]:
+        raise FactorError(f"small models took {factor:.2g} times as long as on the reference host")
+    refused = np.abs(state.own) > log(_OWN)
+    values = state._replace(own=np.where(refused, 0.0, state.own)).costs(known)
+    remarks = [
+        f"{key} deviated by more than a factor of {_OWN:g} and is that of the reference host"
+        for key, no in zip(COSTS, refused, strict=True)
+        if no
+    ]
     if few:
         text = f"only {len(passes)} steps were measured, so the proportions are those of the reference host"
         remarks.append(text)
-    own = state.deviations[1 + len(names) :]
+    deviations = np.sqrt(np.diag(found.covariance))
+    of_reference = refused | few
+    own = np.where(of_reference, spreads, deviations[-len(COSTS) :])
+    seen = np.any([one.counts for one in passes], axis=0) & ~of_reference
     return HostFit(
-        factor=state.factor,
-        factor_spread=float(np.hypot(state.deviations[0], state.spread)),
+        factor=factor,
+        factor_spread=float(np.hypot(deviations[0], around.scatter)),
         values=values,
-        spreads={
-            key: reference[key].spread if few else float(deviation)
-            for key, deviation in zip(COSTS, own, strict=True)
-        },
+        spreads=dict(zip(COSTS, map(float, own), strict=True)),
         residuals=residuals(passes, values),
-        levels={
-            name: exp(float(level))
-            for (name, model), level in zip(names, state.level, strict=True)
-            if not model
-        },
         steps=len(passes),
-        seen=frozenset(
-            key for column, key in enumerate(COSTS) if any(bool(one.counts[column]) for one in passes)
-        ),
+        seen=frozenset(key for key, yes in zip(COSTS, seen, strict=True) if yes),
         remarks=tuple(remarks),
     )
-
-
-def _solved(
-    steps: Sequence[Observation],
-    known: Mapping[str, float],
-    *,
-    prior: Array,
-    names: Sequence[tuple[str, str]],
-    at: Array,
-) -> _State:
-    """Return the most probable state: Gauss-Newton, with new noise in each round."""
-    scaling = np.array([key in SCALED for key in COSTS], dtype=float)
-    factor = exp(float(np.median(logarithms(steps, known)[1])))
-    level, own, deviations, spread = np.zeros(len(names)), np.zeros(len(COSTS)), np.zeros(0), _FLOOR
-    for _ in range(_ROUNDS):
-        share, difference = logarithms(steps, _values(known, factor, own))
-        time = (share @ scaling)[:, None]
-        left = difference - (at * time) @ level
-        spread = level_spread(steps, left)
-        priors = [_ANY, *(TRACE_LEVEL if model else spread for _, model in names), *prior]
-        found = ridge(
-            np.hstack([time, at * time, share]),
-            difference + share @ own,
-            noise=huber(left, noises(steps, left)),
-            prior=np.array(priors),
-        )
-        factor *= exp(float(np.clip(found.values[0], -1, 1)))
-        level = found.values[1 : 1 + len(names)]
-        own = np.clip(found.values[1 + len(names) :], -_LARGEST_STEP, _LARGEST_STEP)
-        deviations = np.sqrt(np.diag(found.covariance))
-    return _State(factor, level, own, deviations, spread)
-
-
-def _values(known: Mapping[str, float], factor: float, own: Array) -> dict[str, float]:
-    return {
-        key: value * exp(float(deviation))
-        for (key, value), deviation in zip(scaled(known, factor).items(), own, strict=True)
-    }
-
-
-def _believed(known: Mapping[str, float], state: _State) -> tuple[dict[str, float], list[str]]:
-    """Return the costs, with the reference's instead of those that deviate too much, and remarks."""
-    values, remarks = _values(known, state.factor, state.own), []
-    for key, deviation in zip(known, state.own, strict=True):
-        if abs(float(deviation)) > log(_OWN):
-            values[key] = scaled(known, state.factor)[key]
-            remarks.append(
-                f"{key} deviated by more than a factor of {_OWN:g} and is that of the reference host"
-            )
-    return values, remarks
 
 
 def residuals(passes: Sequence[Observation], values: Mapping[str, float]) -> dict[str, tuple[float, float]]:

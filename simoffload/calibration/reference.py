@@ -11,7 +11,9 @@ __all__ = ["REFERENCE_PROBE", "ReferenceCost", "reference_costs"]
 
 _FILE = Path(__file__).with_name("reference_costs.csv")
 REFERENCE_PROBE = "probe"
-"""The row of the table with the level of a probe (``micro.noise.level``) on the reference host."""
+"""The row of the table with the level of a probe (``micro.noise.probe_level``) on the reference host.
+
+Its spread is that of a factor from probes alone, our choice: they do what hooks do, but not all of it."""
 
 
 class ReferenceCost(NamedTuple):

@@ -16,6 +16,7 @@ class TimeInput(StrEnum):
 
     HOST = "host thread"
     CPU = "CPU work"
+    OVERFLOW_CHECK = "CPU overflow check"
     COPIES = "copies"
     PAGEABLE = "copies of pageable memory"
     LINKS = "links between GPUs"
@@ -47,7 +48,8 @@ _SEVERAL = 0.26
 """Spread of the rate of three and more GPUs of a host that copy simultaneously, where that was not measured;
 two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
-"""Spread of a rate that is an estimate without a measurement of any machine; our choice."""
+"""Least spread of a rate that is an estimate: of copies without a measurement of any machine, and of the
+overflow check where a share of Adam's rate is assumed; our choice."""
 _COSTS = ("linear_call", "hook")
 """Costs for launches and hooks, each of which is about half of the thread's time."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
@@ -67,7 +69,10 @@ class Spread(NamedTuple):
 
 def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
-    tier."""
+    tier.
+
+    The overflow check has one of its own only where its rate is less certain than other work of the CPU.
+    """
     pcie = machine.topology.gpu_pcie_link.pcie
     links = machine.accelerator.interconnect
     gpu = machine.accelerator
@@ -88,6 +93,9 @@ def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str
             TimeInput.GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]
         ),
     }
+    cpu = found[TimeInput.CPU]
+    if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
+        found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
     if machine.ranks_per_node(ranks) > 2 and not own.measured(f"host/{machine.host.id}", [memory]):
         several = memory.spread if memory.spread is not None else _SEVERAL

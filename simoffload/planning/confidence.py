@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -137,8 +137,8 @@ class Confidence:
 
         By default the metric is the compared time.
         """
-        shares = _shares(self.result.composed.get(metric or self.result.compared_by, ()))
         known = self.result.provenance.spreads
+        shares = _shares(self.result.composed.get(metric or self.result.compared_by, ()), known)
         found = [IntervalTerm(part, share, known[part]) for part, share in shares.items() if part in known]
         return tuple(sorted(found, key=lambda term: -term.contribution))
 
@@ -309,20 +309,20 @@ def _row(group: str, work: Work, place: str) -> CalibrationError:
     return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
 
 
-def _shares(passes: Sequence[tuple[PassResult, float]]) -> dict[str, float]:
+def _shares(passes: Sequence[tuple[PassResult, float]], known: Container[str]) -> dict[str, float]:
     """Return the exposed share of each input in passes that follow one another, by the input's name."""
     total = sum(time for _, time in passes)
     found: dict[str, float] = {}
     for one, time in passes:
         for share in one.shares:
             if share.exposed_ps:
-                part = _part(share)
+                part = _part(share, known)
                 found[part] = found.get(part, 0.0) + float(share.exposed_ps / one.time_ps) * time / total
     return found
 
 
-def _part(share: Share) -> str:
-    """Return which input decides the time of a cause; the name of a tier for storage."""
+def _part(share: Share, known: Container[str]) -> str:
+    """Return which of the ``known`` inputs decides the time of a cause; the name of a tier for storage."""
     if share.group == "GPU":
         return TimeInput.GPU
     if share.group == "storage":
@@ -331,7 +331,7 @@ def _part(share: Share) -> str:
         if "gather" in share.cause or "reduc" in share.cause:
             return TimeInput.LINKS
         return TimeInput.PAGEABLE if "pageable" in share.cause else TimeInput.COPIES
-    return TimeInput.HOST if share.cause == TimeInput.HOST else TimeInput.CPU
+    return share.cause if share.cause in known else TimeInput.CPU
 
 
 def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:

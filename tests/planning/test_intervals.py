@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, hypot, sqrt
+from pathlib import Path
 
 import pytest
 
 from simoffload.documents import parse_yaml
-from simoffload.hardware import DEFAULT_SPREADS, Spread, TimeInput
+from simoffload.hardware import DEFAULT_SPREADS, Spread, TimeInput, load_platform, machine_spreads
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import P90, CalibrationError, confidence, ratio_sigma
 from simoffload.results import Group, InferenceResult, PassResult, Share
@@ -17,6 +18,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import load_scenario, resolve
 from simoffload.simulation import fit, simulate
+from simoffload.strategies.training.step import CPU_CHECK
 from tests.cli.conftest import SCENARIO
 
 MEAN = {"decode": 0.04, "prefill": 0.05, "step": 0.06}
@@ -35,6 +37,7 @@ CAUSES: Mapping[str, tuple[str, Group]] = {
     TimeInput.COPIES: ("host to GPU", "transfers"),
     TimeInput.GPU: ("GPU compute", "GPU"),
     TimeInput.CPU: ("CPU Adam", "host"),
+    TimeInput.OVERFLOW_CHECK: (CPU_CHECK, "host"),
 }
 MS = 10**9
 
@@ -102,6 +105,36 @@ def test_shares_weigh_the_spreads_of_inputs(simulated: InferenceResult) -> None:
     assert found.sigma == pytest.approx(hypot(0.08, 0.06, MODEL))
     assert [term.part for term in found.terms()] == [TimeInput.HOST, TimeInput.COPIES]
     assert found.origin == "host thread ±8.0 %, copies ±6.0 %, model ±4.0 %"
+
+
+def test_the_overflow_check_is_cpu_work_unless_its_rate_is_less_certain(simulated: InferenceResult) -> None:
+    assert simulated.prefill
+    whole = a_pass(simulated.prefill, CPU_work=60, CPU_overflow_check=40)
+    result = generated(simulated, whole, whole, 7)
+    adam = SPREADS | {TimeInput.CPU: Spread(0.1, True, "host/a")}
+    check = adam | {TimeInput.OVERFLOW_CHECK: Spread(0.3, False, "host/a")}
+    for spreads, sigma in ((adam, hypot(0.1, MODEL)), (check, hypot(0.06, 0.12, MODEL))):
+        found = confidence(replace(result, provenance=replace(result.provenance, spreads=spreads)))
+        assert found.sigma == pytest.approx(sigma)
+
+
+@pytest.mark.parametrize(
+    ("platform", "spread"),
+    [
+        ("validation/measured/fit/h100-n/platform.yaml", (0.30, False)),
+        ("validation/measured/fit/h100-r/platform.yaml", None),
+        ("dgx-h200", None),
+    ],
+)
+def test_an_assumed_rate_of_the_overflow_check_is_an_estimate(
+    platform: str, spread: tuple[float, bool] | None, repository: Path
+) -> None:
+    """The first machine has measured rates of Adam alone, the second also of the check; on the third both are
+    as uncertain as any estimate."""
+    known = repository / platform if "/" in platform else platform
+    machine = load_platform(known).machine(nodes=1)
+    found = machine_spreads(machine, ranks=1, training=True).get(TimeInput.OVERFLOW_CHECK)
+    assert (found and found[:2]) == spread
 
 
 def test_a_measured_host_needs_no_caution(simulated: InferenceResult) -> None:

@@ -29,8 +29,9 @@ from simoffload.calibration.micro.fitted import Fitted, non_negative, rate_text,
 from simoffload.calibration.micro.noise import probe_level
 from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine
+from simoffload.hardware import DEFAULT_SPREADS, Machine, TimeInput
 from simoffload.models import load_model
+from simoffload.planning.confidence import P90
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.timing import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -63,22 +64,18 @@ class ThreadFit(NamedTuple):
     fit: HostFit | None
     """None if only probes were measured."""
     factor: float
+    factor_spread: float
+    """Relative standard deviation of the factor from one stretch of time to another."""
     held_back: dict[str, tuple[float, float]]
     """Mean and largest error of small models that the fit did not see, by kind of pass, with their signs."""
     remarks: tuple[str, ...]
     believed: bool = True
-    """Whether the factor is measured; else it is 1, that of the reference host."""
-    drift: float = 0.0
-    """Relative standard deviation of the host's speed from probe to probe."""
-
-    @property
-    def factor_spread(self) -> float:
-        """Relative standard deviation of the factor from one stretch of time to another."""
-        return max(self.drift, self.fit.factor_spread if self.fit else _PROBED_SPREAD)
+    """Whether the factor is measured; else it is 1, that of the reference host, with the spread of an
+    unmeasured one."""
 
     def summary(self) -> str:
         """Return a sentence on the factor, and one on small models that the fit did not see."""
-        low, high = (self.factor * exp(sign * _P90 * self.factor_spread) for sign in (-1, 1))
+        low, high = (self.factor * exp(sign * P90 * self.factor_spread) for sign in (-1, 1))
         text = f"host thread: {self.factor:.2f} x the reference host's time (P10 {low:.2f}, P90 {high:.2f})"
         if self.held_back:
             errors = ", ".join(f"{kind} {mean:+.0%}" for kind, (mean, _) in self.held_back.items())
@@ -123,11 +120,6 @@ class ThreadFit(NamedTuple):
         )
 
 
-_P90 = 1.2816
-_PROBED_SPREAD = 0.3
-"""Relative standard deviation of a factor from probes alone: they do what hooks do, but not all of it."""
-
-
 def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
     """Fit the costs of the host thread as far as ``machine`` has GPUs for the ranks of the small models.
 
@@ -149,11 +141,13 @@ def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
         text = f"sections.hooks: {error}; measure with the versions of docs/CALIBRATION.md, or --skip hooks"
         raise InputError((Problem("micro.json", None, None, "", text),)) from None
     drift = pstdev([log(probe_level(one)) for one in raw.get("probes", ())] or [0.0])
-    return ThreadFit(fit, fit.factor, signed_errors(held, fit.values), fit.remarks, drift=drift)
+    spread = max(drift, fit.factor_spread)
+    return ThreadFit(fit, fit.factor, spread, signed_errors(held, fit.values), fit.remarks)
 
 
 def _not_believed(error: FactorError) -> ThreadFit:
-    return ThreadFit(None, 1.0, {}, (f"{error}: the costs are those of the reference host",), believed=False)
+    remark = f"{error}: the costs are those of the reference host"
+    return ThreadFit(None, 1.0, DEFAULT_SPREADS[TimeInput.HOST].other, {}, (remark,), believed=False)
 
 
 def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
@@ -161,11 +155,12 @@ def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:
     probes = raw.get("probes", ())
     if not probes:
         return None
-    factor = median(map(probe_level, probes)) / reference_costs()[REFERENCE_PROBE].value
+    probe = reference_costs()[REFERENCE_PROBE]
+    factor = median(map(probe_level, probes)) / probe.value
     if not FACTORS[0] <= factor <= FACTORS[1]:
         return _not_believed(FactorError(f"probes took {factor:.2g} times as long as on the reference host"))
     remark = f"the factor is from {len(probes)} probes, because no small model was measured"
-    return ThreadFit(None, factor, {}, (remark,))
+    return ThreadFit(None, factor, probe.spread, {}, (remark,))
 
 
 def small_model_times(

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import copy
 import random
-from math import log
+from math import hypot, log
 from typing import Any
 
 import pytest
 
 from simoffload.calibration.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
+from simoffload.calibration.micro import fit_deepspeed
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_thread
 from simoffload.calibration.micro.fitted import Fitted
 from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
 from simoffload.calibration.small_models import held_back_cases, small_cases
 from simoffload.errors import InputError
+from simoffload.hardware import DEFAULT_SPREADS, TimeInput
 from simoffload.units import parse_seconds
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import FACTOR, record
@@ -130,6 +132,9 @@ def test_a_few_steps_give_the_factor_alone(raw: dict[str, Any]) -> None:
     thread = fitted(raw)
     assert thread.factor == pytest.approx(FACTOR, rel=0.01)
     assert "only 3 steps were measured" in thread.summary()
+    hook = thread.costs()[0]["hook"]
+    assert not hook.measured, "the reference's times the factor"
+    assert hook.spread == pytest.approx(hypot(reference_costs()["hook"].spread, thread.factor_spread))
 
 
 def test_models_held_back_test_the_fit(raw: dict[str, Any]) -> None:
@@ -152,11 +157,33 @@ def test_without_small_models_the_probes_give_the_factor(raw: dict[str, Any]) ->
     assert fit_thread(raw, machine.base()) is None
 
 
+def test_a_cost_that_is_not_believed_is_an_estimate(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With priors so wide that the times alone decide, hooks take ten times as long as on the reference."""
+    wide = {key: one._replace(spread=2.0) for key, one in reference_costs().items()}
+    monkeypatch.setattr(fit_deepspeed, "reference_costs", lambda: wide)
+    costs = machine.COSTS | {"hook": 10 * machine.COSTS["hook"]}
+    raw["sections"]["hooks"]["runs"] = [machine.timed(case, costs) for case in small_cases(1)]
+    thread = fitted(raw)
+    assert "hook deviated by more than a factor of 4" in thread.summary()
+    inference, _ = thread.costs()
+    hook, linear = inference["hook"], inference["linear_call"]
+    assert (linear.measured, hook.measured, hook.residual) == (True, False, None)
+    assert hook.spread == pytest.approx(hypot(2.0, thread.factor_spread))
+    assert linear.spread is not None
+    assert linear.spread < 1.0
+    known = wide["hook"].value * REAL_MODELS
+    assert seconds(hook) == pytest.approx(thread.factor * known, rel=1e-3)
+
+
 def test_an_impossible_factor_is_not_believed(raw: dict[str, Any]) -> None:
     for run in raw["sections"]["hooks"]["runs"]:
         run["passes"][0]["seconds"] *= 10
     thread = fitted(raw)
     assert (thread.factor, thread.believed) == (1.0, False)
+    assert thread.factor_spread == DEFAULT_SPREADS[TimeInput.HOST].other, "of a host nobody measured"
+    assert not thread.costs()[0]["hook"].measured
     assert "the costs are those of the reference host" in thread.summary()
     del raw["sections"]["hooks"]
     level = 15 * reference_costs()[REFERENCE_PROBE].value
