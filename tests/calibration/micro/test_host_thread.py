@@ -101,12 +101,12 @@ def test_one_late_module_does_not_count(raw: dict[str, Any]) -> None:
 
 
 def test_the_quiet_quarter_of_all_rounds_counts(raw: dict[str, Any]) -> None:
-    """The section has the quiet half of the passes; the rounds have all of them."""
+    """The section has the quiet half of the passes; the rounds have all of them, enough for a quartile."""
     runs = raw["sections"]["hooks"]["runs"]
     slow = [
         {**run, "passes": [{**one, "seconds": 2 * one["seconds"]} for one in run["passes"]]} for run in runs
     ]
-    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (slow, runs, slow, runs, slow)]
+    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (slow, runs, slow, runs, slow, slow, runs, runs)]
     raw["sections"]["hooks"]["runs"] = slow
     assert fitted(raw | {"rounds": rounds}).factor == pytest.approx(FACTOR, rel=0.02)
 
