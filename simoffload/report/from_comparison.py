@@ -59,7 +59,7 @@ def comparison_document(
         raise ValueError("there is nothing to compare")
     found = groups(results, published=published, baseline=baseline)
     numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
-    origins = Counter(origin for _, _, _, origin, _, _ in numbers)
+    origins = Counter(origin for _, _, _, origin, *_ in numbers)
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)

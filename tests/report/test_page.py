@@ -202,7 +202,7 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
         provenance=ResultProvenance(
             scenario={"name": EVIL},
             profiles=((EVIL, EVIL, EVIL),),
-            inputs=((EVIL,) * 6,),
+            inputs=((EVIL,) * 7,),
             versions={EVIL: EVIL},
         ),
         prefill=step,
