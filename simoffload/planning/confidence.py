@@ -252,8 +252,8 @@ class Confidence:
         }
 
     def _interval(self) -> dict[str, Any]:
-        """Return the interval of the compared time and what it consists of; nothing without times."""
-        metric = self.result.compared_by
+        """Return the interval of the time of a step and what it consists of; nothing without times."""
+        metric = self.result.step_by
         if metric not in self.result.composed:
             return {}
         low, high = self.interval(metric)

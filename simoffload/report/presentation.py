@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report.document import Entry, byte_rate, rate, seconds
-from simoffload.report.formatting import per_second, percent, place
+from simoffload.report.formatting import per_second, percent, place, uncapitalized
 from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
@@ -78,6 +78,11 @@ class Presentation(NamedTuple):
     """Further explanation of the metrics."""
     how: str = ""
     """Further explanation of the tiers."""
+
+    @property
+    def timed(self) -> str:
+        """Name of ``SimulationResult.step_time_s`` in a sentence: "time per step"."""
+        return uncapitalized(self.compared) if self.unit_name == "pass" else f"time per {self.unit_name}"
 
     @property
     def called(self) -> str:

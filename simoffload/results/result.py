@@ -154,9 +154,15 @@ class SimulationResult(ABC):
         """Every pass that was simulated, in order."""
 
     @property
-    @abstractmethod
+    def step_by(self) -> str:
+        """Name of the metric that is ``step_time_s``."""
+        return self.compared_by
+
+    @property
     def step_time_s(self) -> float | None:
-        """[s] of a step: the pass for one token of each sequence, or one update of the weights."""
+        """[s] of a step: the pass for one token of each sequence, one update of the weights, or a
+        checkpoint."""
+        return self.metrics()[self.step_by]
 
     @property
     @abstractmethod

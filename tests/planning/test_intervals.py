@@ -12,6 +12,7 @@ from simoffload.documents import parse_yaml
 from simoffload.hardware import DEFAULT_SPREADS, Spread, TimeInput
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import P90, CalibrationError, confidence, ratio_sigma
+from simoffload.report.sections.performance import how_sure
 from simoffload.results import Group, InferenceResult, PassResult, Share
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
@@ -182,3 +183,10 @@ def test_a_checkpoint_has_intervals_of_saving_and_restoring() -> None:
     assert confidence(result).intervals().keys() == {
         *("save_s", "blocking_s", "bytes_per_s", "restore_s", "restore_bytes_per_s")
     }
+
+
+def test_the_confidence_of_training_names_the_step() -> None:
+    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    found = confidence(result).to_dict()
+    assert (found["metric"], found["p10"], found["p90"]) == ("step_s", *confidence(result).interval("step_s"))
+    assert how_sure(result).sentences[0].startswith("80 % interval of the time per step: ")

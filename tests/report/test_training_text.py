@@ -108,7 +108,7 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  80 % interval of the time per token: 255 to 365 us (model ±14.0 %)
+  80 % interval of the time per step: 33.4 to 47.9 s (model ±14.0 %)
   error on real runs: ±14.0 %, the mean error of 2 runs of training steps from drives in the host on
     1 GPU, all known when the model was developed (the worst +16 %)
 
