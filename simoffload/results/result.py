@@ -124,11 +124,6 @@ class SimulationResult(ABC):
         return self.confidence.intervals() if self.confidence is not None else {}
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """P10 and P90 of the compared time; None without times."""
-        return self.intervals().get(self.compared_by)
-
-    @property
     def tokens(self) -> int | None:
         """Number of tokens of the work in ``spent``; None if it has none."""
         return None

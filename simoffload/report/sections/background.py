@@ -27,7 +27,7 @@ _MOUNTED = (
 def inputs(
     numbers: Sequence[tuple[str, str, str, str, str, str, str]], counts: Mapping[str, int]
 ) -> ReportSection:
-    """List (profile, key, value, origin, source, date, spread) of all inputs, and how many have each origin."""
+    """List (profile, key, value, origin, source, date, spread) of all inputs, and count their origins."""
     head = ("profile", "key", "value", "origin", "source", "date", "spread")
     folded = f"All {len(numbers)} inputs" if len(numbers) > _MOST_AT_ONCE else ""
     table = ReportTable("", head, tuple(numbers), (), keys=2, folded=folded, page_only=True)
