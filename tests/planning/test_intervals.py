@@ -22,7 +22,7 @@ from tests.cli.conftest import SCENARIO
 
 MEAN = {"decode": 0.04, "prefill": 0.05, "step": 0.06}
 ROWS = tuple(
-    CalibrationError("zero", "holdout", work, "memory", 20, mean, 0.1, 1, 4)  # type: ignore[arg-type]
+    CalibrationError("own", "zero", "holdout", work, "memory", 20, mean, 0.1, 1, 4)  # type: ignore[arg-type]
     for work, mean in MEAN.items()
 )
 MODEL = MEAN["decode"]

@@ -21,11 +21,11 @@ from tests.report.conftest import compare_text
 Make = Callable[..., SimulationResult]
 
 ROWS = (
-    CalibrationError("zero", "holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
-    CalibrationError("zero", "holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
-    CalibrationError("zero", "holdout", "prefill", "memory", 23, 0.03, -0.13, 1, 4),
-    CalibrationError("zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
-    CalibrationError("zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
+    CalibrationError("own", "zero", "holdout", "prefill", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("own", "zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("own", "zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
 )
 RULE = (
     "tie: within ±6.6 % of the baseline, so that the 80 % interval of the ratio contains 1 and either may "
