@@ -109,7 +109,7 @@ def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
 def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
     found = confidence(replace(memory, extrapolations=("8 ranks on a host",)))
     assert found.extrapolates
-    text = "; expect more with a shipped profile; this prediction is beyond the calibrated range, where errors may be larger"
+    text = "; this prediction is beyond the calibrated range, where errors may be larger"
     assert found.sentence.endswith(text)
 
 

@@ -69,7 +69,9 @@ def speed(result: SimulationResult) -> ReportSection:
     for metric in wording.metrics:
         key, unit = metric.key, unit_of(metric.key)
         ends = intervals.get(key)
-        interval: Entry = span(*map(metric.shown, ends), value=metric.value) if ends else ""
+        interval: Entry = ""
+        if ends:
+            interval = Datum(span(*map(metric.shown, ends), value=metric.value), unit=unit, ends=ends)
         of_step = [metric.share] if shares else []
         value = Datum(metric.value, values[key], unit)
         formula = f"{key} = {result.formulas[key]}"
