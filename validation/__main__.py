@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from simoffload.planning.confidence import CalibrationError, calibration_errors
+from simoffload.planning.confidence import CalibrationError, ErrorProfile, calibration_errors
 from simoffload.planning.published_ratios import PublishedRatio
 from validation.accuracy import held_out, short_table
 from validation.figures import drawings
@@ -34,12 +34,13 @@ def files() -> dict[str, str]:
     by_profile = {profile: compare_measured(profile=profile) for profile in get_args(Profile)}
     runs = by_profile["own"]
     drawn = drawings(runs)
+    rows = (row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile))
     images = [(f"images/{one.name}", one.about) for one in drawn]
     page, front = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT))
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
-        _ERRORS: _csv(CalibrationError._fields, error_rows(runs)),
+        _ERRORS: _csv(CalibrationError._fields, rows),
         _PAGE: page,
         _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from simoffload.calibration.compare import ComparedRun, compare_file, errors
 from simoffload.calibration.micro.record import read_record
 from simoffload.calibration.records import RecordedRun, Records, read_records
-from simoffload.planning.confidence import CalibrationError, Work, place_of
+from simoffload.planning.confidence import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 
 __all__ = [
@@ -157,8 +157,9 @@ def counted(
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
-    """Return the table that every answer refers to: errors by group, set, kind of pass and place."""
+def error_rows(runs: Sequence[MeasuredRun], profile: ErrorProfile) -> Iterator[CalibrationError]:
+    """Return the part of the table that every answer refers to: errors of runs that a profile predicted, by
+    group, set, kind of pass and place."""
     for group in _GROUPS:
         for part in PARTS:
             mine = counted(runs, part=part, group=group)
@@ -170,9 +171,9 @@ def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
                     found = errors(here, work)
                     if found is not None:
                         ranks = [one.run.ranks for one in here]
-                        mean, worst = round(found.mean, 4), round(found.worst, 4)
+                        numbers = found.runs, round(found.mean, 4), round(found.worst, 4)
                         gpus = min(ranks), max(ranks)
-                        yield CalibrationError(group, part, work, place, found.runs, mean, worst, *gpus)
+                        yield CalibrationError(profile, group, part, work, place, *numbers, *gpus)
 
 
 # -- DeepSpeed's settings ----------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> Storag
         return None
 
 
-def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedScenario:
+def _retargeted(scenario: LoadedScenario, targets: Sequence[str]) -> LoadedScenario:
     from simoffload.cli.sources import move
 
     if len(targets) > 1:

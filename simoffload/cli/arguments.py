@@ -152,7 +152,7 @@ def _add_compare(parser: _Parser) -> None:
     from simoffload.cli import running
 
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
-    parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
+    parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     parser.add_argument(
         "--strategy",
         action="append",
@@ -173,7 +173,7 @@ def _add_advise(parser: _Parser) -> None:
     from simoffload.cli import advising
 
     parser.add_argument("scenario", metavar="SCENARIO")
-    parser.add_argument("--on", type=listed, metavar="TARGET", help=_TARGETS)
+    parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
     parser.add_argument(
         "--search", action="store_true", help="also search the catalogue of storage for purchases"
     )
@@ -193,7 +193,9 @@ def _add_advise(parser: _Parser) -> None:
         default="throughput",
         help="criterion for the best purchase: the fastest (default), or the cheapest per unit of work",
     )
-    parser.add_argument("--platforms", type=listed, metavar="ID,…", help="also consider these machines")
+    parser.add_argument(
+        "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
+    )
     parser.add_argument(
         "--method",
         choices=("grid", "optuna"),
@@ -219,7 +221,7 @@ def _add_fit(parser: _Parser) -> None:
     from simoffload.cli import fitting
 
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
-    parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
+    parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
         "--machines", action="store_true", help="number of machines needed, without and with offload"
@@ -248,7 +250,9 @@ def _add_profiles(parser: _Parser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped profiles")
     listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
-    showing = _command(actions, "show", "print every number of a profile with its origin, source and date")
+    showing = _command(
+        actions, "show", "print every number of a profile with its spread, origin, source and date"
+    )
     showing.add_argument(
         "profile", metavar="ID", help="an id, kind/id if several profiles share the id, or a file"
     )

@@ -62,8 +62,9 @@ def _add_micro(actions: SubParsers) -> None:
         metavar="SIZE",
         help="size of the files written there (default: up to 2 GiB)",
     )
-    parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure only these sections")
-    parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="measure all sections but these")
+    for option, about in (("--only", "only these sections"), ("--skip", "all sections but these")):
+        text = f"measure {about}"
+        parser.add_argument(option, type=_sections, action="extend", metavar="SECTION,…", help=text)
     parser.add_argument(
         "--quick", action="store_true", help="measure one round and fewer points, for a first look"
     )

@@ -38,14 +38,14 @@ def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def show_profile(arguments: Namespace, console: Console) -> ExitCode:
-    """Print every number of a profile with its origin and source."""
+    """Print every number of a profile with its spread, origin and source."""
     entry = find_profile(arguments.profile)
     numbers = _numbers(entry)
-    rows = [(one.profile, one.key, one.text, one.origin, one.date, one.source) for one in numbers]
+    rows = [(one.profile, one.key, one.text, one.spread, one.origin, one.date, one.source) for one in numbers]
     title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
     notes = [[line] for line in entry.profile.notes.strip().splitlines()]
     head = _table([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
-    table = _table([("PROFILE", "KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
+    table = _table([("PROFILE", "KEY", "VALUE", "SPREAD", "ORIGIN", "DATE", "SOURCE"), *rows])
     data: dict[str, Any] = {
         "schema": "simoffload/profile/1",
         "kind": entry.use.kind,

@@ -16,7 +16,7 @@ from simoffload.hardware.loading import list_profiles, load_platform, load_profi
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
-from simoffload.hardware.quantities import Curve, RateCurve, Sourced, id_fault
+from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import DEFAULT_SPREADS, Spread, TimeInput, machine_spreads
 from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
@@ -60,6 +60,7 @@ __all__ = [
     "ProfileInput",
     "ProfileSummary",
     "ProfileUse",
+    "Provenance",
     "Raid",
     "RateCurve",
     "Resource",

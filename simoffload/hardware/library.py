@@ -72,6 +72,8 @@ class ProfileInput(NamedTuple):
     origin: str
     source: str
     date: str
+    spread: str = ""
+    """The relative standard deviation that the profile states; "" where it states none."""
 
 
 class ProfileSummary(NamedTuple):
@@ -96,9 +98,9 @@ class Entry(NamedTuple):
             text = str(node["value"]) if "value" in node else str(node.get("about", ""))
             if "points" in node:
                 text = ", ".join(f"{x}: {y}" for x, y in node["points"])
-            yield ProfileInput(
-                self.use.id, key, text, *(str(node[part]) for part in ("origin", "source", "date"))
-            )
+            origin, source, date = (str(node[part]) for part in ("origin", "source", "date"))
+            spread = str(node.get("spread", ""))
+            yield ProfileInput(self.use.id, key, text, origin, source, date, spread)
 
 
 def is_path(reference: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -50,8 +50,6 @@ two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Least spread of a rate that is an estimate: of copies without a measurement of any machine, and of the
 overflow check where a share of Adam's rate is assumed; our choice."""
-_COSTS = ("linear_call", "hook")
-"""Costs for launches and hooks, each of which is about half of the thread's time."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
 """Keys of the rates of storage profiles."""
 _SHIPPED = "hardware_profiles/"
@@ -67,18 +65,19 @@ class Spread(NamedTuple):
     """``kind/id`` of the profile; results with the same source have the same error."""
 
 
-def machine_spreads(machine: Machine, *, ranks: int, training: bool) -> dict[str, Spread]:
+def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Provenance]) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
     tier.
 
-    The overflow check has one of its own only where its rate is less certain than other work of the CPU.
+    ``host_costs`` are the costs of the host thread that make up most of its time. The overflow check has one
+    of its own only where its rate is less certain than other work of the CPU.
     """
     pcie = machine.topology.gpu_pcie_link.pcie
     links = machine.accelerator.interconnect
     gpu = machine.accelerator
     own = _OwnProfiles(machine.profiles)
     found: dict[str, Spread] = {
-        TimeInput.HOST: _host(machine, own, training=training),
+        TimeInput.HOST: _host(machine, own, host_costs),
         TimeInput.CPU: own.spread(
             TimeInput.CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit]
         ),
@@ -124,17 +123,14 @@ class _OwnProfiles:
         return Spread(max(stated, default=default), measured, profile)
 
 
-def _host(machine: Machine, own: _OwnProfiles, *, training: bool) -> Spread:
-    """Return the spread of the thread's speed: of its factor and costs, where the profile states them."""
-    host = machine.host
-    profile = f"host/{host.id}"
-    costs: list[Provenance] = [getattr(host.deepspeed, name) for name in _COSTS]
-    if host.host_factor is not None and host.host_factor.spread is not None:
-        # The spread of a cost contains that of the factor.
-        stated = max(host.host_factor.spread, *(cost.spread or 0.0 for cost in costs))
-        return Spread(stated, own.measured(profile, [host.host_factor]), profile)
-    phases: list[Provenance] = [host.training.gradient] if training else []
-    return own.spread(TimeInput.HOST, profile, [*costs, *phases])
+def _host(machine: Machine, own: _OwnProfiles, costs: Sequence[Provenance]) -> Spread:
+    """Return the spread of the thread's speed: of its costs and their factor, where the profile states
+    them; costs that were measured do not contain a factor that was not."""
+    factor, profile = machine.host.host_factor, f"host/{machine.host.id}"
+    numbers = list(costs)
+    if factor is not None and (factor.origin == "measured" or not own.measured(profile, costs)):
+        numbers.append(factor)
+    return own.spread(TimeInput.HOST, profile, numbers)
 
 
 def _storage(machine: Machine, own: _OwnProfiles) -> dict[str, Spread]:

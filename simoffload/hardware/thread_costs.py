@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -170,6 +170,9 @@ _REFERENCE_PAGES = {"page_thread": 1.734e9, "page_limit": 13.16e9}
 _OPERATION_S = 14.25e-6
 """Time [s] of a PyTorch operation in inference that the profile of that host states."""
 
+_SCALED_SPREAD = 0.24
+"""Spread of scaled times: that of host threads of ten machines (docs/explanations.md, Intervals)."""
+
 
 def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:
     """Return the costs of a host on which FSDP was not measured.
@@ -182,9 +185,12 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
     values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
     values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
-    provenance = {
+    provenance: dict[str, Any] = {
         "origin": "estimate",
         "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",
         "date": datetime.date(2026, 11, 22),
     }
-    return FsdpCosts.model_validate({key: {"value": value, **provenance} for key, value in values.items()})
+    statements = {key: {"value": value, **provenance} for key, value in values.items()}
+    for key in times:
+        statements[key]["spread"] = _SCALED_SPREAD
+    return FsdpCosts.model_validate(statements)

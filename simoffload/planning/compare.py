@@ -13,7 +13,7 @@ from simoffload.hardware import is_path
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
-from simoffload.results import SimulationResult, by_name
+from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
@@ -117,8 +117,8 @@ class Comparison:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per label: model, platform, target, fits or why it is refused, all metrics, costs,
-        bottleneck and what holds that back, P10 and P90 of the compared time, ratio, tie, warnings.
+        """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90
+        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs, bottleneck and its limit, ratio, tie, warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -149,10 +149,9 @@ class Comparison:
                 **self._particular(result),
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
-                **result.metrics(),
+                **with_intervals(result.metrics(), result.intervals()),
                 **(self.economics[label].metrics() if label in self.economics else {}),
                 **by_name(result, "bottleneck limit bound_fraction"),
-                **dict(zip(("p10", "p90"), result.interval or (None, None), strict=True)),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }

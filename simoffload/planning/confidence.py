@@ -29,12 +29,15 @@ _MOST_RUNS = "zero"
 """Group of runs whose errors are used for strategies without recorded runs."""
 _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
 _REMOTE = {"nfs": "an NFS server", "pfs": "a parallel filesystem", "nvmeof": "drives over NVMe-oF"}
+_WITH = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
 _ERRORS_FILE = "calibration_errors.csv"
-"""File of errors on real runs, each predicted with the profile measured on its own machine, so
-that they are errors of the model. ``python -m validation`` writes it."""
+"""File of errors on real runs. ``python -m validation`` writes it."""
+ErrorProfile = Literal["own", "shipped"]
+"""Profile that predicted a run: that of its own machine, so that errors are those of the model, or a shipped
+one."""
 Work = Literal["decode", "prefill", "step"]
 Place = Literal["memory", "nvme"]
 """Place of the weights, and in training of the optimizer: only memory of GPUs and hosts, or also drives."""
@@ -43,6 +46,7 @@ Place = Literal["memory", "nvme"]
 class CalibrationError(NamedTuple):
     """A CalibrationError holds the prediction errors of one kind of pass in one group of real runs."""
 
+    profile: ErrorProfile
     group: str
     """Group of real runs, as a strategy names it under ``evidence``: zero."""
     part: str
@@ -123,7 +127,7 @@ class Confidence:
     """The error to expect of a prediction."""
 
     row: CalibrationError
-    """Errors of the real runs that are most similar to the prediction."""
+    """Errors of the most similar real runs, predicted with the profiles of their own machines."""
     unlike: str
     """What no real run did, as the end of a sentence: "used a parallel filesystem"; empty where some did. The
     error is then expected to be larger than that of ``row``."""
@@ -204,23 +208,36 @@ class Confidence:
         )
 
     @property
+    def _profile(self) -> ErrorProfile:
+        host = self.result.provenance.spreads.get(TimeInput.HOST)
+        return "own" if host is not None and host.measured else "shipped"
+
+    @property
+    def quoted(self) -> CalibrationError:
+        """Errors of the same runs as those of ``row``, with a shipped profile unless the host of this machine
+        was measured; ``row`` itself where no run was predicted so."""
+        kind = self._profile, *self.row[1:5]
+        return next((row for row in calibration_errors() if row[:5] == kind), self.row)
+
+    @property
     def relative_error(self) -> float:
         """Mean of the absolute relative errors of the compared runs."""
-        return self.row.mean
+        return self.quoted.mean
 
     @property
     def runs(self) -> int:
         """Number of real runs behind the expected error."""
-        return self.row.runs
+        return self.quoted.runs
 
     @property
     def source(self) -> str:
         """Description of the compared runs: "23 held-out runs of decode steps in memory on 1 to 4 GPUs"."""
-        row = self.row
+        row = self.quoted
         held = "held-out " if row.part == "holdout" else ""
         gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
         seen = "" if held else ", all known when the model was developed"
-        return f"{row.runs} {held}runs of {_CALLED[row.work]} {_WHERE[row.place]} on {gpus}{seen}"
+        what = f"{_CALLED[row.work]} {_WHERE[row.place]} on {gpus}"
+        return f"{row.runs} {held}runs of {what}{seen}, predicted with {_WITH[row.profile]}"
 
     @property
     def origin(self) -> str:
@@ -233,11 +250,13 @@ class Confidence:
     @property
     def sentence(self) -> str:
         """Sentence that states the expected error and its source."""
-        row = self.row
+        row = self.quoted
         worst = f"{row.worst * 100:+.0f} %".replace("-", "−")
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
             text = f"unknown: no real run {self.unlike}; expect more than {text}"
+        elif row.profile != self._profile:
+            text = f"{text}; expect more with a shipped profile"
         return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,14 +265,14 @@ class Confidence:
             **by_name(self, "relative_error"),
             "known": not self.unlike,
             **by_name(self, "runs"),
-            **by_name(self.row, "worst"),
+            **by_name(self.quoted, "profile worst"),
             **by_name(self, "source extrapolates sentence caution"),
             **self._interval(),
         }
 
     def _interval(self) -> dict[str, Any]:
-        """Return the interval of the compared time and what it consists of; nothing without times."""
-        metric = self.result.compared_by
+        """Return the interval of the time of a step and what it consists of; nothing without times."""
+        metric = self.result.step_by
         if metric not in self.result.composed:
             return {}
         low, high = self.interval(metric)
@@ -304,7 +323,7 @@ def _work(result: SimulationResult) -> Work:
 def _row(group: str, work: Work, place: str) -> CalibrationError:
     """Return the errors of held-out runs, if there are any; else of another place, or of another group."""
     rows = sorted(calibration_errors(), key=lambda row: row.part != "holdout")
-    mine = [row for row in rows if row.work == work]
+    mine = [row for row in rows if (row.profile, row.work) == ("own", work)]
     near = [row for row in mine if row.place == place]
     return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
 

@@ -9,9 +9,9 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
 from simoffload.report.formatting import percent, uncapitalized
 from simoffload.report.from_result import headline
-from simoffload.report.presentation import presentation
+from simoffload.report.presentation import presentation, ranged
 from simoffload.results import SimulationResult
-from simoffload.units import format_number, format_seconds
+from simoffload.units import format_number
 
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
@@ -198,15 +198,15 @@ def by_kind(found: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
 
 
 def group_verdict(group: Group) -> str:
-    """Return the verdict of a group, such as "bloom-176b, time per output token (TPOT): dram 2 s, raid 4 s
-    (2×); does not fit: hbm."."""
+    """Return the verdict of a group, such as "bloom-176b, time per output token (TPOT) [80 % interval]:
+    dram 2 s [1.8 to 2.2], raid 4 s [3.2 to 5] (2×); does not fit: hbm."."""
     timed = [row for row in group.rows if row.result.compared_s is not None]
     timed.sort(key=lambda row: row.result.compared_s or 0.0)
     shown_as = []
     for row in timed:
         ratio = f" ({row.ratio_text})" if row.ratio is not None and row.label != group.baseline else ""
-        shown_as.append(f"{row.label} {format_seconds(row.result.compared_s or 0.0)}{ratio}")
-    times = f"{uncapitalized(group.compared)}: {', '.join(shown_as)}" if shown_as else ""
+        shown_as.append(f"{row.label} {ranged(row.result, row.result.compared_by)}{ratio}")
+    times = f"{uncapitalized(group.compared)} [80 % interval]: {', '.join(shown_as)}" if shown_as else ""
     missing = [row.label for row in group.rows if not row.result.fits and not row.result.refused]
     too_large = f"does not fit: {', '.join(missing)}" if missing else ""
     barred = [row.label for row in group.rows if row.result.refused]

@@ -34,6 +34,8 @@ class Datum(NamedTuple):
     unit: str = ""
     name: str = ""
     """The full name, or the name for programs, if it differs from the text."""
+    ends: tuple[float, ...] = ()
+    """P10 and P90 in ``unit``, for the text of an 80 % interval."""
 
 
 Entry = str | Datum
@@ -178,6 +180,9 @@ def _numbers(document: ReportDocument) -> Iterator[tuple[str | float, ...]]:
                 for head, cell in zip(table.head[table.keys :], row[table.keys :], strict=True):
                     if isinstance(cell, Datum) and cell.value is not None:
                         yield section.title, table.caption, name, head, cell.value, cell.unit
+                    if isinstance(cell, Datum):
+                        for end, number in zip(("P10", "P90"), cell.ends, strict=False):
+                            yield section.title, table.caption, name, f"{head} {end}", number, cell.unit
 
 
 def _plain_cell(cell: Entry) -> str | dict[str, Any]:
@@ -186,7 +191,7 @@ def _plain_cell(cell: Entry) -> str | dict[str, Any]:
     plain = cell._asdict()
     if cell.value is not None and not isfinite(cell.value):
         plain["value"] = None  # JSON has no infinity
-    return {key: value for key, value in plain.items() if value not in ("", None)}
+    return {key: value for key, value in plain.items() if value not in ("", None, ())}
 
 
 # -- cells ---------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
-from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES
+from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
 from simoffload.results import SimulationResult, TrainingResult
-from simoffload.units import format_number, format_seconds
+from simoffload.units import format_number
 
 
 def comparison_document(
@@ -59,7 +59,7 @@ def comparison_document(
         raise ValueError("there is nothing to compare")
     found = groups(results, published=published, baseline=baseline)
     numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
-    origins = Counter(origin for _, _, _, origin, _, _ in numbers)
+    origins = Counter(origin for _, _, _, origin, *_ in numbers)
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)
@@ -88,12 +88,17 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
     kinds = by_kind(found)
     for kind, mine in kinds.items():
         sentences = (
-            text for group in mine for text in (*_missing(group), *_limits(group), *_intervals(group))
+            text for group in mine for text in (*_missing(group), *_limits(group), *_reservations(group))
         )
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
-            tuple(_table(group, alone=len(found) == 1) for group in mine),
+            tuple(
+                table
+                for group in mine
+                for table in (_table(group, alone=len(found) == 1), _interval_table(group))
+                if table.rows
+            ),
             tuple(_legend(mine)),
             notes_on_terminal=True,
         )
@@ -120,17 +125,9 @@ def _limits(group: Group) -> Iterator[str]:
             yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
-def _intervals(group: Group) -> Iterator[str]:
-    """Return the intervals of the compared times, and what makes them wide: no real runs, a host that nobody
-    measured."""
+def _reservations(group: Group) -> Iterator[str]:
+    """Return what makes intervals wide: no real runs, a host that nobody measured."""
     timed = [(row.label, confidence(row.result)) for row in group.rows if row.result.compared_s is not None]
-    if not timed:
-        return
-    ends = []
-    for label, found in timed:
-        low, high = found.interval(found.result.compared_by)
-        ends.append(f"{label} {span(format_seconds(low), format_seconds(high))}")
-    yield f"{INTERVAL} of the {uncapitalized(group.compared)}: {', '.join(ends)}"
     about = {
         "no comparable real runs": [label for label, found in timed if found.unlike],
         "beyond the calibrated range": [label for label, found in timed if found.extrapolates],
@@ -179,6 +176,33 @@ def _table(group: Group, *, alone: bool) -> ReportTable:
         keys=first,
         refused=tuple(number for number, row in enumerate(group.rows) if not row.result.fits),
     ).without_empty_columns()
+
+
+def _interval_table(group: Group) -> ReportTable:
+    """Return the interval of every time and rate of the table of the group."""
+    heads, names = keys(group)
+    cells = presentation(group.rows[0].result)
+    rows = tuple(
+        (*name, *_spans(row.result))
+        for name, row in zip(names, group.rows, strict=True)
+        if row.result.compared_s is not None
+    )
+    first = len(heads)
+    head = (*heads, *cells.cells)
+    numbers = tuple(range(first, len(head)))
+    return ReportTable(INTERVAL, head, rows, numbers, keys=first).without_empty_columns()
+
+
+def _spans(result: SimulationResult) -> Iterator[Entry]:
+    wording, intervals = presentation(result), confidence(result).intervals()
+    formats = {metric.key: metric.shown for metric in wording.metrics}
+    for head, metric in zip(wording.cells, wording.cell_metrics, strict=True):
+        ends = intervals.get(metric)
+        if ends is None:
+            yield ""
+            continue
+        text = span(*map(formats[metric], ends), value=f"0 {head}")
+        yield Datum(text, unit=unit_of(metric), ends=ends)
 
 
 def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import percent, simulated_work
-from simoffload.report.presentation import presentation
+from simoffload.report.presentation import BRACKETS, presentation
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import capacity, remedies_section
 from simoffload.report.sections.costs import costs
@@ -89,7 +89,7 @@ def verdict(result: SimulationResult) -> str:
     if step is None or not wording.took:
         return f"{result.model} fits {where}."
     part = f"{step.bottleneck.cause}, {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}."
+    return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}; {BRACKETS}."
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from simoffload.errors import printable
+from simoffload.planning.confidence import confidence
 from simoffload.report.document import Entry, byte_rate, rate, seconds
-from simoffload.report.formatting import per_second, percent, place
+from simoffload.report.formatting import per_second, percent, place, span, uncapitalized
 from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
@@ -63,6 +64,8 @@ class Presentation(NamedTuple):
     """All metrics that have a value, in the order of reading."""
     cells: Mapping[str, Entry]
     """Headings and cells of a row of a comparison, with the same headings for all results of a kind."""
+    cell_metrics: tuple[str, ...]
+    """Metrics of these cells."""
     legend: str
     """Explanation of the other columns of a comparison."""
     formulas: tuple[str, ...]
@@ -80,9 +83,23 @@ class Presentation(NamedTuple):
     """Further explanation of the tiers."""
 
     @property
+    def timed(self) -> str:
+        """Name of ``SimulationResult.step_time_s`` in a sentence: "time per step"."""
+        return uncapitalized(self.compared) if self.unit_name == "pass" else f"time per {self.unit_name}"
+
+    @property
     def called(self) -> str:
         """Name of ``SimulationResult.step`` in a sentence; "" if its own name is used."""
         return "" if self.unit_name == "pass" else f"the {self.unit_name}"
+
+
+BRACKETS = "80 % intervals in brackets"
+
+
+def ranged(result: SimulationResult, metric: str, shown: Callable[[float], str] = format_seconds) -> str:
+    """Return a predicted time or rate with its interval: "1.2 s [1 to 1.5]"."""
+    value = shown(result.metrics()[metric] or 0.0)
+    return f"{value} [{span(*map(shown, confidence(result).interval(metric)), value=value)}]"
 
 
 def presentation(result: SimulationResult) -> Presentation:
@@ -177,6 +194,7 @@ def _inference(result: InferenceResult) -> Presentation:
         exact=f"{result.name}@{weights}",
         metrics=_metrics(result, _INFERENCE),
         cells={"TTFT": seconds(result.ttft_s), **decode_cells, "tokens/s": rate(result.tokens_per_s)},
+        cell_metrics=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
         legend=f"{one_token}ratio: {ratio} over that of the baseline; {_BOUND_LEGEND}",
         formulas=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
         shown=result.step,
@@ -187,13 +205,14 @@ def _inference(result: InferenceResult) -> Presentation:
 
 
 def _inference_times(result: InferenceResult) -> str:
-    """ "TTFT 1.2 s, TPOT 800 ms, 320 tokens/s for 256 sequences at once"; without decode steps no TPOT."""
+    """ "TTFT 1.2 s [1 to 1.5], TPOT 800 ms [650 to 970], 320 tokens/s [260 to 390] for 256 sequences at
+    once"; without decode steps no TPOT."""
     if result.ttft_s is None or result.tokens_per_s is None:
         return ""
     sequences = plural(result.batch_size * result.replicas, "sequence")
-    decode = f"TPOT {format_seconds(result.tpot_s)}, " if result.tpot_s else ""
-    throughput = per_second(result.tokens_per_s)
-    return f"TTFT {format_seconds(result.ttft_s)}, {decode}{throughput} for {sequences} at once"
+    decode = f"TPOT {ranged(result, 'tpot_s')}, " if result.tpot_s else ""
+    throughput = ranged(result, "tokens_per_s", per_second)
+    return f"TTFT {ranged(result, 'ttft_s')}, {decode}{throughput} for {sequences} at once"
 
 
 # -- training ------------------------------------------------------------------------------------
@@ -223,8 +242,8 @@ def _training(result: TrainingResult) -> Presentation:
     took = ""
     if result.step_s is not None and result.tokens_per_s is not None:
         sequences = plural(result.batch_size * accumulation * result.replicas, "sequence")
-        throughput = per_second(result.tokens_per_s)
-        took = f"a step of {sequences} takes {format_seconds(result.step_s)}, {throughput} in total"
+        throughput = ranged(result, "tokens_per_s", per_second)
+        took = f"a step of {sequences} takes {ranged(result, 'step_s')}, {throughput} in total"
     return Presentation(
         kind="training",
         verb="trains",
@@ -245,6 +264,7 @@ def _training(result: TrainingResult) -> Presentation:
             "opt. step": seconds(result.optimizer_s),
             "tokens/s": rate(result.tokens_per_s),
         },
+        cell_metrics=("step_s", *_PARTS, "tokens_per_s"),
         legend="ratio: time per token over that of the baseline",
         formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
         shown=longest.result if longest else None,
@@ -325,6 +345,7 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
             "stall": seconds(metrics["stall_s"]),
             "restored": seconds(metrics["restore_s"]),
         },
+        cell_metrics=("save_s", "bytes_per_s", "stall_s", "restore_s"),
         legend="ratio: time to save over that of the baseline",
         formulas=("save_s", "stall_s", "restore_s", "bytes_per_s"),
         shown=longest.result if longest else None,
@@ -334,11 +355,11 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
 
 
 def _checkpoint_times(result: CheckpointResult) -> str:
-    """ "112 GB are saved after 2.31 s (48.6 GB/s), training stalls for 2.31 s"."""
+    """ "112 GB are saved after 2.31 s [1.9 to 2.8] (48.6 GB/s [40 to 59]), training stalls for 2.31 s"."""
     size, outlook = result.checkpoint.size, result.checkpoint.outlook
     if outlook is None:
         return ""
-    saved, stall = format_seconds(outlook.commit_s), format_seconds(outlook.stall_s)
-    throughput = format_rate(size / outlook.commit_s)
+    saved, stall = ranged(result, "save_s"), format_seconds(outlook.stall_s)
+    throughput = ranged(result, "bytes_per_s", _rate_text)
     share = f" ({percent(outlook.share)} of the time)" if outlook.share is not None else ""
     return f"{format_bytes(size)} are saved after {saved} ({throughput}), training stalls for {stall}{share}"

@@ -36,7 +36,7 @@ from simoffload.results.provenance import ResultProvenance
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import by_name
+from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [
     "CachedWrites",
@@ -78,6 +78,7 @@ __all__ = [
     "cache_warnings",
     "data_loading_sentences",
     "duration",
+    "interval_columns",
     "lifetime_warnings",
     "makespan_for_longer_context",
     "outlook",
@@ -86,4 +87,5 @@ __all__ = [
     "summarize_pass",
     "tier_lifetime",
     "tier_uses",
+    "with_intervals",
 ]

@@ -224,11 +224,6 @@ class CheckpointResult(SimulationResult):
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
 
     @property
-    def step_time_s(self) -> float | None:
-        """[s] until a checkpoint is on storage."""
-        return self.checkpoint.outlook.commit_s if self.checkpoint.outlook else None
-
-    @property
     def per_token_s(self) -> None:
         """Always None: a checkpoint makes no tokens."""
         return

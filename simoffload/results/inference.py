@@ -141,11 +141,6 @@ class InferenceResult(SimulationResult):
         return self.decode[0] if self.decode else self.prefill
 
     @property
-    def step_time_s(self) -> float | None:
-        """Time per output token, or of the prefill when only one token is generated [s]."""
-        return self.tpot_s or self.ttft_s
-
-    @property
     def passes(self) -> tuple[PassResult, ...]:
         """First pass, prefill and the decode steps that were simulated."""
         return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)

@@ -234,7 +234,7 @@ def _sizes(timeline: Timeline) -> Counter[str]:
 
 def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
     """Return what limits each kind of transfer: its latency, the link that was saturated most of the time, or
-    the rate of a single transfer."""
+    the rate of a single transfer; CPU work that does not saturate its memory is limited by the CPU."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
         # Of equal links, that of the first rank, which the table of links shows.
@@ -246,10 +246,13 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
     latency = _fixed(timeline)
     limits = {}
     for name, (filled, full) in fullest.items():
+        on_cpu = attribution.groups.get(name) == "host"
         if latency[name] >= _LATENCY * attribution.busy.get(name, 1):
-            limits[name] = "the latency of each transfer"
+            limits[name] = "the speed of the CPU" if on_cpu else "the latency of each transfer"
+        elif filled >= _SATURATED:
+            limits[name] = full
         else:
-            limits[name] = full if filled >= _SATURATED else "the rate of a single transfer"
+            limits[name] = "the speed of the CPU" if on_cpu else "the rate of a single transfer"
     return limits
 
 

@@ -20,8 +20,8 @@ class ResultProvenance:
     """The scenario as read, with all overrides."""
     profiles: tuple[tuple[str, str, str], ...]
     """(kind, id, sha256) of every profile used."""
-    inputs: tuple[tuple[str, str, str, str, str, str], ...]
-    """(profile, key, value, origin, source, date) of every number used."""
+    inputs: tuple[tuple[str, str, str, str, str, str, str], ...]
+    """(profile, key, value, origin, source, date, spread) of every number used."""
     versions: dict[str, str]
     exports: dict[str, Any] = field(default_factory=dict)
     """Configuration files with which the real program runs what was simulated; content by name."""
@@ -35,7 +35,7 @@ class ResultProvenance:
     def origins(self) -> dict[str, int]:
         """Number of inputs by origin: spec, measured, estimate."""
         counts: dict[str, int] = {}
-        for _, _, _, origin, _, _ in self.inputs:
+        for _, _, _, origin, *_ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
         return counts
 

@@ -124,11 +124,6 @@ class SimulationResult(ABC):
         return self.confidence.intervals() if self.confidence is not None else {}
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """P10 and P90 of the compared time; None without times."""
-        return self.intervals().get(self.compared_by)
-
-    @property
     def tokens(self) -> int | None:
         """Number of tokens of the work in ``spent``; None if it has none."""
         return None
@@ -154,9 +149,15 @@ class SimulationResult(ABC):
         """Every pass that was simulated, in order."""
 
     @property
-    @abstractmethod
+    def step_by(self) -> str:
+        """Name of the metric that is ``step_time_s``."""
+        return self.compared_by
+
+    @property
     def step_time_s(self) -> float | None:
-        """[s] of a step: the pass for one token of each sequence, or one update of the weights."""
+        """[s] of a step: the pass for one token of each sequence, one update of the weights, or a
+        checkpoint."""
+        return self.metrics()[self.step_by]
 
     @property
     @abstractmethod

@@ -205,9 +205,9 @@ class TrainingResult(SimulationResult):
         return self.samples_per_s * self.sequence_length if self.samples_per_s else None
 
     @property
-    def step_time_s(self) -> float | None:
-        """[s] of one update of the weights."""
-        return self.step_s
+    def step_by(self) -> str:
+        """Name of the time of one update of the weights."""
+        return "step_s"
 
     @property
     def per_token_s(self) -> float | None:

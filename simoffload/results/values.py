@@ -39,3 +39,19 @@ def by_name(one: object, names: str) -> dict[str, Any]:
     """
     pairs = (name.partition("=") for name in names.split())
     return {key: plain(getattr(one, attribute or key)) for key, _, attribute in pairs}
+
+
+def interval_columns(metric: str) -> tuple[str, str, str]:
+    """Return the names of the columns of a metric and of both ends of its interval."""
+    return metric, f"{metric}_p10", f"{metric}_p90"
+
+
+def with_intervals(
+    metrics: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float]]
+) -> dict[str, float | None]:
+    """Return metrics by the names of their columns, each followed by both ends of its interval, if it has
+    one."""
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        found |= dict(zip(interval_columns(name), (value, *intervals.get(name, ())), strict=False))
+    return found

@@ -30,8 +30,7 @@ def simulate(
     if not result.fits:
         return result
     result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
-    training = result.kind == "training"
-    known = machine_spreads(scenario.machine, ranks=result.gpus, training=training)
+    known = machine_spreads(scenario.machine, ranks=result.gpus, host_costs=plan.host_costs)
     return replace(result, provenance=replace(result.provenance, spreads=known))
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
@@ -167,6 +167,13 @@ class Plan(ABC):
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
         return ()
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of the host thread that make up most of its time, whose spreads are that of its speed: by
+        default DeepSpeed's launches and hooks, each about half of it."""
+        costs = self.machine.host.deepspeed
+        return costs.linear_call, costs.hook
 
     def tunables(self) -> Iterator[Tunable]:
         """Settings that may reduce the memory on their own."""

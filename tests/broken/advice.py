@@ -23,6 +23,11 @@ CASES: tuple[Case, ...] = (
         ("--on: dram,raid:", "only one target is possible, not 2; compare takes several"),
     ),
     command(
+        "advise-on-twice",
+        "advise s.yaml --on dram --on raid",
+        ("--on: dram,raid:", "only one target is possible, not 2; compare takes several"),
+    ),
+    command(
         "advise-unknown-target", "advise s.yaml --on nvme", ("--on:", 'no tier "nvme" on platform "dgx-a100"')
     ),
     *(

@@ -169,6 +169,7 @@ CASES: tuple[Case, ...] = (
         ("simoffload compare:", 'argument --on: "dram,,raid" has an empty entry'),
     ),
     command("on-twice", "compare s.yaml --on dram,dram", ("--on:", 'target "dram" is given twice')),
+    command("on-repeated", "compare s.yaml --on dram --on dram", ("--on:", 'target "dram" is given twice')),
     command(
         "on-unknown-platform",
         "compare s.yaml --on dgx-a1000:dram",

@@ -30,6 +30,16 @@ def test_profiles_show_every_number_with_its_origin(program) -> None:
     assert all(number["source"] in shown for number in numbers)
 
 
+def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
+    numbers = json.loads(program("profiles", "show", "dgx-h200-2tb", "--json").out)["numbers"]
+    spreads = {number["key"]: number["spread"] for number in numbers}
+    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.24", "")
+    lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
+    head = next(line for line in lines if line.startswith("PROFILE"))
+    factor = next(line for line in lines if " host_factor " in line)
+    assert factor[head.index("SPREAD") :].startswith("0.24 ")
+
+
 def test_a_platform_shows_what_it_is_made_of(program) -> None:
     numbers = json.loads(program("profiles", "show", "platform/dgx-a100", "--json").out)["numbers"]
     assert {"dgx-a100", "a100-40g-sxm", "ddn-ai400x2"} <= {number["profile"] for number in numbers}

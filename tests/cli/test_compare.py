@@ -27,6 +27,11 @@ def test_one_scenario_on_several_targets(program) -> None:
     assert [next(line for line in lines if line.startswith(f"  {tier} ")) for tier in ("hbm", "dram", "nfs")]
 
 
+def test_targets_may_be_given_one_by_one(program) -> None:
+    rows = compared(program("compare", "small.yaml", "--on", "dram", "--on", "gpu,nfs", "--json", *WIDE))
+    assert list(rows) == ["dram", "hbm", "nfs"]
+
+
 def test_ratios_refer_to_the_first_by_default(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     assert rows["dram"]["ratio"] == 1

@@ -71,8 +71,9 @@ def test_compare_has_them_in_text_json_and_columns(program, tmp_path: Path) -> N
     assert [row["tie_with_baseline"] for row in rows] == ["", "false"]
     assert rows[0]["margin"] == ""
     for row, one in zip(rows, compared, strict=True):
-        assert float(row["p10"]) < float(row["ttft_s"]) < float(row["p90"])
-        assert [float(row["p10"]), float(row["p90"])] == one["intervals"]["ttft_s"]
+        for name, ends in one["intervals"].items():
+            assert float(row[f"{name}_p10"]) < float(row[name]) < float(row[f"{name}_p90"])
+            assert [float(row[f"{name}_p10"]), float(row[f"{name}_p90"])] == ends
     assert float(rows[1]["margin"]) == compared[1]["margin"]
 
 

@@ -44,8 +44,8 @@ def test_shipped_files_are_named_without_this_machine() -> None:
 
 def test_inputs_are_given_as_they_were_written(folder: Path) -> None:
     inputs = load_platform(folder / "small.yaml").machine().inputs()
-    origin = ("spec", "made up", "2026-11-20")
-    assert ("small", "wiring[0]", "everything", "estimate", "made up", "2026-11-20") in inputs
+    origin = ("spec", "made up", "2026-11-20", "")
+    assert ("small", "wiring[0]", "everything", "estimate", "made up", "2026-11-20", "") in inputs
     assert ("chip", "hbm_capacity", "10 GB", *origin) in inputs
     assert ("chip", "pcie.lanes", "16", *origin) in inputs
     assert ("wire", "host_to_device", "1 MB: 4 GB/s, 100 MB: 12 GB/s", *origin) in inputs

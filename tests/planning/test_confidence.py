@@ -8,6 +8,7 @@ from math import exp, hypot, sqrt
 import pytest
 
 from simoffload.documents import parse_yaml
+from simoffload.hardware import Spread, TimeInput
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import P90, CalibrationError, confidence, margin, ratio_sigma, tie
 from simoffload.results.checkpoint import CheckpointResult
@@ -18,12 +19,12 @@ from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
 
 ROWS = (
-    CalibrationError("zero", "fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
-    CalibrationError("zero", "holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
-    CalibrationError("zero", "holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
-    CalibrationError("zero", "holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
-    CalibrationError("zero", "fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
-    CalibrationError("zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("own", "zero", "fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
+    CalibrationError("own", "zero", "holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
+    CalibrationError("own", "zero", "fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
+    CalibrationError("own", "zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
 )
 
 
@@ -50,11 +51,31 @@ def test_held_out_runs_of_the_same_work_from_the_same_place_count(
     found = confidence(memory)
     assert (found.relative_error, found.runs, found.unlike, found.extrapolates) == (0.04, 23, "", False)
     assert found.sentence == (
-        "±4.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs "
-        "(the worst −13 %)"
+        "±4.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs, predicted with "
+        "the profiles of their machines (the worst −13 %); expect more with a shipped profile"
     )
     assert confidence(replace(memory, output_length=1)).relative_error == 0.05
     assert confidence(drives).relative_error == 0.13
+
+
+def test_the_quoted_error_is_that_of_profiles_of_the_same_origin(
+    memory: SimulationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interval does not change: it has the spreads of the machine's numbers apart."""
+    shipped = CalibrationError("shipped", "zero", "holdout", "decode", "memory", 23, 0.09, -0.36, 1, 4)
+    sigma = confidence(memory).sigma
+    monkeypatch.setattr(module, "calibration_errors", lambda: (*ROWS, shipped))
+    found = confidence(memory)
+    assert (found.relative_error, found.sigma) == (0.09, sigma)
+    assert found.sentence == (
+        "±9.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs, predicted with "
+        "shipped profiles (the worst −36 %)"
+    )
+    assert (found.to_dict()["profile"], found.to_dict()["worst"]) == ("shipped", -0.36)
+    spreads = {TimeInput.HOST: Spread(0.05, True, "host/own")}
+    own = confidence(replace(memory, provenance=replace(memory.provenance, spreads=spreads)))
+    assert own.relative_error == 0.04
+    assert own.sentence.endswith("predicted with the profiles of their machines (the worst −13 %)")
 
 
 @pytest.mark.parametrize(("optimizer", "error", "part"), [("nvme", 0.14, "fit"), ("dram", 0.06, "holdout")])

@@ -13,6 +13,7 @@ from simoffload.documents import parse_yaml
 from simoffload.hardware import DEFAULT_SPREADS, Spread, TimeInput, load_platform, machine_spreads
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import P90, CalibrationError, confidence, ratio_sigma
+from simoffload.report.sections.performance import how_sure
 from simoffload.results import Group, InferenceResult, PassResult, Share
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
@@ -23,7 +24,7 @@ from tests.cli.conftest import SCENARIO
 
 MEAN = {"decode": 0.04, "prefill": 0.05, "step": 0.06}
 ROWS = tuple(
-    CalibrationError("zero", "holdout", work, "memory", 20, mean, 0.1, 1, 4)  # type: ignore[arg-type]
+    CalibrationError("own", "zero", "holdout", work, "memory", 20, mean, 0.1, 1, 4)  # type: ignore[arg-type]
     for work, mean in MEAN.items()
 )
 MODEL = MEAN["decode"]
@@ -215,3 +216,10 @@ def test_a_checkpoint_has_intervals_of_saving_and_restoring() -> None:
     assert confidence(result).intervals().keys() == {
         *("save_s", "blocking_s", "bytes_per_s", "restore_s", "restore_bytes_per_s")
     }
+
+
+def test_the_confidence_of_training_names_the_step() -> None:
+    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    found = confidence(result).to_dict()
+    assert (found["metric"], found["p10"], found["p90"]) == ("step_s", *confidence(result).interval("step_s"))
+    assert how_sure(result).sentences[0].startswith("80 % interval of the time per step: ")

@@ -24,8 +24,7 @@ SWEEP = SweepId("ab" * 32, 9)
 METRICS = dict.fromkeys(InferenceResult.formulas.keys() - InferenceResult.optional, 0.625)
 SIMULATED = {
     "metrics": METRICS,
-    "p10": 0.5,
-    "p90": 0.75,
+    "intervals": {"ttft_s": (0.5, 0.75)},
     "decode_bound": 0.0,
     "bottleneck": "reading weights",
     "limit": "a full link",

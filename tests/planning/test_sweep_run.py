@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import SimulationError
+from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
 from simoffload.planning.sweep.tasks import Task, job_of, run_tasks
 from simoffload.planning.sweep.workers import local_processes
@@ -48,6 +49,8 @@ def test_a_row_is_what_a_single_run_says(define: Define, tmp_path: Path, scenari
     assert [row["index"] for row in rows] == list("01234567")
     one = simulate(load_scenario(scenario_file, overrides=["strategy.ranks=1", "strategy.weights=raid"]))
     assert {name: float(rows[1][name]) for name in one.metrics()} == one.metrics()
+    for name, ends in confidence(one).intervals().items():
+        assert (float(rows[1][f"{name}_p10"]), float(rows[1][f"{name}_p90"])) == ends
     assert (rows[1]["fits"], rows[1]["bottleneck"], rows[1]["error"]) == ("true", one.bottleneck, "")
     assert rows[4]["error"] == (
         "strategy.ranks: 99 ranks, but the platform has 8 GPUs; lower it or raise nodes"

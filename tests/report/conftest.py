@@ -104,9 +104,17 @@ def provenance(**model: Any) -> ResultProvenance:
         },
         profiles=(("platform", "dgx-a100", "0" * 64), ("drive", "pm1733", "f" * 64)),
         inputs=(
-            ("pm1733", "read.bandwidth", "7 GB/s", "spec", "data sheet, rev. 1.0", "2020-05-01"),
-            ("pm1733", "read.latency", "90 us", "measured", "https://example.com/review", "2021-02-03"),
-            ("dgx-a100", "host.hook", "50 us", "estimate", "profile of a similar host", "2024-01-01"),
+            ("pm1733", "read.bandwidth", "7 GB/s", "spec", "data sheet, rev. 1.0", "2020-05-01", ""),
+            (
+                "pm1733",
+                "read.latency",
+                "90 us",
+                "measured",
+                "https://example.com/review",
+                "2021-02-03",
+                "0.1",
+            ),
+            ("dgx-a100", "host.hook", "50 us", "estimate", "profile of a similar host", "2024-01-01", ""),
         ),
         versions={"simoffload": "0.1.0", "python": "3.11.7"},
     )

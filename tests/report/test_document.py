@@ -115,9 +115,11 @@ def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Pat
         ["Links", "decode 1", "gpu0.pcie, gpu1.pcie", "capacity", "25000000000", "B/s"],
     ):
         assert row in rows
-    (rate,) = (row for row in rows if row[2] == "tokens_per_s")
+    rate, low, high = (row for row in rows if row[2] == "tokens_per_s")
     assert float(rate[4]) == pytest.approx(8 * 4 * 2 / 16.6)
-    assert rate[5] == "1/s"
+    assert [rate[3], low[3], high[3]] == ["value", "80 % interval P10", "80 % interval P90"]
+    assert float(low[4]) < float(rate[4]) < float(high[4])
+    assert rate[5] == low[5] == high[5] == "1/s"
     caused = [row for row in rows if row[1].startswith("decode 1: ") and row[3] == "exposed"]
     assert sum(float(row[4]) for row in caused) == pytest.approx(2.0, rel=1e-12)
 

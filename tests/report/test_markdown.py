@@ -28,7 +28,7 @@ def test_the_answer_comes_first(make_result: Make) -> None:
     text = markdown(result_document(make_result(warnings=("careful",)), command="simoffload run small.yaml"))
     lines = text.split("\n\n")
     assert lines[0] == "# bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100"
-    assert lines[1].startswith("**bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s, ")
+    assert lines[1].startswith("**bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s \\[")
     assert lines[2] == "> **Warning:** careful"
     assert "Command:\n\n```\nsimoffload run small.yaml\n```" in text
 

@@ -80,7 +80,8 @@ def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, t
 
 def test_the_page_reads_without_scripts(single: Page) -> None:
     for description in (
-        "dgx-a100 with its weights on raid: TTFT 9.81 s, TPOT 9.81 s, 0.815 tokens/s for 8 sequences at once",
+        "dgx-a100 with its weights on raid: TTFT 9.81 s [",
+        "8 sequences at once; bottleneck: raid read, 98 %; 80 % intervals in brackets.",
         "gathered parameters, peak",
         "ttft_s = time to first token: time of the prefill pass",
         "Bottleneck: raid read, 98 % of decode 1, limited by raid.",
@@ -138,7 +139,10 @@ def test_a_result_without_timelines_says_so(make_result: Make, tmp_path: Path) -
 
 def test_the_comparison_reads_without_scripts(several: Page) -> None:
     for description in (
-        "bloom-7b1, time per output token (TPOT): dram 2.01 s, raid 9.81 s (4.87×); does not fit: hbm.",
+        "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.86 to 2.19], raid 9.81 s [",
+        "] (4.87×); does not fit: hbm.",
+        "80 % interval weights TTFT TPOT tokens/s dram ",
+        " s 1.86 to 2.19 s ",
         "Warning: dram: careful",
         "hbm does not fit: raid needs 14 GB in all, has 10 GB",
         "raid 9.81 s 9.81 s 0.815 4.87× 1.8× raid read 98 % 98 %",
@@ -202,7 +206,7 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
         provenance=ResultProvenance(
             scenario={"name": EVIL},
             profiles=((EVIL, EVIL, EVIL),),
-            inputs=((EVIL,) * 6,),
+            inputs=((EVIL,) * 7,),
             versions={EVIL: EVIL},
         ),
         prefill=step,

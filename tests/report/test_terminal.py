@@ -16,8 +16,9 @@ Make = Callable[..., SimulationResult]
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s, TPOT 2.01 s, 3.86 tokens/s
-  for 8 sequences at once; bottleneck: raid read, 81 %.
+Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s [2.08 to 3.01], TPOT 2.01 s
+  [1.7 to 2.39], 3.86 tokens/s [3.25 to 4.58] for 8 sequences at once; bottleneck: raid read, 81 %;
+  80 % intervals in brackets.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
 Capacity
@@ -84,7 +85,8 @@ Links
 Confidence
   80 % interval of the time per output token (TPOT): 1.7 to 2.39 s (model ±13.2 %)
   error on real runs: ±13.2 %, the mean error of 5 held-out runs of decode steps from drives in the
-    host on 1 to 4 GPUs (the worst +28 %)
+    host on 1 to 4 GPUs, predicted with the profiles of their machines (the worst +28 %); expect
+    more with a shipped profile
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate
@@ -92,21 +94,24 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1, time per output token (TPOT): dram 1.01 s, raid 1.81 s (1.8×), nfs 19.1 s (19×);
-  does not fit: hbm.
+Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [928 ms to 1.09 s],
+  raid 1.81 s [1.53 to 2.15] (1.8×), nfs 19.1 s [17.6 to 20.8] (19×); does not fit: hbm.
 Warning: nfs: slow
 
 Comparison
   hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
     (100 TB)
   raid read is limited by raid
-  80 % interval of the time per output token (TPOT): dram 928 ms to 1.09 s, raid 1.53 to 2.15 s, nfs
-    17.6 to 20.8 s
   weights    TTFT    TPOT  tokens/s  TPOT vs dram  published  bottleneck      share of the bound
   hbm                                                         does not fit
   dram     1.25 s  1.01 s      7.71            1×             raid read 81 %                74 %
   raid     2.25 s  1.81 s      4.28          1.8×         2×  raid read 81 %                74 %
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
+  80 % interval
+  weights            TTFT              TPOT        tokens/s
+  dram     1.17 to 1.34 s  928 ms to 1.09 s    7.12 to 8.35
+  raid     1.87 to 2.71 s    1.53 to 2.15 s    3.61 to 5.09
+  nfs      22.2 to 25.5 s    17.6 to 20.8 s  0.375 to 0.439
   ttft_s = time to first token: time of the prefill pass, after the warm-up pass in which DeepSpeed
   records the order of modules
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
@@ -203,7 +208,7 @@ def test_names_do_not_command_the_terminal(make_result: Make, make_refusal: Make
 def table_of(text: str) -> list[str]:
     """The head and the two rows of a comparison."""
     lines = text.splitlines()
-    (first,) = (at for at, line in enumerate(lines) if line.startswith("  weights"))
+    first = next(at for at, line in enumerate(lines) if line.startswith("  weights"))
     return lines[first : first + 3]
 
 

@@ -21,11 +21,11 @@ from tests.report.conftest import compare_text
 Make = Callable[..., SimulationResult]
 
 ROWS = (
-    CalibrationError("zero", "holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
-    CalibrationError("zero", "holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
-    CalibrationError("zero", "holdout", "prefill", "memory", 23, 0.03, -0.13, 1, 4),
-    CalibrationError("zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
-    CalibrationError("zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("own", "zero", "holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
+    CalibrationError("own", "zero", "holdout", "prefill", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("own", "zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("own", "zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
 )
 RULE = (
     "tie: within ±6.6 % of the baseline, so that the 80 % interval of the ratio contains 1 and either may "
@@ -75,7 +75,7 @@ def test_the_baseline_decides_what_is_a_tie(near: list[SimulationResult]) -> Non
 
 def test_a_terminal_marks_ties_and_says_the_rule_once(near: list[SimulationResult]) -> None:
     lines = compare_text(near).splitlines()
-    cells = {line.split()[0]: line for line in lines if line}
+    cells = {line.split()[0]: line for line in reversed(lines) if line}
     assert "1.04× tie" in cells["dram"]
     assert "2×" in cells["nfs"]
     assert "tie" not in cells["nfs"]
@@ -109,7 +109,8 @@ def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path:
 def test_the_verdict_says_it(near: list[SimulationResult]) -> None:
     (group,) = groups(near)
     assert group_verdict(group).endswith(
-        "raid 2.01 s, dram 2.09 s (1.04× tie), nfs 4.03 s (2×); does not fit: hbm."
+        "raid 2.01 s [1.91 to 2.12], dram 2.09 s [2.02 to 2.18] (1.04× tie), nfs 4.03 s [3.88 to 4.19] (2×); "
+        "does not fit: hbm."
     )
 
 

@@ -20,19 +20,22 @@ MakeAny = Callable[..., SimulationResult]
 
 COMPARISON = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-Verdict: llama-2-7b, time per token: dram+dram 160 us (0.525×), hbm+raid 305 us; does not fit:
-  raid+raid.
+Verdict: llama-2-7b, time per token [80 % interval]: dram+dram 160 us [140 to 183] (0.525×),
+  hbm+raid 305 us [255 to 365]; does not fit: raid+raid.
 
 Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
   raid write is limited by raid
   host to GPU is limited by gpu.pcie
-  80 % interval of the time per token: hbm+raid 255 to 365 us, dram+dram 141 to 183 us
                                                                      time/token vs
   weights  optimizer  step  forward  backward  opt. step  tokens/s        hbm+raid  bottleneck
   hbm      raid       40 s      8 s      13 s       19 s     3,277              1×  raid write 24 %
   dram     dram       21 s      8 s      13 s        0 s     6,242          0.525×  host to GPU 45 %
   raid     raid                                                                     does not fit
+  80 % interval
+  weights  optimizer            step         forward        backward       opt. step        tokens/s
+  hbm      raid       33.4 to 47.9 s  6.45 to 9.93 s  10.5 to 16.1 s  15.3 to 23.6 s  2,737 to 3,923
+  dram     dram         18.4 to 24 s   6.81 to 9.4 s  11.1 to 15.3 s                  5,458 to 7,137
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   optimizer_s = from the end of the last backward pass to the end of the step
   tokens_per_s = batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s

@@ -20,7 +20,8 @@ Make = Callable[..., TrainingResult]
 RESULT = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
 Verdict: llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of
-  64 sequences takes 40 s, 3,277 tokens/s in total; bottleneck: raid write, 24 %.
+  64 sequences takes 40 s [33.4 to 47.9], 3,277 tokens/s [2,737 to 3,923] in total; bottleneck: raid
+  write, 24 %; 80 % intervals in brackets.
 Warning: pinned memory is scarce
 
 Capacity
@@ -108,9 +109,10 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  80 % interval of the time per token: 255 to 365 us (model ±14.0 %)
+  80 % interval of the time per step: 33.4 to 47.9 s (model ±14.0 %)
   error on real runs: ±14.0 %, the mean error of 2 runs of training steps from drives in the host on
-    1 GPU, all known when the model was developed (the worst +16 %)
+    1 GPU, all known when the model was developed, predicted with the profiles of their machines
+    (the worst +16 %); expect more with a shipped profile
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate

@@ -19,6 +19,8 @@ from simoffload.results.passes import (
     seconds,
 )
 from simoffload.results.result import attributed
+from simoffload.scenario import load_scenario
+from simoffload.simulation import simulate
 
 
 def passed(name: str, *shares: Share, links: tuple[LinkUse, ...] = (), host: float = 0.0) -> PassResult:
@@ -118,3 +120,11 @@ def test_a_pass_by_itself_stays_what_it_is() -> None:
     alone = aggregate("forward", [(FORWARD, Fraction(1))])
     assert alone._replace(streams=()) == FORWARD._replace(streams=())
     assert aggregate("step", [(alone, Fraction(2))]).time_s == pytest.approx(2 * FORWARD.time_s)
+
+
+def test_cpu_work_that_leaves_its_memory_idle_is_limited_by_the_cpu() -> None:
+    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    assert result.step
+    limits = {share.cause: share.limit for share in result.step.shares if share.group == "host"}
+    assert limits["CPU Adam"] == "the speed of the CPU"
+    assert not any("transfer" in limit for limit in limits.values())

@@ -130,7 +130,7 @@ def test_runs_of_fsdp_count_apart_with_a_profile_of_the_other_set(tmp_path: Path
     assert counted(runs) == []
     assert DECODE.errors(runs) is None
     assert ALL.errors(runs).runs == 1
-    for part, row in zip(("fit", "holdout"), error_rows(runs), strict=True):
+    for part, row in zip(("fit", "holdout"), error_rows(runs, "own"), strict=True):
         (one,) = counted(runs, part=part, group="fsdp")
         error = one.find("step").error
         assert (row.group, row.part, row.work, row.place, row.runs) == ("fsdp", part, "step", "memory", 1)
@@ -147,7 +147,8 @@ def test_errors_by_work_and_place() -> None:
         measured(decode=(1.0, 1.25, 0.6), ds_config=nvme),
         measured(decode=None),
     ]
-    memory, drives = error_rows(rows)
+    memory, drives = error_rows(rows, "own")
+    assert [row.profile for row in error_rows(rows, "shipped")] == ["shipped"] * 2
     assert (memory.part, memory.work, memory.place, memory.runs) == ("holdout", "decode", "memory", 2)
     assert (memory.mean, memory.worst) == pytest.approx((0.04, -0.06))
     assert (memory.fewest_gpus, memory.most_gpus) == (1, 2)

@@ -12,7 +12,7 @@ from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import is_path
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import Search
-from simoffload.planning.confidence import margin
+from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results import Change, SimulationResult, by_name
@@ -40,6 +40,11 @@ class Tried(Evaluated):
     """Gain beyond 1 from which the 80 % interval of the gain does not contain 1."""
 
     @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """80 % interval of the gain; None where there is none."""
+        return None if self.gain is None else (self.gain / (1 + self.margin), self.gain * (1 + self.margin))
+
+    @property
     def helps(self) -> bool:
         """Whether the change makes the scenario fit, or gains more than the predictions may be wrong."""
         return self.gain is None or self.gain >= max(WORTH, 1 + self.margin)
@@ -53,9 +58,10 @@ class Tried(Evaluated):
         """Return everything as plain values."""
         return {
             **by_name(self.change, "key description kind changes=edits"),
-            **by_name(self, "gain margin extra_cost=extra gain_per_1000=gain_per_cost"),
+            **by_name(self, "gain gain_interval margin extra_cost=extra gain_per_1000=gain_per_cost"),
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
+            "intervals": {name: list(ends) for name, ends in confidence(self.result).intervals().items()},
             **by_name(self.result, "bottleneck limit"),
             "economics": self.economics.metrics(),
             **by_name(self.result.provenance, "exports"),

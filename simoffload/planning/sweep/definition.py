@@ -27,6 +27,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
+from simoffload.results import interval_columns
 from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
 
@@ -36,7 +37,7 @@ _CHECKED = 1000
 """Number of values of an axis that are checked before anything runs; of more, as many at equal distances."""
 _REPORTED = 10
 """Number of different problems of an axis after which no more are looked for."""
-RESERVED = frozenset({"index", *METRICS, *AFTER})
+RESERVED = frozenset({"index", *AFTER, *(name for metric in METRICS for name in interval_columns(metric))})
 """Column names that no axis may have."""
 MOST_POINTS = 1_000_000
 

@@ -23,7 +23,7 @@ from simoffload import __version__
 from simoffload.errors import InputError, shortened
 from simoffload.results import CheckpointResult, InferenceResult, TrainingResult
 
-SCHEMA = "simoffload/sweep-journal/3"
+SCHEMA = "simoffload/sweep-journal/4"
 _TABLES = (
     "CREATE TABLE sweep (schema TEXT, version TEXT, hash TEXT, points INTEGER)",
     "CREATE TABLE rows (point INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data TEXT NOT NULL)",
@@ -52,10 +52,8 @@ class JournalRow(BaseModel):
     point: int = Field(ge=0, le=_MOST_POINT)
     metrics: dict[str, float | None] | None = None
     """Metrics of one kind of result by name."""
-    p10: float | None = None
-    """End of the 80 % interval of the compared time [s] below which 10 % of real runs are expected."""
-    p90: float | None = None
-    """Other end of that interval [s]."""
+    intervals: dict[str, tuple[float, float]] | None = None
+    """P10 and P90 of every predicted time and rate, by metric."""
     decode_bound: float | None = None
     bottleneck: str | None = None
     limit: str | None = None
@@ -103,7 +101,7 @@ def _kind(hint: Any) -> type:
 AFTER = {
     name: _kind(hint)
     for name, hint in get_type_hints(JournalRow).items()
-    if name in JournalRow.model_fields and name not in ("point", "metrics")
+    if name in JournalRow.model_fields and name not in ("point", "metrics", "intervals")
 }
 """Columns after the metrics of a row, with their types."""
 

@@ -28,6 +28,7 @@ from simoffload.planning.sweep.tasks import (
     tasks_of,
 )
 from simoffload.planning.sweep.workers import cluster_workers, local_processes
+from simoffload.results import interval_columns, with_intervals
 
 SCHEMA = "simoffload/sweep-result/1"
 FORMATS = (".csv", ".json", ".parquet")
@@ -43,6 +44,8 @@ class SweepTable:
     journal: Journal
     metrics: tuple[str, ...]
     """Names of all metrics, in the order of the columns."""
+    uncertain: frozenset[str]
+    """Names of the metrics that have intervals."""
     failed: int
     """Number of points with an error."""
     too_large: int
@@ -53,17 +56,23 @@ class SweepTable:
         """Return the table of a journal that holds every point."""
         metrics: dict[str, None] = {}
         times = Counter(points.first)
+        uncertain: set[str] = set()
         failed = too_large = 0
         for point in points.unique:
             row = journal.row(point)
             metrics |= dict.fromkeys(row.metrics or ())
+            uncertain |= (row.intervals or {}).keys()
             failed += times[point] * (row.error is not None)
             too_large += times[point] * (row.fits is False)
-        return cls(sweep, points, journal, tuple(metrics), failed, too_large)
+        return cls(sweep, points, journal, tuple(metrics), frozenset(uncertain), failed, too_large)
 
     def columns(self) -> list[str]:
         """Return the names of all columns."""
-        return ["index", *(axis.name for axis in self.sweep.grid.axes), *self.metrics, *AFTER]
+        numbers = (name for metric in self.metrics for name in self._columns_of(metric))
+        return ["index", *(axis.name for axis in self.sweep.grid.axes), *numbers, *AFTER]
+
+    def _columns_of(self, metric: str) -> tuple[str, ...]:
+        return interval_columns(metric) if metric in self.uncertain else (metric,)
 
     def rows(self, plain: Sequence[bool]) -> Iterator[list[Any]]:
         """Yield all rows in order; axes that are ``plain`` as values, the others as they were written."""
@@ -74,9 +83,10 @@ class SweepTable:
         for point, first in enumerate(self.points.first):
             row = self.journal.row(first)
             choice = self.sweep.grid.choice(self.points.combination[point])
-            found = row.metrics or {}
             chosen = (values[i] for values, i in zip(axes, choice, strict=True))
-            yield [point, *chosen, *map(found.get, self.metrics), *(getattr(row, name) for name in AFTER)]
+            found = with_intervals(row.metrics or {}, row.intervals or {})
+            numbers = (found.get(name) for metric in self.metrics for name in self._columns_of(metric))
+            yield [point, *chosen, *numbers, *(getattr(row, name) for name in AFTER)]
 
     def all_axes(self, value: bool) -> list[bool]:
         """Return ``value`` for every axis."""

@@ -143,13 +143,11 @@ def failed_row(number: int, error: str) -> JournalRow:
 
 
 def _row_of(number: int, result: SimulationResult) -> JournalRow:
-    metric = result.compared_by
-    low, high = confidence(result).interval(metric) if metric in result.composed else (None, None)
+    intervals = confidence(result).intervals()
     return JournalRow(
         point=number,
         metrics={name: _finite(value) for name, value in result.metrics().items()},
-        p10=_finite(low),
-        p90=_finite(high),
+        intervals={name: ends for name, ends in intervals.items() if all(map(math.isfinite, ends))},
         decode_bound=_finite(result.particulars().get("decode_bound")),
         bottleneck=result.bottleneck,
         limit=result.limit,

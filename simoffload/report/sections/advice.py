@@ -8,9 +8,10 @@ from functools import partial
 
 from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
+from simoffload.planning.confidence import confidence
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.report import charts
-from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate, seconds
+from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate
 from simoffload.report.formatting import (
     NameFirst,
     largest,
@@ -18,13 +19,14 @@ from simoffload.report.formatting import (
     minus,
     per_second,
     percent,
+    span,
     uncapitalized,
 )
-from simoffload.report.presentation import presentation
+from simoffload.report.presentation import BRACKETS, presentation, ranged
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
 from simoffload.results import SimulationResult
-from simoffload.units import format_number, format_seconds, plural
+from simoffload.units import format_number, plural
 
 GAINS = "Changes that help"
 PURCHASES = "Verdict on purchases"
@@ -125,7 +127,7 @@ def advice_verdict(advice: Advice) -> str:
     ]
     gains += [f"best setting: {_with_gain(one)}" for one in settings_found[:1]]
     helps = "; ".join(gains) or "no change that was tried helps"
-    return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}."
+    return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}; {BRACKETS}."
 
 
 def _what_fits(advice: Advice) -> str:
@@ -141,13 +143,13 @@ def _what_fits(advice: Advice) -> str:
 
 
 def _took(result: SimulationResult) -> str:
-    """Return the time as a sentence: "A step takes 1.2 s", "TPOT is 1.2 s"."""
-    what, time = presentation(result).step, format_seconds(result.step_time_s or 0.0)
+    """Return the time as a sentence: "A step takes 1.2 s [1 to 1.5]", "TPOT is 1.2 s [1 to 1.5]"."""
+    what, time = presentation(result).step, ranged(result, result.step_by)
     return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
 
 
 def _with_gain(one: Tried) -> str:
-    return f"{one.change.description} ({_times(one.gain)})"
+    return f"{one.change.description} ({_times(one)})"
 
 
 def _described(one: Tried, advice: Advice) -> str:
@@ -156,8 +158,11 @@ def _described(one: Tried, advice: Advice) -> str:
     return one.change.description + (f" (tried {tried[0]:,} to {tried[1]:,})" if tried else "")
 
 
-def _times(gain: float | None) -> str:
-    return f"{format_number(gain)}×" if gain is not None else "fits"
+def _times(one: Tried) -> str:
+    """Return the gain of a change with its interval: "1.5× [1.3 to 1.7]"."""
+    if one.gain is None or one.gain_interval is None:
+        return "fits"
+    return f"{format_number(one.gain)}× [{span(*map(format_number, one.gain_interval))}]"
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -174,6 +179,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     notes = (
         *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
         "gain = time per unit of work without the change / with it; each change is simulated alone",
+        BRACKETS,
         "cost: nothing = no purchase needed; parts that are no longer used are not subtracted",
         f"per 1,000 {currency} = (gain - 1) / cost x 1000",
     )
@@ -187,17 +193,12 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     if by_cost:
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
-    unclear = [
-        f"{_described(one, advice)} ({_times(one.gain)} ±{percent(one.margin)})"
-        for one in advice.decisions(advice.uncertain)
-    ]
+    unclear = [f"{_described(one, advice)} ({_times(one)})" for one in advice.decisions(advice.uncertain)]
     if unclear:
         text = f"{_first(unclear)}: the 80 % interval of each gain contains 1"
         sections.append(ReportSection("Gains within the prediction error", (NameFirst(text),)))
     every = advice.decisions(advice.tried)
-    useless = [
-        f"{_described(one, advice)} ({_times(one.gain)})" for one in every if (one.gain or WORTH) < WORTH
-    ]
+    useless = [f"{_described(one, advice)} ({_times(one)})" for one in every if (one.gain or WORTH) < WORTH]
     if useless:
         sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
     if advice.impossible:
@@ -231,16 +232,22 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
             (
                 Datum(_described(one, advice), name=one.change.key),
                 one.change.kind,
-                "" if one.gain is None else Datum(_times(one.gain), one.gain),
+                "" if one.gain is None else Datum(_times(one), one.gain, ends=one.gain_interval or ()),
                 _cost(one, currency),
                 "" if gain is None else Datum(f"{'+' if gain > 0 else ''}{format_number(gain)}", gain),
-                seconds(one.result.step_time_s),
+                _step(one.result),
                 largest(step) + limited_by(step) if step is not None else "",
             )
         )
     step_name = presentation(advice.result).step
     head = ("change", "kind", "gain", "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
     return ReportTable("", head, tuple(rows), (2, 3, 4, 5))
+
+
+def _step(result: SimulationResult) -> Entry:
+    """Return the time of a step with its interval."""
+    metric = result.step_by
+    return Datum(ranged(result, metric), result.step_time_s, "s", ends=confidence(result).interval(metric))
 
 
 def _cost(one: Tried, currency: str) -> Entry:
@@ -305,16 +312,19 @@ def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[
             return "no price per unit of work is known: give a price list of your own (--costs)"
         return "no combination is possible within the budget"
     what = {"throughput": "fastest", "cost": "cheapest per unit of work"}[search.objective]
-    rate = per_second(best.rate, f" {best.result.unit}s/s")
+    unit = f" {best.result.unit}s/s"
+    low, high = confidence(best.result).interval(best.result.unit_by)
+    rate = per_second(best.rate, unit)
+    rate += f" [{span(per_second(1 / high, unit), per_second(1 / low, unit), value=rate)}]"
     price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
-    return f"{what}: {', '.join(best.description) or 'no change'}; {rate} for {price}"
+    return f"{what}: {', '.join(best.description) or 'no change'}; {rate} for {price}; {BRACKETS}"
 
 
 def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
     return (
         money(point.economics.purchase, search.currency),
         Datum(per_second(point.rate, ""), point.rate, "1/s"),
-        seconds(point.result.step_time_s),
+        _step(point.result),
         money(point.economics.metrics()["cost_per_million_tokens"], search.currency),
         ", ".join(point.description) or "no change",
     )

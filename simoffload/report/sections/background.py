@@ -25,10 +25,10 @@ _MOUNTED = (
 
 
 def inputs(
-    numbers: Sequence[tuple[str, str, str, str, str, str]], counts: Mapping[str, int]
+    numbers: Sequence[tuple[str, str, str, str, str, str, str]], counts: Mapping[str, int]
 ) -> ReportSection:
-    """List (profile, key, value, origin, source, date) of every input, and the number of each origin."""
-    head = ("profile", "key", "value", "origin", "source", "date")
+    """List (profile, key, value, origin, source, date, spread) of all inputs, and count their origins."""
+    head = ("profile", "key", "value", "origin", "source", "date", "spread")
     folded = f"All {len(numbers)} inputs" if len(numbers) > _MOST_AT_ONCE else ""
     table = ReportTable("", head, tuple(numbers), (), keys=2, folded=folded, page_only=True)
     text = f"numbers from profiles: {origins(counts) or 'none'}"

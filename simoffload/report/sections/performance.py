@@ -30,7 +30,6 @@ from simoffload.report.formatting import (
     phase_names,
     span,
     times,
-    uncapitalized,
 )
 from simoffload.report.presentation import presentation
 from simoffload.results import PassResult, SimulationResult, TrainingResult
@@ -70,7 +69,9 @@ def speed(result: SimulationResult) -> ReportSection:
     for metric in wording.metrics:
         key, unit = metric.key, unit_of(metric.key)
         ends = intervals.get(key)
-        interval: Entry = span(*map(metric.shown, ends), value=metric.value) if ends else ""
+        interval: Entry = ""
+        if ends:
+            interval = Datum(span(*map(metric.shown, ends), value=metric.value), unit=unit, ends=ends)
         of_step = [metric.share] if shares else []
         value = Datum(metric.value, values[key], unit)
         formula = f"{key} = {result.formulas[key]}"
@@ -209,11 +210,9 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
 
 
 def how_sure(result: SimulationResult) -> ReportSection:
-    """Return the 80 % interval of the compared time of a result with times, and the expected error."""
+    """Return the 80 % interval of the time of a step of a result with times, and the expected error."""
     sure = confidence(result)
-    low, high = sure.interval(result.compared_by)
-    time = uncapitalized(presentation(result).compared)
-    ends = span(format_seconds(low), format_seconds(high))
-    interval = f"{INTERVAL} of the {time}: {ends} ({sure.origin})"
+    ends = span(*map(format_seconds, sure.interval(result.step_by)))
+    interval = f"{INTERVAL} of the {presentation(result).timed}: {ends} ({sure.origin})"
     caution = (NameFirst(sure.caution),) if sure.caution else ()
     return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))

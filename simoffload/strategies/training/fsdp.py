@@ -18,7 +18,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import SINGLE, ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
@@ -132,6 +132,12 @@ class FsdpPlan(StepWork):
         host = self.machine.host
         unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
         return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of operations and of FSDP's hooks."""
+        costs = self.machine.host.fsdp_costs
+        return costs.operation, costs.forward_hook, costs.backward_hook
 
     @property
     def _micro_steps(self) -> int:

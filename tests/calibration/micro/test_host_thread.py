@@ -106,7 +106,10 @@ def test_the_quiet_quarter_of_all_rounds_counts(raw: dict[str, Any]) -> None:
     slow = [
         {**run, "passes": [{**one, "seconds": 2 * one["seconds"]} for one in run["passes"]]} for run in runs
     ]
-    rounds = [{"section": "hooks_decode", "found": {"runs": one}} for one in (slow, runs, slow, runs, slow, slow, runs, runs)]
+    rounds = [
+        {"section": "hooks_decode", "found": {"runs": one}}
+        for one in (slow, runs, slow, runs, slow, slow, runs, runs)
+    ]
     raw["sections"]["hooks"]["runs"] = slow
     assert fitted(raw | {"rounds": rounds}).factor == pytest.approx(FACTOR, rel=0.02)
 

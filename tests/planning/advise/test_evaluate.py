@@ -71,7 +71,9 @@ def test_a_recommended_scenario_gives_what_was_said(
         assert result.unit_s is not None
         assert base / result.unit_s == one.gain
     for one in advice.decisions(advice.helping):
-        assert rows.pop(one.change.key) == f"{one.gain:.3g}×"
+        low, high = one.gain_interval
+        assert low < one.gain < high
+        assert rows.pop(one.change.key) == f"{one.gain:.3g}× [{low:.3g} to {high:.3g}]"
     assert not rows
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, load_platform
+from simoffload.hardware import Machine, Provenance, TimeInput, load_platform, machine_spreads
 from simoffload.models import load_model
 from simoffload.models.lora import with_lora
-from simoffload.scenario import resolve
+from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
@@ -268,6 +268,24 @@ def test_a_host_without_costs_of_fsdp_is_said_to_have_anothers(machine: Machine,
     assert own.host.fsdp_costs is own.host.fsdp
     slower = machine.host.deepspeed.operation.value / 14.25e-6
     assert machine.host.fsdp_costs.reduce.value == pytest.approx(245.6e-6 * slower, rel=1e-3)
+
+
+def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> None:
+    """A machine on which only FSDP was measured knows its costs, and not those of DeepSpeed; on one where
+    only DeepSpeed was, they are scaled."""
+
+    def spread(machine: Machine, costs: tuple[Provenance, ...]) -> tuple[float, bool]:
+        known = machine_spreads(machine, ranks=1, host_costs=costs)
+        return known[TimeInput.HOST].value, known[TimeInput.HOST].measured
+
+    measured = repository / "validation/measured"
+    fsdp = load_platform(str(measured / "fit/h200-2x-l/platform.yaml")).machine()
+    deepspeed = load_platform(str(measured / "holdout/h200-o/platform.yaml")).machine()
+    zero = load_scenario("ddn/bloom-7b1").plan().on
+    assert spread(fsdp, plan_of(fsdp).host_costs) == (0.09, True)
+    assert spread(fsdp, zero(fsdp).host_costs) == (0.24, False)
+    assert spread(deepspeed, plan_of(deepspeed).host_costs) == (0.24, False)
+    assert spread(deepspeed, zero(deepspeed).host_costs) == (0.1499, True)
 
 
 def test_accumulating_gradients_costs_the_gpu_but_saves_reductions(machine: Machine) -> None:
