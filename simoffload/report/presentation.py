@@ -65,7 +65,7 @@ class Presentation(NamedTuple):
     cells: Mapping[str, Entry]
     """Headings and cells of a row of a comparison, with the same headings for all results of a kind."""
     cell_metrics: tuple[str, ...]
-    """Metrics of these cells."""
+    """Names of the metrics in these cells, in the same order."""
     legend: str
     """Explanation of the other columns of a comparison."""
     formulas: tuple[str, ...]
