@@ -153,6 +153,9 @@ class _Loader:
         assert isinstance(accelerator, Accelerator)
         if self._platform.gpu_links == "switched" and accelerator.interconnect is None:
             raise self._unlinked(accelerator)
+        if accelerator.is_unified and len(self._platform.gpus) > 1:
+            text = f"{accelerator.id} works in the memory of its host, which only one can; name one vertex"
+            raise self._at("gpus").error(text)
         return pcie_link(self._library, accelerator.pcie, entry, "pcie")
 
     def _unlinked(self, accelerator: Accelerator) -> InputError:

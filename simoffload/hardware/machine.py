@@ -208,7 +208,7 @@ class Machine:
             ends = (memory, ingress.vertex) if written else (ingress.vertex, memory)
             load.put(ingress.outward if written else ingress.inward, ingress.share)
             load.put(topology.graph.route(*ends), ingress.share)
-        if not gds:
+        if not gds or self.accelerator.is_unified:
             load.put((topology.memories[node],))
         service = target.write if written else target.read
         outstanding = None if written else target.by_outstanding
@@ -270,15 +270,16 @@ class Machine:
         return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
 
     def _memory_traffic(self, *, to_device: bool, pinned: bool) -> Fraction:
-        """Return the bytes of host memory traffic per copied byte."""
-        host = self.host
+        """Return the bytes of host memory traffic per copied byte; in unified memory the other end of the
+        copy is host memory, too."""
+        host, far_end = self.host, int(self.accelerator.is_unified)
         if pinned:
             measured = None if to_device else host.from_gpu_traffic
             counted = 1
         else:
             measured = host.pageable_traffic if to_device else None
             counted = _PAGEABLE_TRAFFIC
-        return Fraction(measured.value).limit_denominator(100) if measured else Fraction(counted)
+        return far_end + (Fraction(measured.value).limit_denominator(100) if measured else Fraction(counted))
 
     def _cross_pcie(self, load: Load, before: int, gpu: int) -> None:
         topology, node = self.topology, self._node(gpu)

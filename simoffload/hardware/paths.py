@@ -36,6 +36,8 @@ class Tier(NamedTuple):
     reserved: int = 0
     """Capacity [B] that is not available for weights: context and workspace (hbm), operating system
     (dram)."""
+    pool: str = ""
+    """Name of the tier whose memory this one is, too (hbm in unified memory); "" if it has its own."""
 
     @property
     def is_storage(self) -> bool:

@@ -142,10 +142,12 @@ class Accelerator(Profile):
     """A GPU with its memory, its peak rates and its links."""
 
     kind: Literal["accelerator"]
-    hbm_capacity: Sourced[PositiveBytes]
-    """Total memory of the GPU, including what is ``reserved``."""
+    hbm_capacity: Sourced[PositiveBytes] | None = None
+    """Total memory of the GPU, including what is ``reserved``; required unless the memory is unified."""
+    unified_memory: Sourced[Annotated[bool, Field(strict=True)]] | None = None
+    """Whether the GPU has no memory of its own but works in that of its host; None: it has its own."""
     hbm_bandwidth: Sourced[BytesPerSecond]
-    """Peak bandwidth of that memory."""
+    """Peak bandwidth at which the GPU reads its memory, or the host's if that is unified."""
     hbm_efficiency: Sourced[Share]
     """Share of the peak bandwidth that kernels reach."""
     reserved: Sourced[PositiveBytes]
@@ -174,6 +176,19 @@ class Accelerator(Profile):
     """Whether the card and its driver support GPUDirect Storage; None: not known."""
     interconnect: Interconnect | None = None
     """Links to other GPUs; None: all traffic between GPUs goes over PCIe."""
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> Accelerator:
+        if self.is_unified and self.hbm_capacity is not None:
+            raise ValueError("unified_memory is true, so leave hbm_capacity out: the host's profile has it")
+        if not self.is_unified and self.hbm_capacity is None:
+            raise ValueError("hbm_capacity is missing: give it, or unified_memory if the GPU uses the host's")
+        return self
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether the GPU works in the memory of its host."""
+        return self.unified_memory is not None and self.unified_memory.value
 
     @property
     def hbm_rate(self) -> float:

@@ -91,8 +91,11 @@ class Platform:
 
 def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
     gpu, host = platform.accelerator, platform.host
+    own = gpu.hbm_capacity
     tiers = {
-        "hbm": Tier("hbm", "hbm", gpu.hbm_capacity.value, gpu.id, gpu.reserved_bytes),
+        "hbm": Tier("hbm", "hbm", own.value, gpu.id, gpu.reserved_bytes)
+        if own
+        else Tier("hbm", "hbm", host.memory_capacity.value, gpu.id, gpu.reserved_bytes, pool="dram"),
         "dram": Tier("dram", "dram", host.memory_capacity.value, host.id, host.reserved_bytes),
     }
     for name, target in platform.targets.items():

@@ -148,11 +148,15 @@ class Remedies(NamedTuple):
 
 
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out."""
+    """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out.
+
+    Terms of a tier that has no memory of its own are counted on the tier whose memory it is (``Tier.pool``).
+    """
     terms = tuple(terms)
+    pools = {name: tier.pool or name for name, tier in tiers.items()}
     uses = []
     for name, tier in tiers.items():
-        mine = tuple(term for term in terms if term.tier == name and term.size)
+        mine = tuple(term for term in terms if pools.get(term.tier) == name and term.size)
         if mine:
             scope = {"hbm": "per GPU", "dram": "per host"}.get(tier.kind, "in all")
             needed = sum(term.size for term in mine)

@@ -33,6 +33,8 @@ __all__ = ["base_platform", "check_names", "checked_profiles", "profile_from_mic
 _BASES = (
     ("GH200", "gh200"),
     ("H200", "dgx-h200"),
+    ("H20", "hgx-h20"),
+    ("H800", "hgx-h800"),
     ("H100 NVL", "h100-2nvme"),
     ("H100", "dgx-h100"),
     ("A100-SXM4-80GB", "dgx-a100-80g"),
@@ -41,9 +43,14 @@ _BASES = (
     ("A100-PCIE-40GB", "a100-4nvme"),
     ("V100-SXM", "dgx-2"),
     ("L40S", "l40s-workstation"),
+    ("RTX 2080", "rtx-2080-desktop"),
+    ("RTX 3070 Ti", "rtx-3070-ti-desktop"),
+    ("RTX 3090", "rtx-3090-workstation"),
     ("RTX 4090", "rtx-4090-desktop"),
+    ("RTX 5090", "rtx-5090-workstation"),
     ("RTX PRO 6000 Blackwell", "xinnor-workstation"),
     ("MI300X", "mi300x-8gpu"),
+    ("GB10", "dgx-spark"),
 )
 """Part of the name that CUDA gives a GPU, and the shipped platform with such a GPU."""
 _LANES = (1, 2, 4, 8, 16)
@@ -288,7 +295,7 @@ class _Profiles:
         base = self._base.accelerator
         fitted: dict[str, Fitted] = {}
         gpu = self._machine.get("gpu")
-        if gpu:
+        if gpu and not base.is_unified:
             size = self._machine.get("hbm") or gpu["memory"]
             fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver reports", 1)
         fitted |= fit_gpu(self._sections, base)

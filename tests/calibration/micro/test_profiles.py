@@ -144,6 +144,10 @@ def test_a_fast_filesystem_gets_enough_lanes(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-40GB", "dgx-a100"),
         ("Tesla V100-SXM3-32GB", "dgx-2"),
         ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA H20", "hgx-h20"),
+        ("NVIDIA H800", "hgx-h800"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090-workstation"),
+        ("NVIDIA GB10", "dgx-spark"),
     ],
 )
 def test_the_base_is_a_platform_with_the_same_gpu(gpu: str, platform: str) -> None:
