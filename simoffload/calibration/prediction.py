@@ -12,8 +12,7 @@ from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
-from simoffload.models import ModelShape, forward_cost
-from simoffload.models.shape import SINGLE, Attention
+from simoffload.models import SINGLE, Attention, ModelShape, forward_cost
 from simoffload.planning.confidence import confidence
 from simoffload.results import InferenceResult, SimulationResult
 from simoffload.results.capacity import peak_uses

@@ -361,9 +361,11 @@ def _simulated_layers(timeline: Timeline, model: ModelShape) -> Iterator[float]:
 
     Several layers may be one block of the schedule, so blocks do not tell.
     """
-    order = {module.name: number for number, module in enumerate(model.layer) if module.hooked}
+    order: dict[str, int] = {}
+    for layer, _ in model.kinds:
+        order |= {module.name: number for number, module in enumerate(layer) if module.hooked}
     host = timeline.schedule.streams.index("host")
-    last = len(order) + len(model.layer)
+    last = 1 + max(order.values())
     for interval in _on_rank_0(timeline):
         if interval.op.stream != host:
             continue

@@ -116,12 +116,9 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
 
     named = arguments.model
     model = load_model({"config": named} if named.endswith(".json") else named)
-    parts = (("before", 1, model.modules_before), ("layer", model.num_hidden_layers, model.layer))
-    modules = [
-        _module(module, part, repeat)
-        for part, repeat, group in (*parts, ("after", 1, model.modules_after))
-        for module in group
-    ]
+    layers = [("layer", count, layer) for layer, count in model.kinds]
+    parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
+    modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]
     counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {model.dtype}"
     rows = [
         (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")

@@ -22,7 +22,8 @@ from simoffload.models.cost import (
     training_forward_flops,
 )
 from simoffload.models.families import FAMILIES
-from simoffload.models.shape import SINGLE, Attention, Dtype, ModelShape, Module, ModuleKind, Parameter
+from simoffload.models.modules import SINGLE, Attention, Dtype, Module, ModuleKind, Parameter
+from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of
 from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "SINGLE",
     "Attention",
     "Dtype",
+    "Layer",
+    "LayerGroup",
     "ModelShape",
     "ModelSpec",
     "Module",
@@ -47,6 +50,7 @@ __all__ = [
     "load_model",
     "loss_module",
     "module_cost",
+    "parameters_of",
     "training_backward_flops",
     "training_cost",
     "training_forward_flops",

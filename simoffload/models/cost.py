@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from simoffload.models.shape import Attention, ModelShape, Module, activation
+from simoffload.models.modules import Attention, Module, activation
+from simoffload.models.shape import ModelShape
 
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
@@ -128,10 +129,9 @@ def forward_cost(shape: ModelShape, *, batch: int, new_tokens: int, context: int
         ]
         return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
 
-    outside, layer = total(shape.modules_before + shape.modules_after), total(shape.layer)
+    parts = [(count, total(modules)) for modules, count in shape.outside_and_kinds()]
     return ModuleCost(
-        outside.flops + shape.num_hidden_layers * layer.flops,
-        outside.bytes + shape.num_hidden_layers * layer.bytes,
+        sum(count * cost.flops for count, cost in parts), sum(count * cost.bytes for count, cost in parts)
     )
 
 
@@ -298,18 +298,17 @@ def training_backward_flops(shape: ModelShape, *, batch: int, length: int) -> fl
     def total(modules: tuple[Module, ...]) -> float:
         return sum(backward_cost(shape, one, batch=batch, length=length).flops for one in modules)
 
-    outside = total(shape.modules_before) + total(shape.modules_after)
-    return shape.num_hidden_layers * total(shape.layer) + outside
+    return sum(count * total(modules) for modules, count in shape.outside_and_kinds())
 
 
 def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tuple[float, float]:
     """Return the FLOPs [FLOP] of all layers, and of the modules outside of them, in one forward pass."""
-    layers = sum(training_cost(shape, module, batch=batch, length=length).flops for module in shape.layer)
-    outside = sum(
-        training_cost(shape, module, batch=batch, length=length).flops
-        for module in (*shape.modules_before, *shape.modules_after)
-    )
-    return shape.num_hidden_layers * layers, outside
+
+    def total(modules: tuple[Module, ...]) -> float:
+        return sum(training_cost(shape, module, batch=batch, length=length).flops for module in modules)
+
+    layers = sum(count * total(layer) for layer, count in shape.kinds)
+    return layers, total((*shape.modules_before, *shape.modules_after))
 
 
 def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
-from simoffload.models.shape import ModelShape, Module, linear
+from simoffload.models.modules import Module, linear
+from simoffload.models.shape import LayerGroup, ModelShape
 
 _NF4_BLOCK = 64
 """Number of weights that share a scale."""
@@ -32,7 +33,10 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     return replace(
         shape,
         modules_before=_adapted(shape.modules_before, r, target_modules),
-        layer=_adapted(shape.layer, r, target_modules),
+        groups=tuple(
+            LayerGroup(tuple(_adapted(layer, r, target_modules) for layer in layers), repeat)
+            for layers, repeat in shape.groups
+        ),
         modules_after=_adapted(shape.modules_after, r, target_modules),
     )
 

@@ -26,7 +26,8 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
-from simoffload.models.shape import Attention, Dtype, ModelShape
+from simoffload.models.modules import Attention, Dtype
+from simoffload.models.shape import ModelShape
 
 
 class Size(Frozen):

@@ -113,6 +113,8 @@ class LayeredModel(ABC):
     def _cut(self, count: int) -> LayerStack:
         trace = self.trace_of(count)
         parameters = Parameters.of(trace, self.of_layers(count))
+        if not self.model.uniform:
+            return LayerStack(trace, parameters)
         pieces = dict(trace.pieces(backward=False))
         first, end = (
             max((1 + i for one in pieces[visit] for i in parameters.owned[one.instance]), default=0)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, ModelShape, Module
+from simoffload.models import SINGLE, Layer, ModelShape, Module
 from simoffload.results import MemoryTerm
 from simoffload.workload import Inference, Training
 
@@ -31,7 +31,9 @@ def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
     scores = batch * model.num_attention_heads * tokens * tokens * (2 * model.dtype_bytes + 4)
     if model.attention == "sdpa":
         scores = 0  # fused kernels keep them in on-chip memory
-    intermediate = 2 * batch * tokens * model.intermediate_size * model.dtype_bytes
+    inside = [one.width for one in model.distinct_modules if one.kind == "activation" and one.share == 1.0]
+    wide = max(model.intermediate_size, *inside, 0)
+    intermediate = 2 * batch * tokens * wide * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
     return hidden + max(scores, intermediate) + logits
 
@@ -118,15 +120,19 @@ def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: 
     """
     batch, length, size = workload.batch_size, workload.sequence_length, model.dtype_bytes
     tokens = workload.tokens
-    saved = saved_by_layer(model, batch=batch, length=length)
-    working = _layer_peak(model, batch=batch, length=length, saved=saved)
+    saved = {layer: saved_by_layer(model, layer, batch=batch, length=length) for layer, _ in model.kinds}
+    working = max(
+        _layer_peak(model, layer, batch=batch, length=length, saved=size) for layer, size in saved.items()
+    )
     last = _norms(model.modules_after)
     tail = sum(_norm(model, module, keeps_output=True) for module in last) * tokens
     gradients = sum(_norm_gradients(module, size) for module in last)
     loss = tail + (max(_LOSS * model.vocab_size, gradients) + _TOKEN_IDS) * tokens
     narrow = tokens * model.hidden_size * size
     if not workload.gradient_checkpointing:
-        return Activations((model.num_hidden_layers - 1) * saved, working, loss + saved, 0)
+        every = sum(count * saved[layer] for layer, count in model.kinds)
+        largest = max(saved.values())  # of the layer whose backward pass has the peak
+        return Activations(every - largest, working, loss + largest, 0)
     # A pre-normalizing LayerNorm keeps the very tensor that is the checkpoint.
     shared = narrow if _normalizes_first(model) else 0
     inputs = model.num_hidden_layers * narrow
@@ -137,14 +143,14 @@ def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: 
     return Activations(inputs, working - shared, loss, 0)
 
 
-def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
-    """Return the bytes [B] that autograd saves for one layer between its forward and its backward pass."""
+def saved_by_layer(model: ModelShape, layer: Layer, *, batch: int, length: int) -> int:
+    """Return the bytes [B] that autograd saves for ``layer`` between its forward and its backward pass."""
     size, tokens = model.dtype_bytes, batch * length
     code = model.traits.saved
     total = code.masks * tokens * model.hidden_size
     inputs: dict[int, float] = {}
     """Tensors that are saved only if a linear layer saves its input, by width."""
-    for module in model.layer:
+    for module in layer:
         if module.kind == "norm":
             total += tokens * _norm(model, module, keeps_output=False)
             if not module.saves_input:  # of two parallel halves: the input of the second
@@ -158,7 +164,8 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
         elif module.kind == "activation":
             wide = tokens * module.width * module.share
             total += int(code.kept * wide * size)
-            inputs[model.intermediate_size] = wide * size if code.product else 0
+            inside = module.width if module.share == 1.0 else model.intermediate_size
+            inputs[inside] = wide * size if code.product else 0
             if module.share < 1.0:  # an expert gathers its tokens and weights its results
                 total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
         elif module.share == 1.0 and _trains(module):
@@ -187,15 +194,15 @@ def _attention(model: ModelShape, *, batch: int, length: int) -> int:
     )
 
 
-def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> int:
+def _layer_peak(model: ModelShape, layer: Layer, *, batch: int, length: int, saved: int) -> int:
     """Return the peak of a layer's backward pass: in its feed-forward network or in its attention."""
     code, size, tokens = model.traits.saved, model.dtype_bytes, batch * length
     narrow = tokens * model.hidden_size * size
-    wide, experts = _wide(model)
+    wide, experts = _wide(model, layer)
     forward = saved + code.narrow * narrow + int((code.wide * wide + 2 * experts) * tokens * size)
     if model.attention == "sdpa":
         return forward
-    norms = _norms(model.layer)
+    norms = _norms(layer)
     kept = sum(_norm(model, one, keeps_output=True) for one in norms[:1]) * tokens
     kept += sum(_norm(model, one, keeps_output=False) for one in norms if not _of_stream(one)) * tokens
     kept += 3 * tokens * _query_width(model) * size + _SCORE_GRADIENTS * narrow
@@ -203,9 +210,9 @@ def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> in
     return max(forward, kept + scores * batch * model.num_attention_heads * length * length)
 
 
-def _wide(model: ModelShape) -> tuple[float, float]:
+def _wide(model: ModelShape, layer: Layer) -> tuple[float, float]:
     """Return the elements per token inside the feed-forward network and at the inputs of its experts."""
-    acts = [module for module in model.layer if module.kind == "activation"]
+    acts = [module for module in layer if module.kind == "activation"]
     wide = sum(module.width * module.share for module in acts)
     routed = sum(module.width * module.share for module in acts if module.share < 1.0)
     return wide, routed * model.hidden_size / model.intermediate_size
@@ -251,7 +258,7 @@ def _norms(modules: Sequence[Module]) -> list[Module]:
 
 
 def _normalizes_first(model: ModelShape) -> bool:
-    working = [module for module in model.layer if module.kind != "container"]
+    working = [module for module in model.layers[0] if module.kind != "container"]
     return working[0].kind == "norm" and _is_layer_norm(working[0])
 
 

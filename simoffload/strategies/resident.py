@@ -118,16 +118,24 @@ class ResidentPlan(InferencePlan):
         model, costs = self.model, self.machine.host.deepspeed
         timing = self.timings.timing(forward.batch)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
-        parts = (("head", model.modules_before, 1), ("layer", model.layer, model.num_hidden_layers))
-        for name, modules, repeat in (*parts, ("tail", model.modules_after, 1)):
+
+        def write(name: str, modules: tuple[Module, ...]) -> None:
             builder.segment(name)
             for module in modules:
                 if duration := timing.compute(module):
                     launch = picoseconds(timing.launch_s(module))
                     builder.add(Op("launch", module.name, HOST, launch))
                     builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
-            if repeat > 1:
-                builder.repeat(builder.segments - 1, repeat - 1)
+
+        longest = max(model.groups, key=lambda group: group.repeat)
+        write("head", model.modules_before)
+        for group in model.groups:
+            first, short = builder.segments, group is longest and group.repeat > 1
+            for layer in group.layers * (1 if short else group.repeat):
+                write("layer", layer)
+            if short:  # a schedule can repeat one of its parts
+                builder.repeat(first, group.repeat - 1)
+        write("tail", model.modules_after)
         builder.add(
             Op(
                 "hook",

@@ -66,12 +66,12 @@ class InferenceLayers(LayeredModel):
     def homogeneous(self) -> bool:
         """Whether the tensors of all layers are on the same tiers."""
         settings, model = self.fetching, self.model
-        if any(parameter.tied for module in model.layer for parameter in module.parameters):
+        inside = (module for layer, _ in model.kinds for module in layer)
+        if not model.uniform or any(parameter.tied for module in inside for parameter in module.parameters):
             return False
-        parts = ((model.modules_before, 1), (model.layer, self.count), (model.modules_after, 1))
         small = sum(
             times * numel
-            for modules, times in parts
+            for modules, times in model.outside_and_kinds()
             for _, numel in _owned(modules)
             if numel <= settings.param_persistence_threshold
         )
@@ -84,8 +84,10 @@ class InferenceLayers(LayeredModel):
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
         """Return the partitioned tensors of a model with ``count`` layers, each as a separate object."""
         model, place = self.model, self.placement
-        layers = _owned(model.layer) * count
-        owned = (*_owned(model.modules_before), *layers, *_owned(model.modules_after))
+        owned = list(_owned(model.modules_before))
+        for layers, repeat in model.of_layers(count).groups:
+            owned += [one for layer in layers for one in _owned(layer)] * repeat
+        owned += _owned(model.modules_after)
         return tuple(cut_tensors(owned, place.settings, ranks=place.ranks, dtype_bytes=place.dtype_bytes))
 
     @property

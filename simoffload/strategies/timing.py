@@ -175,7 +175,7 @@ def operations(model: ModelShape, module: Module) -> int:
     """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
     own = model.traits.operations
     if module.kind == "container":  # the operations of attention are counted in the module that runs them
-        if module is model.layer[0]:
+        if any(module is layer[0] for group in model.groups for layer in group.layers):
             return own.block
         return own.mlp if module.name == "mlp" else 0
     count: int = getattr(own, module.kind)
@@ -359,7 +359,7 @@ def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) 
             new_tokens=workload.prompt_length,
             context=workload.prompt_length,
         ).flops
-        for module in (*model.layer, *model.modules_after)
+        for module in model.distinct_modules
         if module.kind == "linear"
     )
     last = curve.points[-1][0]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from simoffload.models import ModelShape, Module, loss_module
+from simoffload.models import Layer, ModelShape, Module, loss_module
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,32 +43,32 @@ class Event(NamedTuple):
     """Name of the part of the schedule that begins with the event; "" if none begins."""
 
 
-class Span(NamedTuple):
-    """A Span is the position of the layers among the events of a pass."""
-
-    first: int
-    each: int
-    """Number of events in a layer."""
+Begins = tuple[int, ...]
+"""The number of events of a pass before each layer, in the order of the pass, and before what follows."""
 
 
 class Trace(NamedTuple):
     """A Trace is the list of events of a forward pass and, in training, of the backward pass after it."""
 
     forward: tuple[Event, ...]
-    layers: int
-    forward_span: Span
+    forward_begins: Begins
     backward: tuple[Event, ...] = ()
-    backward_span: Span = Span(0, 0)
+    backward_begins: Begins = (0,)
+
+    @property
+    def layers(self) -> int:
+        """Length of the stack of layers that was traced."""
+        return len(self.forward_begins) - 1
 
     def pieces(self, *, backward: bool) -> Iterator[tuple[int, tuple[Event, ...]]]:
         """Yield the events before the layers (number -1), of each layer in the order of the pass, and after
         them."""
         events = self.backward if backward else self.forward
-        first, each = self.backward_span if backward else self.forward_span
-        yield -1, events[:first]
-        for visit in range(self.layers):
-            yield visit, events[first + visit * each : first + (visit + 1) * each]
-        yield self.layers, events[first + self.layers * each :]
+        begins = self.backward_begins if backward else self.forward_begins
+        yield -1, events[: begins[0]]
+        for visit, (begin, end) in enumerate(pairwise(begins)):
+            yield visit, events[begin:end]
+        yield self.layers, events[begins[-1] :]
 
 
 def forward_pass(model: ModelShape, count: int) -> Trace:
@@ -76,14 +77,13 @@ def forward_pass(model: ModelShape, count: int) -> Trace:
     Work without hooks, such as attention between its projections, belongs to the module that was called
     before it; the hook after that module fires after this work.
     """
-    head = list(_inference(model.modules_before, "head"))
-    layers = [list(_inference(model.layer, "layer", index)) for index in range(count)]
-    events = [
-        *head,
-        *(event for layer in layers for event in layer),
-        *_inference(model.modules_after, "tail"),
-    ]
-    return Trace(tuple(events), count, Span(len(head), len(layers[0])))
+    events = list(_inference(model.modules_before, "head"))
+    begins = [len(events)]
+    for index, layer in enumerate(model.of_layers(count).layers):
+        events += _inference(layer, "layer", index)
+        begins.append(len(events))
+    events += _inference(model.modules_after, "tail")
+    return Trace(tuple(events), tuple(begins))
 
 
 def _inference(modules: Sequence[Module], segment: str, layer: int = -1) -> Iterator[Event]:
@@ -103,50 +103,44 @@ def _inference(modules: Sequence[Module], segment: str, layer: int = -1) -> Iter
 def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> Trace:
     """Return the events of forward and backward in training; reentrant checkpointing recomputes a layer at
     once."""
-    layers = [_instances(model, index) for index in range(model.num_hidden_layers)]
+    layers = [_instances(model, layer, index) for index, layer in enumerate(model.layers)]
     before = [Instance(module) for module in model.modules_before]
     after = [Instance(module) for module in model.modules_after]
     loss = Instance(loss_module(model))
     inside = not reentrant and _stops_inside(model)
     forward = list(_forward(before, "head"))
-    first = len(forward)
+    begins = [len(forward)]
     for layer in layers:
         events = list(_forward(layer, "layer"))
         if checkpointing:
             events.insert(1, Event("checkpoint", layer[0]))
         forward += events
-    each = (len(forward) - first) // len(layers)
+        begins.append(len(forward))
     forward += _forward(after, "tail")
     forward.append(Event("launch", loss))
     backward = [Event("back", loss, segment="loss backward")]
     backward += _outside(before, after)
-    first_back = len(backward)
+    begins_back = [len(backward)]
     for layer in reversed(layers):
         backward += _layer(layer, checkpointing=checkpointing, stops_inside=inside)
-    each_back = (len(backward) - first_back) // len(layers)
+        begins_back.append(len(backward))
     rest = [one for one in reversed(before) if one.module.kind not in ("container", "rotary")]
     events = [event for one in rest for event in _back(one)]
     if events:
         events[0] = events[0]._replace(segment="head backward")
-    return Trace(
-        tuple(forward),
-        len(layers),
-        Span(first, each),
-        tuple(backward + events),
-        Span(first_back, each_back),
-    )
+    return Trace(tuple(forward), tuple(begins), tuple(backward + events), tuple(begins_back))
 
 
-def _instances(model: ModelShape, layer: int) -> list[Instance]:
+def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:
     """Return the modules of a layer; those inside a leaf module have neither hooks nor parameters."""
     leaves = model.traits.leaf_modules
     found = []
-    for module in model.layer:
+    for module in modules:
         inside = any(module.name.startswith(f"{leaf}.") for leaf in leaves)
         if module.name in leaves:
             held = tuple(
                 parameter
-                for other in model.layer
+                for other in modules
                 if other.name.startswith(f"{module.name}.")
                 for parameter in other.parameters
             )
@@ -164,7 +158,7 @@ def _stops_inside(model: ModelShape) -> bool:
     If dropout follows that module and saves its mask, as in OPT, the layer is recomputed to its end before
     its backward pass begins.
     """
-    return not (model.traits.saved.masks and model.layer[-1].kind == "linear")
+    return not (model.traits.saved.masks and model.layers[-1][-1].kind == "linear")
 
 
 def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:

@@ -42,7 +42,7 @@ def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
 
 def module_names(plan: ZeroInferencePlan) -> list[str]:
     """Return every module in the order of its hook; "" is the layer itself."""
-    return ["" if one is plan.model.layer[0] else one.name for one, *_ in plan.layered.visits]
+    return ["" if one is plan.model.layers[0][0] else one.name for one, *_ in plan.layered.visits]
 
 
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:

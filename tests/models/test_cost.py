@@ -9,7 +9,7 @@ from tests.models.small import LLAMA
 
 
 def cost(shape: ModelShape, name: str, *, batch: int, new_tokens: int, context: int) -> ModuleCost:
-    everything = (*shape.modules_before, *shape.layer, *shape.modules_after)
+    everything = (*shape.modules_before, *shape.layers[0], *shape.modules_after)
     module = next(module for module in everything if module.name == name)
     return module_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
 
@@ -175,7 +175,7 @@ def test_a_prefill_is_as_many_decode_steps_but_for_the_logits() -> None:
 @pytest.mark.parametrize("layout", ["fused", "separate"])
 def test_experts_work_for_their_share_of_the_tokens(layout: str) -> None:
     shape = load_model({"name": "mixtral-8x7b", "expert_layout": layout})
-    linears = [module for module in shape.layer if "experts" in module.name and module.kind == "linear"]
+    linears = [module for module in shape.layers[0] if "experts" in module.name and module.kind == "linear"]
 
     def total(batch: int) -> tuple[float, float]:
         costs = [module_cost(shape, m, batch=batch, new_tokens=1, context=1) for m in linears]

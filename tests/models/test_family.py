@@ -15,7 +15,7 @@ from simoffload.models import load_model
 from simoffload.models.families import FAMILIES, FamilyConfig, register
 from simoffload.models.families.base import Derived, Extent, ModuleLists
 from simoffload.models.families.llama import Llama
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     Operations,
     SavedActivations,
     Traits,
@@ -68,7 +68,7 @@ class Toy(FamilyConfig):
         )
         before = (container("ToyForCausalLM"), embedding("words", self.vocab_size, hidden))
         after = (layer_norm("last", hidden), linear("lm_head", hidden, self.vocab_size))
-        return ModuleLists(before, layer, after)
+        return ModuleLists(before, (layer,) * self.num_hidden_layers, after)
 
 
 SIZES = {"hidden_size": 1024, "num_attention_heads": 16, "toy_width": 4096, "vocab_size": 32000}
@@ -185,7 +185,7 @@ def test_decode_steps_grow_until_the_window_is_full(tmp_path: Path) -> None:
 def test_its_shape_from_a_scenario_and_from_a_file(program: Program) -> None:
     shape = load_model({"config": "config.json"})
     assert shape.num_parameters == 6 * LAYER + 2 * 32000 * 1024 + 2 * 1024
-    assert load_model(INFERENCE["model"]).layer == shape.layer
+    assert load_model(INFERENCE["model"]).layers[0] == shape.layers[0]
     assert "ok" in program("check", "config.json", "toy.json", "training.json")
 
 

@@ -11,7 +11,7 @@ from simoffload.models.lora import nf4_bits, with_lora
 
 def num_trainable(shape: ModelShape) -> int:
     """[elements] of the tensors that are trained."""
-    modules = (*shape.modules_before, *shape.layer * shape.num_hidden_layers, *shape.modules_after)
+    modules = (*shape.modules_before, *shape.layers[0] * shape.num_hidden_layers, *shape.modules_after)
     parameters = (parameter for module in modules for parameter in module.parameters)
     return sum(one.numel for one in parameters if one.trainable and not one.tied)
 
@@ -42,17 +42,17 @@ def test_trainable_parameters(name: str, r: int, targets: list[str], trainable: 
 
 def test_adapters_follow_their_target() -> None:
     adapted = with_lora(load_model("llama-2-7b"), r=8, target_modules=["v_proj"])
-    names = [module.name for module in adapted.layer]
+    names = [module.name for module in adapted.layers[0]]
     at = names.index("self_attn.v_proj")
     assert names[at + 1 : at + 3] == ["self_attn.v_proj.lora_A", "self_attn.v_proj.lora_B"]
-    down, up = adapted.layer[at + 1], adapted.layer[at + 2]
+    down, up = adapted.layers[0][at + 1], adapted.layers[0][at + 2]
     assert (down.in_features, down.out_features) == (4096, 8)
     assert (up.in_features, up.out_features) == (8, 4096)
 
 
 def test_the_base_is_frozen() -> None:
     adapted = with_lora(load_model("llama-2-7b"), r=8, target_modules=["v_proj"])
-    for module in (*adapted.modules_before, *adapted.layer, *adapted.modules_after):
+    for module in (*adapted.modules_before, *adapted.layers[0], *adapted.modules_after):
         for parameter in module.parameters:
             assert parameter.trainable is ("lora_" in parameter.name)
 

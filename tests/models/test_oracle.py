@@ -58,7 +58,7 @@ def test_every_tensor_has_hugging_faces_size(major: int, name: str) -> None:
     shape = load_model({"name": name, **layout(major, family)})
 
     assert shape.num_parameters == expected["total"]
-    assert tensors(shape.layer) == expected["layer"]
+    assert tensors(shape.layers[0]) == expected["layer"]
     outside = tensors((*shape.modules_before, *shape.modules_after))
     assert outside == untied(expected["outside"], shape)
 
@@ -69,7 +69,7 @@ def test_modules_stand_in_the_order_of_their_hooks(major: int, kind: str) -> Non
     shape = load_model({"family": call["family"], **call["config"], **layout(major, call["family"])})
 
     assert hooked(shape.modules_before) == call["before"]
-    assert hooked(shape.layer) == call["layer"]
+    assert hooked(shape.layers[0]) == call["layer"]
     assert hooked(shape.modules_after) == call["after"]
 
 
@@ -98,7 +98,7 @@ def test_flops_of_a_decode_step_are_those_that_torch_counts(major: int, kind: st
     context = ORACLES[major]["prompt"] + 1
     flops = sum(matrix_flops(shape, module, context=context) for module in outside)
     flops += shape.num_hidden_layers * sum(
-        matrix_flops(shape, module, context=context) for module in shape.layer
+        matrix_flops(shape, module, context=context) for module in shape.layers[0]
     )
     if major == 4:
         flops += frequency_flops(call, shape)

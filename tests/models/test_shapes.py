@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.models import ModelShape, Module, Parameter, list_models, load_model
+from simoffload.models import ModelShape, Module, Parameter, list_models, load_model, parameters_of
 
 
 def module(shape: ModelShape, name: str) -> Module:
-    everything = (*shape.modules_before, *shape.layer, *shape.modules_after)
+    everything = (*shape.modules_before, *shape.layers[0], *shape.modules_after)
     return next(module for module in everything if module.name == name)
 
 
@@ -48,7 +48,7 @@ def test_the_white_papers_models_have_its_sizes() -> None:
 
 def test_a_bloom_layer_in_full() -> None:
     shape = load_model("bloom-7b1")
-    assert [(module.name, module.kind, module.num_parameters) for module in shape.layer] == [
+    assert [(module.name, module.kind, module.num_parameters) for module in shape.layers[0]] == [
         ("BloomBlock", "container", 0),
         ("input_layernorm", "norm", 8_192),
         ("self_attention", "container", 0),
@@ -62,8 +62,8 @@ def test_a_bloom_layer_in_full() -> None:
         ("mlp.gelu_impl", "activation", 0),
         ("mlp.dense_4h_to_h", "linear", 16_384 * 4096 + 4096),
     ]
-    assert shape.parameters_per_layer == 201_379_840
-    assert [module.name for module in shape.layer if not module.hooked] == ["self_attention.attention"]
+    assert parameters_of(shape.layers[0]) == 201_379_840
+    assert [module.name for module in shape.layers[0] if not module.hooked] == ["self_attention.attention"]
 
 
 def test_a_tied_head_needs_the_embedding_again_but_counts_once() -> None:
@@ -95,7 +95,7 @@ def test_opt_350m_normalizes_late_and_embeds_in_fewer_dimensions() -> None:
     assert module(shape, "model.decoder.embed_tokens").num_parameters == 50_272 * 512
     assert module(shape, "model.decoder.project_in").num_parameters == 512 * 1024
     assert [module.name for module in shape.modules_after] == ["model.decoder.project_out", "lm_head"]
-    assert shape.layer[-1].name == "final_layer_norm"
+    assert shape.layers[0][-1].name == "final_layer_norm"
 
 
 def test_opt_without_its_final_norm() -> None:
@@ -109,8 +109,8 @@ def test_experts_separately_are_as_large_as_fused() -> None:
     )
     assert fused.num_parameters == separate.num_parameters
     assert fused.least_read_bytes == separate.least_read_bytes < fused.weight_bytes / 3
-    assert max(p.numel for m in fused.layer for p in m.parameters) == 8 * 2 * 6144 * 16_384
-    experts = [module for module in separate.layer if ".experts." in module.name]
+    assert max(p.numel for m in fused.layers[0] for p in m.parameters) == 8 * 2 * 6144 * 16_384
+    experts = [module for module in separate.layers[0] if ".experts." in module.name]
     assert len(experts) == 8 * 5
     assert {module.share for module in experts if module.kind == "linear"} == {0.25}
     assert max(p.numel for m in experts for p in m.parameters) == 6144 * 16_384
@@ -169,14 +169,14 @@ def test_default_attention_is_that_of_transformers(name: str, attention: str) ->
 @pytest.mark.parametrize("name", list_models())
 def test_every_model_has_the_layers_that_adapters_go_to(name: str) -> None:
     shape = load_model(name)
-    matrices = {module.name.rpartition(".")[2] for module in shape.layer if module.kind == "linear"}
+    matrices = {module.name.rpartition(".")[2] for module in shape.layers[0] if module.kind == "linear"}
     assert matrices.issuperset(shape.traits.lora_targets)
 
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_size_is_consistent(name: str) -> None:
     shape = load_model(name)
-    everything = (*shape.modules_before, *shape.layer, *shape.modules_after)
+    everything = (*shape.modules_before, *shape.layers[0], *shape.modules_after)
     # Gemma 3 asks for the rotation of each kind of layer: the one module that is called twice.
     names = [module.name for module in everything if module.kind != "rotary"]
     assert len(set(names)) == len(names)

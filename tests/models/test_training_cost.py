@@ -18,7 +18,7 @@ from tests.models.small import LLAMA
 
 
 def modules(shape: ModelShape) -> list[Any]:
-    return [*shape.modules_before, *shape.layer, *shape.modules_after]
+    return [*shape.modules_before, *shape.layers[0], *shape.modules_after]
 
 
 def costs(shape: ModelShape, name: str, *, batch: int, length: int) -> tuple[ModuleCost, ModuleCost]:
@@ -94,7 +94,7 @@ def test_a_step_takes_six_flops_a_parameter_and_token(name: str) -> None:
     tokens = {"batch": 4, "length": 16}
     everything = [
         *shape.modules_before,
-        *(module for _ in range(shape.num_hidden_layers) for module in shape.layer),
+        *(module for _ in range(shape.num_hidden_layers) for module in shape.layers[0]),
         *shape.modules_after,
     ]
     forward = sum(training_cost(shape, module, **tokens).flops for module in everything)
@@ -119,7 +119,7 @@ def test_a_frozen_matrix_gets_no_gradient() -> None:
     frozen = with_lora(load_model(LLAMA), r=2, target_modules=("q_proj",))
     forward, backward = costs(frozen, "mlp.up_proj", batch=2, length=3)
     assert backward.flops == forward.flops
-    adapter = next(module.name for module in frozen.layer if module.name.endswith("lora_A"))
+    adapter = next(module.name for module in frozen.layers[0] if module.name.endswith("lora_A"))
     forward, backward = costs(frozen, adapter, batch=2, length=3)
     assert forward.flops == 2 * 8 * 2 * 6
     assert backward.flops == 2 * forward.flops

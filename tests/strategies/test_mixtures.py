@@ -21,10 +21,10 @@ def plan(*overrides: str) -> InferencePlan:
 def test_a_mixture_reads_weights_once_and_attends_each_to_its_own() -> None:
     """3 + 200 tokens pass a linear layer in one call; attention is that of the two parts together."""
     shape = load_model("llama-2-7b")
-    linear = next(one for one in shape.layer if one.kind == "linear")
+    linear = next(one for one in shape.layers[0] if one.kind == "linear")
     both = batch_cost(shape, linear, (OLD, NEW))
     assert both == module_cost(shape, linear, batch=203, new_tokens=1, context=1)
-    attention = next(one for one in shape.layer if one.kind == "attention")
+    attention = next(one for one in shape.layers[0] if one.kind == "attention")
     parts = [batch_cost(shape, attention, (one,)) for one in (OLD, NEW)]
     together = batch_cost(shape, attention, (OLD, NEW))
     assert together.flops == sum(one.flops for one in parts)

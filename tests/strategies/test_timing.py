@@ -21,7 +21,7 @@ def machine() -> Machine:
 
 
 def module(model: ModelShape, name: str) -> Module:
-    return next(one for one in model.layer if one.name == name)
+    return next(one for one in model.layers[0] if one.name == name)
 
 
 def gpu_s(machine: Machine, name: str, *, zero3: bool, model: ModelShape = OPT) -> float:

@@ -77,7 +77,7 @@ class StreamedPlan(InferencePlan):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        return self.model.layer
+        return self.model.layers[0]
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute", "copy"))

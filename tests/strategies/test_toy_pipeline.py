@@ -100,7 +100,7 @@ class PipedPlan(InferencePlan):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        return self.model.layer
+        return self.model.layers[0]
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         model, machine = self.model, self.machine

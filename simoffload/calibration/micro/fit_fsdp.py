@@ -17,7 +17,7 @@ import numpy as np
 from simoffload.calibration.micro.fitted import Fitted, central, non_negative, rate_text, seconds_text
 from simoffload.hardware import Machine
 from simoffload.models import load_model
-from simoffload.models.shape import SINGLE
+from simoffload.models.modules import SINGLE
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Event, micro_step
 from simoffload.workload import Training
@@ -80,7 +80,7 @@ def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
         hooks = sum(backward.get(name, 0.0) for name in _BACKWARD)
         found.setdefault("backward_hook", []).append(hooks + last)
         views = forward["handle._use_unsharded_flat_param"] - backward["handle._use_unsharded_flat_param"]
-        tensors = sum(len(module.parameters) for module in model.layer)
+        tensors = sum(len(module.parameters) for module in model.layers[0])
         found.setdefault("view", []).append(views / tensors)
         if not settings.get("cpu_offload") and settings.get("mixed_precision", True):
             found.setdefault("unshard", []).append(sum(backward.get(name, 0.0) for name in _UNSHARD))

@@ -181,7 +181,7 @@ def missing_sections(raw: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _linear_shapes(model: ModelShape) -> Iterator[tuple[int, int]]:
-    for module in (*model.layer, *model.modules_after):
+    for module in (*model.layers[0], *model.modules_after):
         if module.kind == "linear" and module.in_features and module.out_features:
             yield module.in_features, module.out_features
 

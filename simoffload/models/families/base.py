@@ -13,7 +13,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simoffload.documents import Frozen
 from simoffload.errors import shortened
-from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
+from simoffload.models.modules import Attention, Dtype, Module, Traits
+from simoffload.models.shape import Layer, ModelShape, grouped
 
 # Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
@@ -26,7 +27,8 @@ class ModuleLists(NamedTuple):
     """A model's modules in the order of their pre-forward hooks."""
 
     before: tuple[Module, ...]
-    layer: tuple[Module, ...]
+    layers: tuple[Layer, ...]
+    """Every layer; equal ones are best the same object."""
     after: tuple[Module, ...]
 
 
@@ -121,14 +123,13 @@ class FamilyConfig(Frozen, ABC):
             family=self.family,
             name=name,
             hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,
             vocab_size=self.vocab_size,
             dtype=dtype,
             attention=attention or self.default_attention,
             traits=self.traits,
             modules_before=modules.before,
-            layer=modules.layer,
+            groups=grouped(modules.layers),
             modules_after=modules.after,
             **self.derived()._asdict(),
         )

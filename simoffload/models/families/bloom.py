@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     Operations,
     SavedActivations,
     Traits,
@@ -90,4 +90,4 @@ class Bloom(FamilyConfig):
             layer_norm("transformer.ln_f", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
         )
-        return ModuleLists(before, layer, after)
+        return ModuleLists(before, (layer,) * self.num_hidden_layers, after)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Attention,
     Module,
@@ -118,7 +118,7 @@ class Falcon(FamilyConfig):
             layer_norm("transformer.ln_f", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
         )
-        return ModuleLists(before, self._layer(), after)
+        return ModuleLists(before, (self._layer(),) * self.num_hidden_layers, after)
 
     def _layer(self) -> tuple[Module, ...]:
         hidden, wide, bias = self.hidden_size, self.derived().intermediate_size, self.bias

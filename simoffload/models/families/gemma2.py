@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,
@@ -57,7 +57,7 @@ class GemmaConfig(SlidingConfig):
             rms_norm("model.norm", hidden, single=True),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
         )
-        return ModuleLists(before, layer, after)
+        return ModuleLists(before, (layer,) * self.num_hidden_layers, after)
 
 
 class Gemma2(GemmaConfig):

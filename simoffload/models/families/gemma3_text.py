@@ -13,7 +13,7 @@ from typing import ClassVar
 from simoffload.models.families.base import Count, Derived, Extent, ModuleLists
 from simoffload.models.families.gemma2 import GemmaConfig
 from simoffload.models.families.rotary import after
-from simoffload.models.shape import EAGER, Operations, SavedActivations, Traits, rms_norm
+from simoffload.models.modules import EAGER, Operations, SavedActivations, Traits, rms_norm
 
 
 class Gemma3Text(GemmaConfig):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.families.rotary import rotary_factor
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,
@@ -95,7 +95,7 @@ class GptNeoX(FamilyConfig):
             layer_norm("gpt_neox.final_layer_norm", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
         )
-        return ModuleLists(before, self._layer(), after)
+        return ModuleLists(before, (self._layer(),) * self.num_hidden_layers, after)
 
     def _layer(self) -> tuple[Module, ...]:
         hidden, wide, bias = self.hidden_size, self.intermediate_size, self.attention_bias

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
-from simoffload.models.shape import Traits
+from simoffload.models.modules import Traits
 
 
 class Llama(RotaryConfig):

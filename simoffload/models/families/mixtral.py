@@ -17,7 +17,7 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
 from simoffload.models.families.rotary import RotaryConfig
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,

@@ -19,7 +19,7 @@ from simoffload.models.families.base import (
     ModuleLists,
     Width,
 )
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,
@@ -97,7 +97,7 @@ class Opt(FamilyConfig):
             after.append(linear("model.decoder.project_out", hidden, narrow))
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after.append(linear("lm_head", narrow, self.vocab_size, tied_to=tied_to))
-        return ModuleLists(tuple(before), self._layer(), tuple(after))
+        return ModuleLists(tuple(before), (self._layer(),) * self.num_hidden_layers, tuple(after))
 
     def _layer(self) -> tuple[Module, ...]:
         hidden, bias = self.hidden_size, self.enable_bias

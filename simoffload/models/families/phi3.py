@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.rotary import SlidingConfig, rotary_factor
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists, Width
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig, after
-from simoffload.models.shape import Traits, rms_norm
+from simoffload.models.modules import Traits, rms_norm
 
 
 class Qwen3(UpperWindowsConfig):

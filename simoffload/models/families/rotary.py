@@ -19,7 +19,7 @@ from simoffload.models.families.base import (
     Width,
     invalid,
 )
-from simoffload.models.shape import (
+from simoffload.models.modules import (
     EAGER,
     Module,
     Operations,
@@ -32,6 +32,7 @@ from simoffload.models.shape import (
     rms_norm,
     rotary,
 )
+from simoffload.models.shape import Layer
 
 LayerType = Literal["full_attention", "sliding_attention"]
 """Hugging Face's names of kinds of layers."""
@@ -124,8 +125,9 @@ class RotaryConfig(FamilyConfig):
         return (first, *attend, second, *feed_forward)
 
     def _around(
-        self, class_name: str, layer: tuple[Module, ...], *, rotary_outside: bool = True, by_position: int = 2
+        self, class_name: str, *layers: Layer, rotary_outside: bool = True, by_position: int = 2
     ) -> ModuleLists:
+        """Return the lists of a model with ``layers``, or with all layers like the only one given."""
         hidden, embedding_name = self.hidden_size, "model.embed_tokens"
         positions = rotary("model.rotary_emb", self.derived().head_dim, by_position=by_position)
         before = (
@@ -140,7 +142,9 @@ class RotaryConfig(FamilyConfig):
             rms_norm("model.norm", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
         )
-        return ModuleLists(before, (block, *layer), after)
+        blocks = {layer: (block, *layer) for layer in layers}
+        every = layers if len(layers) > 1 else layers * self.num_hidden_layers
+        return ModuleLists(before, tuple(blocks[layer] for layer in every), after)
 
 
 class SlidingConfig(RotaryConfig):

@@ -258,7 +258,7 @@ def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter,
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
     """Return the sets of modules that are gathered together: those before the layers, each layer, those
     after."""
-    groups = (model.modules_before, *[model.layer] * model.num_hidden_layers, model.modules_after)
+    groups = (model.modules_before, *model.layers, model.modules_after)
     return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Provenance
-from simoffload.models import SINGLE, ModelShape
+from simoffload.models import SINGLE, ModelShape, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
@@ -148,14 +148,12 @@ class FsdpPlan(StepWork):
     @cached_property
     def units(self) -> Units:
         """Flat parameters, sharded among the ranks."""
-        layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
-        root = self.model.num_parameters - layers * each
-        outside = (*self.model.modules_before, *self.model.modules_after)
+        model = self.model
+        units = {**dict(enumerate(model.layers)), ROOT: (*model.modules_before, *model.modules_after)}
         return Units(
             self.strategy.ranks,
-            {**dict.fromkeys(range(layers), each), ROOT: root},
-            layer_tensors=sum(len(module.parameters) for module in self.model.layer),
-            root_tensors=sum(len(module.parameters) for module in outside),
+            {unit: parameters_of(modules) for unit, modules in units.items()},
+            {unit: sum(len(one.parameters) for one in modules) for unit, modules in units.items()},
         )
 
     @property
@@ -261,15 +259,17 @@ class FsdpPlan(StepWork):
 
     @property
     def _gpu(self) -> tuple[MemoryTerm, ...]:
-        units, options, layers = self.units, self.options, self.model.num_hidden_layers
-        layer, root, element = units.numel(0), units.numel(ROOT), options.element
+        units, options = self.units, self.options
+        root, element = units.numel(ROOT), options.element
+        layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
+        layer = layers[-1]
         limited = options.limit_all_gathers and options.reshard_after_forward and units.ranks > 1
-        unsharded = root + layer * (min(layers, _LIMITED) if limited else layers)
+        unsharded = root + sum(layers[-_LIMITED:] if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
         # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
         gradients = 2 * root + 3 * layer
         if self._micro_steps > 1:
-            gradients += root + layer * layers
+            gradients += root + sum(layers)
         acts = activations_of(self.model, self.workload)
         kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
         shard = options.shard_element * max(units.slices) if options.shard_element != element else 0

@@ -38,10 +38,8 @@ class Units(NamedTuple):
     ranks: int
     numels: Mapping[int, int]
     """Number of elements by layer, and of ``ROOT``."""
-    layer_tensors: int
-    """Number of parameters of a layer."""
-    root_tensors: int
-    """Number of parameters of ``ROOT``."""
+    tensors: Mapping[int, int]
+    """Number of parameter tensors by layer, and of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
         """Return the number of elements of a unit [elements]."""
@@ -186,8 +184,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         if self.ranks == 1:  # what is not sharded is let go as well, unless it was not cast
             self.spend(costs.reshard.value)
         if self._forward:
-            views = units.root_tensors if unit == ROOT else units.layer_tensors
-            self.spend(costs.forward_hook.value + views * costs.view.value)
+            self.spend(costs.forward_hook.value + units.tensors[unit] * costs.view.value)
         else:
             self.spend(costs.backward_hook.value)
         if unit in self._ready:

@@ -7,7 +7,7 @@ gradients in a bucket and in swap buffers have a period of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -193,7 +193,7 @@ class TrainedLayers(LayeredModel):
 
     def trace_of(self, count: int) -> Trace:
         """Return the order of hooks in forward and backward of a model with ``count`` layers."""
-        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+        work, model = self.workload, self.model.of_layers(count)
         return micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:

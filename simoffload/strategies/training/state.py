@@ -45,11 +45,12 @@ class Weight(NamedTuple):
 
 def weights_of(model: ModelShape) -> tuple[Weight, ...]:
     """Return every distinct tensor in the order of the modules."""
-    before = _weights(model, model.modules_before, "before")
-    layer = tuple(_weights(model, model.layer, "layer"))
-    after = _weights(model, model.modules_after, "after")
-    count_elements(len(layer) * model.num_hidden_layers)
-    return (*before, *(layer * model.num_hidden_layers), *after)
+    found = tuple(_weights(model, model.modules_before, "before"))
+    for layers, repeat in model.groups:
+        group = tuple(weight for layer in layers for weight in _weights(model, layer, "layer"))
+        count_elements(len(group) * repeat)
+        found += group * repeat
+    return (*found, *_weights(model, model.modules_after, "after"))
 
 
 def _weights(
@@ -244,7 +245,8 @@ class TrainingState:
         settings, params = self.settings, self.settings.params
         weights = self.partitions.weights
         in_layers = any(weight.place == "layer" for weight in weights)
-        if settings.super_offload or settings.ratio != 1.0 or not in_layers:
+        uneven = settings.super_offload or settings.ratio != 1.0
+        if uneven or not self.model.uniform or not in_layers:
             return False
         small = sum(one.numel for one in weights if one.numel <= params.param_persistence_threshold)
         if settings.stage == 3 and small > params.model_persistence_threshold:
@@ -256,8 +258,8 @@ class TrainingState:
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
         """Return all tensors of a model of ``count`` homogeneous layers."""
-        model = self.model
-        pieces = ((model.modules_before, 1), (model.layer, count), (model.modules_after, 1))
+        model = self.model.of_layers(count)
+        pieces = model.outside_and_kinds()
         found: tuple[Tensor, ...] = ()
         for modules, times in pieces:
             owned = (one for module in modules for one in module.parameters if not one.tied)

@@ -8,8 +8,8 @@ from typing import Any
 
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
-from simoffload.models import ModelShape, load_model
-from simoffload.models.shape import linear
+from simoffload.models import LayerGroup, ModelShape, load_model
+from simoffload.models.modules import linear
 from simoffload.results.checkpoint import Outlook
 from simoffload.strategies.base import Phase
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
@@ -34,7 +34,8 @@ def squares(count: int, width: int) -> ModelShape:
     """fp32 matrices and nothing else."""
     shape = load_model({"family": "llama", "dtype": "float32", "num_hidden_layers": count, "hidden_size": 64,
                         "intermediate_size": 64, "num_attention_heads": 1, "vocab_size": 64})  # fmt: skip
-    return replace(shape, modules_before=(), layer=(linear("w", width, width),), modules_after=())
+    layers = (LayerGroup(((linear("w", width, width),),), count),)
+    return replace(shape, modules_before=(), groups=layers, modules_after=())
 
 
 def with_memcpy(machine: Machine, rate: int) -> Machine:

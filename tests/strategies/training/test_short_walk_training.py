@@ -177,6 +177,6 @@ def test_gradients_of_many_layers_fill_a_swap_buffer() -> None:
 
 def shipped(name: str, layers: int) -> ZeroTrainingPlan:
     scenario = so.load_scenario(f"training/{name}")
-    plan = replace(scenario, model=replace(scenario.model, num_hidden_layers=layers)).plan()
+    plan = replace(scenario, model=scenario.model.of_layers(layers)).plan()
     assert isinstance(plan, ZeroTrainingPlan)
     return plan

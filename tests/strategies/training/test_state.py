@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simoffload
-from simoffload.models.shape import SINGLE
+from simoffload.models.modules import SINGLE
 from simoffload.strategies.training.state import Partitions, Weight, sub_groups
 from tests.strategies.training.mode_cases import BIG, CPU, NUMEL, plan_of
 

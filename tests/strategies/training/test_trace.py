@@ -42,7 +42,7 @@ def full_name(model: ModelShape, one: Instance) -> str:
     if one.layer < 0:
         return one.module.name
     layer = f"{LAYERS[model.family]}.{one.layer}"
-    return layer if one.module is model.layer[0] else f"{layer}.{one.module.name}"
+    return layer if one.module is model.layers[0][0] else f"{layer}.{one.module.name}"
 
 
 def lines(model: ModelShape, events: Sequence[Event]) -> Iterator[str]:
@@ -94,7 +94,7 @@ def test_a_record_holds_every_gradient_once(name: str) -> None:
         model = load_model(MODELS[name])
         modules = (*model.modules_before, *model.modules_after)
         outside = sum(not one.tied for module in modules for one in module.parameters)
-        inside = sum(len(module.parameters) for module in model.layer)
+        inside = sum(len(module.parameters) for module in model.layers[0])
         assert len(grads) == len(set(grads)) == outside + model.num_hidden_layers * inside
 
 
@@ -129,7 +129,7 @@ def test_every_kernel_runs_backward_once_and_once_more_forward_if_checkpointed(
     model = load_model(MODELS[name])
     whole = micro_step(model, checkpointing=False)
     again = micro_step(model, checkpointing=True, reentrant=reentrant)
-    working = [one for one in model.layer if one.kind != "container"]
+    working = [one for one in model.layers[0] if one.kind != "container"]
     for trace in (whole, again):
         done = [event.instance for event in kinds(trace.backward, "back")]
         assert len(done) == len(set(done))
@@ -141,7 +141,7 @@ def test_every_kernel_runs_backward_once_and_once_more_forward_if_checkpointed(
 
 
 def containers_inside(model: ModelShape) -> list[Any]:
-    return [one for one in model.layer[1:] if one.kind == "container"]
+    return [one for one in model.layers[0][1:] if one.kind == "container"]
 
 
 def test_forward_ends_and_backward_begins_with_the_loss(llama: ModelShape) -> None:

@@ -1,0 +1,280 @@
+"""The modules of which a model consists, with their tensors, and what a family states beyond its shape.
+
+Every function that builds a module builds one as Hugging Face's eager code runs it. ``in_features`` and
+``out_features`` count the elements that the module's kernels read and write for each token, without
+parameters and the key-value cache; for a linear layer they are its shape.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+ModuleKind = Literal[
+    "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
+]
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor of a module."""
+
+    name: str
+    """Name in Hugging Face's model; relative to the layer for a layer's tensor."""
+    numel: int
+    """Number of elements of the tensor."""
+    tied: bool = False
+    """Whether it is the tensor of the same name that an earlier module owns (``lm_head`` and the
+    embedding)."""
+    trainable: bool = True
+
+
+class Module(NamedTuple):
+    """One module of a forward pass."""
+
+    name: str
+    """Name in Hugging Face's model, relative to the layer for a layer's module. The model itself and a layer
+    itself have no name there and carry their class name."""
+    kind: ModuleKind
+    parameters: tuple[Parameter, ...] = ()
+    """The tensors that the module itself owns, not through its children."""
+    hooked: bool = True
+    """Whether it is a real module, whose hooks are called. This is False only for kind "attention": scores,
+    softmax and values are computed by the enclosing module between its projections."""
+    in_features: int = 0
+    """Elements read for each token that the module processes."""
+    out_features: int = 0
+    """Elements written for each token that the module processes."""
+    share: float = 1.0
+    """Mean fraction of the tokens that the module processes; below 1 for an expert."""
+    touched: int = 1
+    """Number of tensors that ZeRO-3's hooks process one by one: positional arguments, and results beyond the
+    first."""
+    width: int = 0
+    """Elements of the result for each token, for an embedding, a norm and an activation."""
+    strided: int = 0
+    """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
+    flat: bool = False
+    """Whether a linear layer is called with all tokens of all sequences in one dimension."""
+    saves_input: bool = True
+    """Whether autograd keeps the input for this module; False where another module keeps it already."""
+
+    @property
+    def bias(self) -> Parameter | None:
+        """The bias of a linear layer; None if it has none."""
+        if self.kind not in ("linear", "router"):
+            return None
+        return next((one for one in self.parameters if one.name.endswith("bias")), None)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of elements of all tensors that the module uses, tied ones included."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def container(name: str, *, reads: int = 0, writes: int = 0, touched: int = 0) -> Module:
+    """Build a module that calls others, with the little arithmetic that it does itself."""
+    return Module(name, "container", in_features=reads, out_features=writes, touched=touched)
+
+
+def linear(
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    share: float = 1.0,
+    kind: Literal["linear", "router"] = "linear",
+    tied_to: str | None = None,
+    flat: bool = False,
+) -> Module:
+    """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight.
+
+    ``flat`` states that its input has one dimension for all tokens of all sequences.
+    """
+    weight = Parameter(tied_to or f"{name}.weight", in_features * out_features, tied=tied_to is not None)
+    biases = (Parameter(f"{name}.bias", out_features),) if bias else ()
+    return Module(
+        name,
+        kind,
+        (weight, *biases),
+        in_features=in_features,
+        out_features=out_features,
+        share=share,
+        flat=flat,
+    )
+
+
+def embedding(name: str, rows: int, width: int, *, scaled: bool = False) -> Module:
+    """Build a table of which every token reads one row; ``scaled``: the row is then multiplied by a
+    number."""
+    table, kernels = Parameter(f"{name}.weight", rows * width), 2 if scaled else 1
+    return Module(
+        name, "embedding", (table,), in_features=kernels * width, out_features=kernels * width, width=width
+    )
+
+
+def layer_norm(name: str, width: int, *, affine: bool = True, saves_input: bool = True) -> Module:
+    """Build a LayerNorm, one fused kernel; without ``affine`` it owns nothing."""
+    tensors = (Parameter(f"{name}.weight", width), Parameter(f"{name}.bias", width)) if affine else ()
+    return Module(
+        name, "norm", tensors, in_features=width, out_features=width, width=width, saves_input=saves_input
+    )
+
+
+def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> Module:
+    """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
+    separately.
+
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1; not
+    vectorized); a single-precision element counts as two. ``single``: the weight comes before the cast back
+    (2, 2).
+    """
+    wide = heads * width
+    return Module(
+        name,
+        "norm",
+        (Parameter(f"{name}.weight", width),),
+        in_features=(11 if single else 10) * wide,
+        out_features=(9 if single else 8) * wide,
+        strided=wide,
+        width=wide,
+    )
+
+
+def activation(name: str, width: int, *, reads: int, writes: int, share: float = 1.0) -> Module:
+    """Build an element-wise function whose kernels read and write each of ``width`` elements that many
+    times."""
+    return Module(
+        name,
+        "activation",
+        in_features=reads * width,
+        out_features=writes * width,
+        share=share,
+        width=width,
+    )
+
+
+def dropout(name: str) -> Module:
+    """Build a dropout, which computes nothing in inference but has hooks."""
+    return Module(name, "dropout")
+
+
+def rotary(name: str, head_dim: int, *, by_position: int = 2) -> Module:
+    """Build the module that computes cosines and sines; ``by_position`` is its number of positional
+    arguments."""
+    return Module(name, "rotary", out_features=2 * head_dim, touched=by_position + 1)
+
+
+def attention(
+    name: str, *, query_width: int, rotated_width: int = 0, joined_width: int = 0, scaled_width: int = 0
+) -> Module:
+    """Build scores, softmax and values of one layer.
+
+    Reads the queries and writes the result, which eager code copies once to merge the heads. Rotation of
+    ``rotated_width`` elements of queries and keys takes five kernels, of which the products are not
+    vectorized: times cosine (1 read, 1 written),
+    negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
+    joined with what is not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1).
+    """
+    return Module(
+        name,
+        "attention",
+        hooked=False,
+        in_features=2 * query_width + 11 * rotated_width // 2 + joined_width + scaled_width,
+        out_features=2 * query_width + 9 * rotated_width // 2 + joined_width + scaled_width,
+        strided=2 * rotated_width,
+    )
+
+
+Dtype = Literal["float16", "bfloat16", "float32"]
+
+SINGLE = 4
+"""Size [B] of an element in single precision."""
+DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": SINGLE}
+
+
+Attention = Literal["eager", "sdpa"]
+"""Transformers' implementations of attention: spelled out in Python, or PyTorch's fused
+``scaled_dot_product_attention``."""
+
+EAGER = 8
+"""Additional operations of eager attention over the fused one, counted in transformers' code: scale, mask,
+softmax, two casts, the second product, dropout, and the copy of the result."""
+
+
+class Operations(NamedTuple):
+    """PyTorch operations of a module's call beyond the call itself, by the kind of module.
+
+    A number is the time of a module's own code over the time of one operation, which is ``operation`` in the
+    host's profile. Numbers with a default are those of PyTorch's own modules, identical in all families: they
+    come from per-module traces of small BLOOM, OPT, Llama and Mixtral models (validation/measured, fit set;
+    transformers 5.17).
+    """
+
+    block: int
+    """Operations of a layer's own code, such as the addition of residuals."""
+    mlp: int
+    """Operations of the own code of the module ``mlp``, where there is one."""
+    norm: int
+    activation: int
+    attention: int
+    """Operations of rotation, cache, scores, softmax and values, in fused attention or the only
+    implementation."""
+    eager: int
+    """Additional operations of eager attention."""
+    rotary: int
+    """Operations for cosines and sines of the positions; 0 in a family without rotary positions."""
+    router: int
+    """Operations for the choice of experts; 0 in a family without experts."""
+    linear: int = 0
+    embedding: int = 2
+    dropout: int = -1
+    """Operations of a dropout; -1 as its call launches nothing."""
+
+
+class SavedActivations(NamedTuple):
+    """Tensors that autograd saves and allocates in a layer, as far as families differ.
+
+    Counted in the code of transformers 5.23 and PyTorch 2.13; tests compare the counts with real allocations.
+    """
+
+    kept: int
+    """Number of tensors as wide as the feed-forward network that autograd keeps, in addition to the next
+    layer's input."""
+    product: bool
+    """Whether the input of the last linear layer is a separate tensor (False: it is the activation's result,
+    which is saved in any case)."""
+    masks: int
+    """Number of dropout masks as wide as the model in every layer, in the family's released configurations.
+    With one, a layer's last operation saves a tensor, and checkpointing recomputes the layer to its end."""
+    wide: int
+    """Number of gradients as wide as the feed-forward network at the peak of its backward pass."""
+    narrow: int
+    """Number of gradients as wide as the model at that peak."""
+    scores: int
+    """Bytes [B] per score at the peak of eager attention: softmax, its gradient and that of the scores;
+    16-bit where softmax stays in the model's data type."""
+    fused_projection: bool = False
+    """Whether queries and keys are copied out of a fused projection while values stay a view of it: fused
+    attention keeps all of it, and copies its result."""
+    single_norm: bool = False
+    """Whether RMSNorm keeps the input that it normalized in single precision, to train its weight."""
+
+
+class Traits(NamedTuple):
+    """The properties that every family must state."""
+
+    architecture: str
+    """Hugging Face's class of the causal language model."""
+    attention: Attention
+    """The implementation of attention that transformers 5 uses by default."""
+    operations: Operations
+    saved: SavedActivations
+    leaf_modules: tuple[str, ...]
+    """Modules of a layer that DeepSpeed's coordinator treats as one in training (``z3_leaf_module``; it marks
+    the blocks of experts that it knows)."""
+    lora_targets: tuple[str, ...]
+    """Linear layers that PEFT adapts by default (peft/utils/constants.py,
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); for families that PEFT does not list, our choice."""
+    half_softmax: bool = False
+    """Whether softmax of eager attention stays in the model's data type (False: in single precision, and cast
+    back)."""
