@@ -211,6 +211,8 @@ class Strategy(Frozen, ABC):
     """Whether offloaded states may be on drives and servers."""
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
     """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
+    gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
+    """Keys that set the number of GPUs, the one to change first."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""
