@@ -151,9 +151,8 @@ class LoadedScenario:
         hosts = f"{plural(used, 'host')} with {plural(machine.gpus_per_node, 'GPU')} each"
         needed = f"{plural(gpus, 'rank')} {'needs' if gpus == 1 else 'need'} {hosts}"
         remedy = f"set nodes: {used}"
-        if edits := self.scenario.strategy.spread(machine.gpus):
-            path, value = edits[0]
-            remedy += f", or {'.'.join(map(str, path))}: {value}"
+        if self.scenario.strategy.gpu_keys == ("ranks",):
+            remedy += f", or strategy.ranks: {machine.gpus}"
         return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
 
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:

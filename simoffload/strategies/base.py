@@ -238,6 +238,14 @@ class Strategy(Frozen, ABC):
 
         return tuple(strategies().values())
 
+    @classmethod
+    def baseline(
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
+    ) -> tuple[Edit, ...]:
+        """Return edits that do the work of another strategy with this one, as the baseline without offloading
+        that ``compare`` adds; none if it is not such a baseline or the machine is too small."""
+        return ()
+
     @property
     def gpus(self) -> int:
         """Number of GPUs that the processes use."""

@@ -9,54 +9,35 @@ sequence), a decode step with all sequences at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from shlex import quote
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import PassTimings, Timing, arithmetic_beyond, picoseconds
+from simoffload.strategies.stage_writer import Degrees, PassWriter
+from simoffload.strategies.timing import PassTimings, arithmetic_beyond
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
-
-
-class Degrees(NamedTuple):
-    """Degrees are the numbers of parts and of replicas among which the GPUs are divided."""
-
-    tensor: int
-    """Number of GPUs that share each layer."""
-    pipeline: int
-    """Number of stages, each with a part of the layers."""
-    data: int
-    """Number of replicas of the model."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes, each with one GPU."""
-        return self.tensor * self.pipeline * self.data
-
-    def gpu(self, stage: int, rank: int) -> int:
-        """Return the GPU of a rank of a stage; the ranks of a replica are on neighbouring GPUs (vLLM 0.33,
-        distributed/parallel_state.py)."""
-        replica, part = divmod(rank, self.tensor)
-        return (replica * self.pipeline + stage) * self.tensor + part
 
 
 class TensorParallel(Strategy):
@@ -136,6 +117,27 @@ class TensorParallel(Strategy):
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
 
+    @classmethod
+    def baseline(
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
+    ) -> tuple[Edit, ...]:
+        """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
+        a multiple of them; tensor parallelism within a host, a pipeline stage for each host.
+
+        All of them work on the sequences of all replicas of ``other``.
+        """
+        work = workload.model_copy(update={"batch_size": workload.batch_size * other.replicas})
+        gpus = other.gpus
+        while gpus <= machine.gpus:
+            stages = machine.nodes_of(gpus)
+            sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
+            with suppress(InputError):
+                if gpus > 1 and _fits(cls(compiled=True, **sizes).plan(model, work, machine)):
+                    strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+                    return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
+            gpus *= 2
+        return ()
+
     @property
     def program(self) -> str:
         """The program that the exported command starts."""
@@ -152,6 +154,12 @@ class TensorParallel(Strategy):
             return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether the GPUs of a plan are large enough."""
+    (stage,) = plan.memory_stages
+    return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
 
 
 _PROGRAM = """\
@@ -242,141 +250,10 @@ class TensorParallelPlan(InferencePlan):
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = _PassWriter(self, forward.name)
+        writer = PassWriter(self, forward.name)
         batches = self.micro_batches(forward)
         for batch in batches:
             for number, timings in enumerate(self.stage_timings):
                 repeats = len(batches) * self.degrees.pipeline == 1
                 writer.stage(number, timings.timing(batch), batch, repeats=repeats)
         return writer.build()
-
-
-_STREAMS = ("host", "compute", "all-reduce", "send")
-HOST, COMPUTE, REDUCE, SEND = range(len(_STREAMS))
-
-
-class _PassWriter:
-    """A _PassWriter writes the streams of the ranks of each stage, which are a program.
-
-    Replicas are ranks of the same programs, so a collective operation waits for all of them, which do the
-    same work at the same time.
-    """
-
-    def __init__(self, plan: TensorParallelPlan, name: str) -> None:
-        self._plan, self._machine, self._degrees = plan, plan.machine, plan.degrees
-        self._costs = plan.machine.host.deepspeed
-        tensor, stages, replicas = self._degrees
-        self._each = tensor * replicas
-        self._names = _STREAMS[: 2 if self._degrees.ranks == replicas else len(_STREAMS)]
-        width = len(self._names)
-        programs = [
-            Program(
-                f"stage {one}",
-                range(one * self._each, (one + 1) * self._each),
-                range(one * width, (one + 1) * width),
-            )
-            for one in range(stages)
-        ]
-        self._builder = ScheduleBuilder(
-            name=name,
-            ranks=self._degrees.ranks,
-            streams=self._names * stages,
-            programs=programs if stages > 1 else (),
-        )
-        before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
-        self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
-        self._started: set[int] = set()
-
-    def build(self) -> Schedule:
-        """Return the schedule; each host ends its pass when its GPU has finished."""
-        for number in range(self._degrees.pipeline):
-            self._number = number
-            if not self._plan.compiled:
-                overhead = picoseconds(self._costs.pass_overhead.value)
-                after = self._dependencies(COMPUTE, *self._reduced)
-                self._builder.add(Op("hook", "pass", self._stream(HOST), overhead, after=after))
-        return self._builder.build([(one.name, one.capacity) for one in self._machine.resources])
-
-    def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
-        """Write one micro-batch in one stage; with ``repeats`` a layer is written once."""
-        self._number, self._timing, self._batch = number, timing, batch
-        self._tokens = sum(one.number * one.new_tokens for one in batch)
-        self._received = number > 0
-        stage = self._plan.divided.stages[number]
-        layers = stage.num_hidden_layers
-        parts = [("head", stage.modules_before), *[("layer", stage.layer)] * (1 if repeats else layers)]
-        for name, modules in (*parts, ("tail", stage.modules_after)):
-            self._builder.segment(name)
-            for module in modules:
-                self._module(module)
-                self._exchange(module)
-            if name == "layer" and repeats and layers > 1:
-                self._builder.repeat(self._builder.segments - 1, layers - 1)
-        if number < self._degrees.pipeline - 1:
-            self._builder.segment("send")
-            self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
-
-    def _module(self, module: Module) -> None:
-        """Launch a module and let the GPU run its kernels."""
-        duration = self._timing.compute(module)
-        if not duration:
-            return
-        self._launch(module.name, self._timing.launch_s(module))
-        after = self._dependencies(HOST, *self._reduced)
-        if self._received:
-            self._received = False
-            previous = (self._number - 1) * len(self._names) + SEND
-            after = (*after, Dependency(previous, 0, self._before))
-        self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
-
-    def _launch(self, name: str, seconds: float) -> None:
-        """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
-        if self._plan.compiled:
-            if self._number in self._started:
-                return
-            self._started.add(self._number)
-            name, seconds = "graph", self._costs.operation.value
-        self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
-
-    def _exchange(self, module: Module) -> None:
-        """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
-        divided, tensor = self._plan.divided, self._degrees.tensor
-        ring = (tensor - 1) / tensor
-        if module.name in divided.reduced:
-            width = module.width if module.kind == "embedding" else self._plan.model.hidden_size
-            self._transfer("all-reduce", "all-reduce", REDUCE, self._tokens * width * 2 * ring)
-        elif module.name in divided.gathered:
-            sequences = sum(one.number for one in self._batch)
-            self._transfer("gather", "all-gather", REDUCE, sequences * module.out_features * tensor * ring)
-
-    def _transfer(self, kind: str, name: str, stream: int, elements: float) -> None:
-        """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
-        the next stage."""
-        machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
-        self._launch(name, self._costs.collective_call.value)
-        size = max(1, round(elements * self._plan.model.dtype_bytes))
-        paths = []
-        for rank in range(self._each):
-            gpu = degrees.gpu(self._number, rank)
-            if ring:
-                paths.append(machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor))
-            else:
-                paths.append(machine.send(gpu, degrees.gpu(self._number + 1, rank)))
-        hops: list[Hops] = [()] * degrees.ranks
-        begin = self._number * self._each
-        hops[begin : begin + self._each] = (path.hops for path in paths)
-        route = self._builder.route(name=name, hops=tuple(hops), cap=paths[0].curve.rate(size))
-        after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
-        fixed = picoseconds(paths[0].latency)
-        self._builder.add(Op(kind, name, self._stream(stream), fixed, size, route, after, ring))
-
-    @property
-    def _reduced(self) -> Sequence[int]:
-        """Streams other than its own for which the compute stream waits."""
-        return (REDUCE,) if self._degrees.tensor > 1 else ()
-
-    def _stream(self, stream: int) -> int:
-        return self._number * len(self._names) + stream
-
-    def _dependencies(self, *streams: int) -> tuple[Dependency, ...]:
-        return tuple(Dependency(self._stream(one)) for one in streams)
