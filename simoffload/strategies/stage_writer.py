@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from simoffload.hardware import Path
 from simoffload.models import Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.timing import Timing, picoseconds
@@ -46,12 +47,15 @@ class PassWriter:
     same work at the same time.
     """
 
+    more: ClassVar[tuple[str, ...]] = ()
+    """Names of further streams of each rank."""
+
     def __init__(self, plan: TensorParallelPlan, name: str) -> None:
         self._plan, self._machine, self._degrees = plan, plan.machine, plan.degrees
         self._costs = plan.machine.host.deepspeed
         tensor, stages, replicas = self._degrees
         self._each = tensor * replicas
-        self._names = _STREAMS[: 2 if self._degrees.ranks == replicas else len(_STREAMS)]
+        self._names = (*_STREAMS[: 2 if self._degrees.ranks == replicas else len(_STREAMS)], *self.more)
         width = len(self._names)
         programs = [
             Program(
@@ -70,6 +74,8 @@ class PassWriter:
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
+        # Stream, number of the operation, and peers that the next operation of the GPU waits for.
+        self._awaited: list[tuple[int, int, int]] = []
 
     def build(self) -> Schedule:
         """Return the schedule; each host ends its pass when its GPU has finished."""
@@ -85,17 +91,25 @@ class PassWriter:
         """Write one micro-batch in one stage; with ``repeats`` a layer is written once."""
         self._number, self._timing, self._batch = number, timing, batch
         self._tokens = sum(one.number * one.new_tokens for one in batch)
-        self._received = number > 0
+        if number > 0:
+            previous = (number - 1) * len(self._names) + SEND
+            self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
+        layer = 0
         stage = self._plan.divided.stages[number]
         layers = stage.num_hidden_layers
         parts = [("head", stage.modules_before), *[("layer", stage.layer)] * (1 if repeats else layers)]
         for name, modules in (*parts, ("tail", stage.modules_after)):
             self._builder.segment(name)
+            if name == "layer":
+                self._enter(layer)
             for module in modules:
                 self._module(module)
                 self._exchange(module)
-            if name == "layer" and repeats and layers > 1:
-                self._builder.repeat(self._builder.segments - 1, layers - 1)
+            if name == "layer":
+                self._leave(layer)
+                layer += 1
+                if repeats and layers > 1:
+                    self._builder.repeat(self._builder.segments - 1, layers - 1)
         if number < self._degrees.pipeline - 1:
             self._builder.segment("send")
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
@@ -106,12 +120,22 @@ class PassWriter:
         if not duration:
             return
         self._launch(module.name, self._timing.launch_s(module))
-        after = self._dependencies(HOST, *self._reduced)
-        if self._received:
-            self._received = False
-            previous = (self._number - 1) * len(self._names) + SEND
-            after = (*after, Dependency(previous, 0, self._before))
+        awaited, self._awaited = self._awaited, []
+        self._before_kernels(module)
+        after = (*self._dependencies(HOST, *self._reduced), *self._waits(awaited))
         self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
+
+    def _enter(self, layer: int) -> None:
+        """Begin a layer of the stage."""
+
+    def _leave(self, layer: int) -> None:
+        """End a layer of the stage."""
+
+    def _before_kernels(self, module: Module) -> None:
+        """Write what begins with the kernels of a module."""
+
+    def _waits(self, awaited: Sequence[tuple[int, int, int]]) -> list[Dependency]:
+        return [self._builder.after(*one) for one in awaited]
 
     def _launch(self, name: str, seconds: float) -> None:
         """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
@@ -146,11 +170,10 @@ class PassWriter:
                 paths.append(machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor))
             else:
                 paths.append(machine.send(gpu, degrees.gpu(self._number + 1, rank)))
-        hops: list[Hops] = [()] * degrees.ranks
-        begin = self._number * self._each
-        hops[begin : begin + self._each] = (path.hops for path in paths)
-        route = self._builder.route(name=name, hops=tuple(hops), cap=paths[0].curve.rate(size))
+        route = self._builder.route(name=name, hops=self._hops(paths), cap=paths[0].curve.rate(size))
         after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
+        after = (*after, *self._waits(self._awaited))
+        self._awaited = []
         fixed = picoseconds(paths[0].latency)
         self._builder.add(Op(kind, name, self._stream(stream), fixed, size, route, after, ring))
 
@@ -158,6 +181,13 @@ class PassWriter:
     def _reduced(self) -> Sequence[int]:
         """Streams other than its own for which the compute stream waits."""
         return (REDUCE,) if self._degrees.tensor > 1 else ()
+
+    def _hops(self, paths: Sequence[Path]) -> tuple[Hops, ...]:
+        """Return the hops of all ranks, of which only those of the stage have ``paths``."""
+        hops: list[Hops] = [()] * self._degrees.ranks
+        begin = self._number * self._each
+        hops[begin : begin + self._each] = (path.hops for path in paths)
+        return tuple(hops)
 
     def _stream(self, stream: int) -> int:
         return self._number * len(self._names) + stream

@@ -131,9 +131,9 @@ class TensorParallel(Strategy):
         while gpus <= machine.gpus:
             stages = machine.nodes_of(gpus)
             sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
+            strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
             with suppress(InputError):
-                if gpus > 1 and _fits(cls(compiled=True, **sizes).plan(model, work, machine)):
-                    strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+                if gpus > 1 and _fits(cls.model_validate(strategy).plan(model, work, machine)):
                     return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
             gpus *= 2
         return ()
@@ -248,12 +248,21 @@ class TensorParallelPlan(InferencePlan):
         each, more = divmod(first.number, count)
         return [(first._replace(number=each + (part < more)),) for part in range(count)]
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the layers of a stage do the same."""
+        return True
+
+    def writer(self, name: str) -> PassWriter:
+        """Return the writer of a pass."""
+        return PassWriter(self, name)
+
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = PassWriter(self, forward.name)
+        writer = self.writer(forward.name)
         batches = self.micro_batches(forward)
         for batch in batches:
             for number, timings in enumerate(self.stage_timings):
-                repeats = len(batches) * self.degrees.pipeline == 1
+                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
                 writer.stage(number, timings.timing(batch), batch, repeats=repeats)
         return writer.build()
