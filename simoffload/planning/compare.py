@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -309,7 +310,9 @@ def compare_scenarios(
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
     for label, scenario in _unoffloaded(known, results) if unoffloaded else ():
-        known[label], results[label] = scenario, fit(scenario)
+        with suppress(WorkLimitError):
+            results[label] = fit(scenario)
+            known[label] = scenario
     stopped: WorkLimitError | None = None
     for label, scenario in known.items():
         if not results[label].fits:
@@ -320,7 +323,7 @@ def compare_scenarios(
             )
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
-    if stopped is not None and not any(result.fits for result in results.values()):
+    if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
     prices = load_costs() if costs is None else costs
     results = {
@@ -347,11 +350,17 @@ def _unoffloaded(
                 continue
             edits = other.baseline(strategy, scenario.model, work, scenario.machine)
             twin = scenario.edited(*edits) if edits else scenario
-            if edits and all(twin.document.data != one.document.data for one in found.values()):
+            if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
                 gpus = twin.scenario.strategy.gpus
                 remark = f"added for comparison: {gpus} GPUs hold the weights together, without offloading"
                 found[name] = replace(twin, remarks=(remark,))
     return list(found.items())
+
+
+def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
+    """Whether two scenarios differ in nothing but their names and descriptions."""
+    keys = (one.document.data.keys() | other.document.data.keys()) - {"name", "description"}
+    return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)
 
 
 _TARGET = re.compile(r"[^ :]+$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -277,7 +278,9 @@ def test_every_command_knows_it(tmp_path: Any, capsys: pytest.CaptureFixture[str
         ("advise", str(path)),
     ):
         assert main(argv) == 0, capsys.readouterr().err
-    assert "vllm serve" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "vllm serve" in page
+    assert "<p>For vLLM.</p>" in page
 
 
 def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,3 +288,68 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
     path.write_text(yaml_text(scenario("llama-2-70b").document.data))
     assert main(["fit", str(path)]) == 3
     assert "strategy.tensor_parallel_size=2" in capsys.readouterr().out
+
+
+# -- the baseline of a comparison ----------------------------------------------------------------
+
+
+def offloaded(platform: str = "dgx-a100-80g", model: str = "llama-2-7b", **keys: Any) -> LoadedScenario:
+    text = {
+        "name": "offloaded",
+        "model": model,
+        "platform": platform,
+        "workload": {"batch_size": 2, "prompt_length": 16, "output_length": 3},
+        "strategy": {"kind": "zero_inference", "weights": "dram", **keys},
+    }
+    section = {"zero_optimization": {"offload_param": {"buffer_size": 600_000_000}}}
+    text["strategy"] |= {"ds_config": section}  # type: ignore[operator]
+    return resolve(parse_yaml(yaml_text(text), name="o.yaml"))
+
+
+def test_compare_adds_the_same_sequences_served_from_hbm() -> None:
+    """Of eight replicas in one batch, last; the requested rows are those without it."""
+    scenario = offloaded(ranks=8)
+    found = so.compare(scenario, ["dram", "raid"])
+    alone = so.compare_scenarios(so.on_targets(scenario, ["dram", "raid"]))
+    assert list(found.results) == ["dram", "raid", "tensor_parallel"]
+    for label, result in alone.results.items():
+        assert found.results[label].simulated() == result.simulated()
+        assert found.ratio(label) == alone.ratio(label)
+    added: Any = found.results["tensor_parallel"]
+    assert (added.gpus, added.replicas, added.batch_size) == (8, 1, 16)
+    assert "8 GPUs hold the weights together" in added.warnings[0]
+    assert found.ranking[0] == "tensor_parallel"
+
+
+def test_as_many_gpus_as_needed_hold_the_weights() -> None:
+    """70 billion parameters need two of 80 GB; one label for each platform."""
+    found = so.compare(offloaded(model="llama-2-70b"), ["dram", "dgx-h100:dram", "dgx-h100:raid"])
+    added = {label: result.gpus for label, result in found.results.items() if "parallel" in label}
+    assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "targets"),
+    [
+        (offloaded(), ["hbm"]),
+        (offloaded(platform="h100-2nvme"), ["dram"]),
+        (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"]),
+    ],
+    ids=["nothing is offloaded", "one GPU", "too large"],
+)
+def test_without_need_or_room_nothing_is_added(scenario: LoadedScenario, targets: list[str]) -> None:
+    assert list(so.compare(scenario, targets).results) == targets
+
+
+def test_scenarios_that_are_compared_as_they_are_get_no_baseline() -> None:
+    assert list(so.compare_scenarios({"one": offloaded()}).results) == ["one"]
+
+
+def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not for each strategy of the same work, nor where it was asked for."""
+    (tmp_path / "vllm.yaml").write_text("{kind: vllm_cpu_offload, cpu_offload_gb: 4}\n")
+    (tmp_path / "s.yaml").write_text(yaml_text(offloaded().document.data))
+    argv = ["compare", str(tmp_path / "s.yaml"), "--strategy", str(tmp_path / "vllm.yaml")]
+    assert main([*argv, "--on", "dram", "--json"]) == 0
+    labels = [one["label"] for one in json.loads(capsys.readouterr().out)["compared"]]
+    assert labels == ["offloaded dram", "offloaded, vllm dram", "offloaded tensor_parallel"]
