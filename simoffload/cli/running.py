@@ -96,6 +96,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             costs=prices,
             keep_timelines=folder is not None,
             progress=progress,
+            unoffloaded=bool(arguments.on),
         )
     answer = _compared(comparison, scenarios, folder, arguments, console)
     answer.show(console)

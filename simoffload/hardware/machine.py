@@ -224,31 +224,43 @@ class Machine:
             by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
         )
 
-    def gather(self, gpu: int, ranks: int) -> Path:
-        """Return the path of the bytes that a GPU receives in an all-gather among GPUs 0 to ``ranks`` - 1.
+    def gather(self, gpu: int, ranks: int, *, first: int = 0) -> Path:
+        """Return the path of the bytes that a GPU receives in an all-gather among GPUs ``first`` to ``first``
+        + ``ranks`` - 1.
 
-        A ring: a GPU receives all bytes from its predecessor. Between hosts the bytes are distributed over
-        all adapters of ``network`` in equal parts, as NCCL's several rings do, and from adapter to GPU behind
-        the same switch, whose cables are wider. Without links between GPUs a ring that crosses the CPU is
-        staged in host memory (NCCL's default beyond a PCIe switch; from memory). Raises ValueError unless
-        ``gpu`` < ``ranks`` and there are at least two ranks.
+        A ring: a GPU receives all bytes from its predecessor. Raises ValueError unless ``gpu`` is one of at
+        least two such GPUs.
         """
-        if not 0 <= gpu < ranks <= self.gpus or ranks < 2:
+        if not first <= gpu < first + ranks <= self.gpus or ranks < 2:
             raise ValueError(f"no all-gather to GPU {gpu} among {ranks} of {self.gpus} GPU(s)")
-        topology, before = self.topology, (gpu - 1) % ranks
+        return self._between(f"all-gather to gpu{gpu}", first + (gpu - first - 1) % ranks, gpu)
+
+    def send(self, sender: int, receiver: int) -> Path:
+        """Return the path of the bytes that one GPU sends to another."""
+        return self._between(f"gpu{sender} to gpu{receiver}", sender, receiver)
+
+    def _between(self, name: str, sender: int, receiver: int) -> Path:
+        """Return the path from GPU to GPU as NCCL takes it.
+
+        Between hosts the bytes are distributed over all adapters of ``network`` in equal parts, as NCCL's
+        several rings do, and from adapter to GPU behind the same switch, whose cables are wider. Without
+        links between GPUs a path that crosses the CPU is staged in host memory (NCCL's default beyond a PCIe
+        switch; from memory).
+        """
+        topology = self.topology
         load = Load()
         link = self.accelerator.interconnect if topology.ports else None
         slot = topology.gpu_pcie_link
         curve = Curve.flat(link.rate) if link else slot.pcie.copy_curve(to_device=True, lanes=slot.lanes)
         latency = link.latency.value if link else slot.pcie.latency.value
         if link:
-            load.put((topology.ports[before][1], topology.ports[gpu][0]))
-        if self._node(before) != self._node(gpu):
-            self._cross_network(load, self._node(before), self._node(gpu))
+            load.put((topology.ports[sender][1], topology.ports[receiver][0]))
+        if self._node(sender) != self._node(receiver):
+            self._cross_network(load, self._node(sender), self._node(receiver))
             latency += topology.network_latency
         elif not link:
-            self._cross_pcie(load, before, gpu)
-        return Path(f"all-gather to gpu{gpu}", load.hops(), latency, curve)
+            self._cross_pcie(load, sender, receiver)
+        return Path(name, load.hops(), latency, curve)
 
     def _node(self, gpu: int) -> int:
         if not 0 <= gpu < self.gpus:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
-from simoffload.strategies import Plan
+from simoffload.strategies import Plan, strategy_for, strategy_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -270,8 +272,10 @@ def compare(
 ) -> Comparison:
     """Simulate a scenario on each of several targets, and say what each costs.
 
-    Each result has the label of its target in ``on_targets``. ``baseline`` is one of the targets; by default
-    the first that has times. ``costs`` is a list of prices and powers, the shipped one by default. What
+    Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
+    machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
+    is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
+    shipped one by default. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -279,7 +283,12 @@ def compare(
     retargeted = on_targets(scenario, targets)
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
-        retargeted, baseline=baseline, costs=costs, keep_timelines=keep_timelines, progress=progress
+        retargeted,
+        baseline=baseline,
+        costs=costs,
+        keep_timelines=keep_timelines,
+        progress=progress,
+        unoffloaded=True,
     )
 
 
@@ -290,11 +299,19 @@ def compare_scenarios(
     costs: CostList | None = None,
     keep_timelines: bool = False,
     progress: Progress | None = None,
+    unoffloaded: bool = False,
 ) -> Comparison:
-    """Simulate several scenarios; see ``compare``. The limits of each hold for it alone."""
+    """Simulate several scenarios; see ``compare``. The limits of each hold for it alone.
+
+    With ``unoffloaded``, the labels end in targets, and the same work without offloading is added.
+    """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
+    for label, scenario in _unoffloaded(known, results) if unoffloaded else ():
+        with suppress(WorkLimitError):
+            results[label] = fit(scenario)
+            known[label] = scenario
     stopped: WorkLimitError | None = None
     for label, scenario in known.items():
         if not results[label].fits:
@@ -305,7 +322,7 @@ def compare_scenarios(
             )
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
-    if stopped is not None and not any(result.fits for result in results.values()):
+    if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
     prices = load_costs() if costs is None else costs
     results = {
@@ -313,6 +330,40 @@ def compare_scenarios(
         for label, result in results.items()
     }
     return replace(capacities, results=results)
+
+
+def _unoffloaded(
+    known: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
+) -> list[tuple[str, LoadedScenario]]:
+    """Return the work of the scenarios that fit and offload weights, done without offloading, by label."""
+    found: dict[str, LoadedScenario] = {}
+    for label, scenario in known.items():
+        if not results[label].fits or scenario.places[0] in ("", "hbm"):
+            continue
+        work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+        for kind in strategy_for(work.kind):
+            other = strategy_of(kind)
+            assert other is not None
+            name = _TARGET.sub(kind, label)
+            if name in found or name in known:
+                continue
+            edits = other.baseline(strategy, scenario.model, work, scenario.machine)
+            twin = scenario.edited(*edits) if edits else scenario
+            if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
+                gpus = twin.scenario.strategy.gpus
+                remark = f"added for comparison: {gpus} GPUs hold the weights together, without offloading"
+                found[name] = replace(twin, remarks=(remark,))
+    return list(found.items())
+
+
+def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
+    """Whether two scenarios differ in nothing but their names and descriptions."""
+    keys = (one.document.data.keys() | other.document.data.keys()) - {"name", "description"}
+    return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)
+
+
+_TARGET = re.compile(r"[^ :]+$")
+"""The target in a label, after a platform or the name of a scenario."""
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

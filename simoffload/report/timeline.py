@@ -32,6 +32,8 @@ _KINDS = {
     "copy": ("copy to the GPU", draw.BLUE),
     "stage": ("copy to or in host memory", draw.SKY),
     "gather": ("all-gather", draw.PURPLE),
+    "all-reduce": ("all-reduce", draw.DARK_PURPLE),
+    "send": ("send to the next stage", draw.BLUE),
     "concat": ("copies on the GPU", draw.SKY),
     "reduce": ("gradients", draw.DARK_PURPLE),
     "compute": ("GPU compute", draw.GREEN),

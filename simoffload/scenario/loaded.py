@@ -150,7 +150,9 @@ class LoadedScenario:
         idle = f"{machine.nodes - used} of {machine.nodes} hosts are idle"
         hosts = f"{plural(used, 'host')} with {plural(machine.gpus_per_node, 'GPU')} each"
         needed = f"{plural(gpus, 'rank')} {'needs' if gpus == 1 else 'need'} {hosts}"
-        remedy = f"set nodes: {used}, or strategy.ranks: {machine.gpus}"
+        remedy = f"set nodes: {used}"
+        if self.scenario.strategy.gpu_keys == ("ranks",):
+            remedy += f", or strategy.ranks: {machine.gpus}"
         return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
 
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ class LoadedScenario:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
             has = f"the platform has {plural(gpus, 'GPU')}"
             text = f"{strategy.ranks} ranks{more}, but {has}; lower it or raise nodes"
-            raise InputError([self.document.problem(("strategy", "ranks"), text)])
+            raise InputError([self.document.problem(("strategy", strategy.gpu_keys[0]), text)])
         try:
             return action()
         except InputError as error:

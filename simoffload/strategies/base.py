@@ -218,6 +218,8 @@ class Strategy(Frozen, ABC):
     """Whether offloaded states may be on drives and servers."""
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
     """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
+    gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
+    """Keys that set the number of GPUs, the one to change first."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""
@@ -242,6 +244,14 @@ class Strategy(Frozen, ABC):
         from simoffload.strategies.registry import strategies
 
         return tuple(strategies().values())
+
+    @classmethod
+    def baseline(
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
+    ) -> tuple[Edit, ...]:
+        """Return edits that do the work of another strategy with this one, as the baseline without offloading
+        that ``compare`` adds; none if it is not such a baseline or the machine is too small."""
+        return ()
 
     @property
     def gpus(self) -> int:

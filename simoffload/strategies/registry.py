@@ -31,6 +31,8 @@ _OWN: Mapping[str, _Own] = {
     "zero_training": _Own("training.zero_training", "ZeroTraining", frozenset({"training"})),
     "fsdp": _Own("training.fsdp", "Fsdp", frozenset({"training"})),
     "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
+    "tensor_parallel": _Own("tensor_parallel", "TensorParallel", frozenset({"inference"})),
+    "vllm_cpu_offload": _Own("vllm_cpu_offload", "VllmCpuOffload", frozenset({"inference"})),
     "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""

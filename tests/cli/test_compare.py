@@ -155,16 +155,17 @@ def test_the_same_from_python(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     comparison = compare(load_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
     frame = comparison.to_frame()
-    assert list(frame.index) == list(rows) == ["dram", "hbm"]
+    assert list(frame.index) == list(rows) == ["dram", "hbm", "tensor_parallel"]
     assert list(frame["ratio"]) == [row["ratio"] for row in rows.values()]
-    assert comparison.ranking == ("hbm", "dram")
+    assert comparison.ranking == ("tensor_parallel", "hbm", "dram")
 
 
 def test_progress_names_the_target() -> None:
     reported: list[str] = []
     scenario = load_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
     compare(scenario, ["dram", "raid"], progress=reported.append)
-    assert [line.partition(":")[0] for line in reported] == ["dram", "dram", "raid", "raid"]
+    labels = ["dram", "dram", "raid", "raid", "tensor_parallel"]
+    assert [line.partition(":")[0] for line in reported] == labels
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, None])

@@ -49,7 +49,8 @@ def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") ->
     notes = (_MOUNTED,) if any('"nvme_path": "/mnt/' in listing.text for listing in listings) else ()
     strategy = origins.scenario["strategy"]
     parts = [origins.program] if origins.program else []
-    parts.append(plural(strategy.get("ranks", 1), "rank"))
+    if not all(isinstance(content, str) for content in origins.exports.values()):  # commands state it
+        parts.append(plural(strategy.get("ranks", 1), "rank"))
     if threads := strategy.get("cpu_threads"):
         parts.append(f"OMP_NUM_THREADS={threads}")
     sentences = (*texts, f"for {', '.join(parts)}")

@@ -1,0 +1,196 @@
+"""The schedule of a pass over the GPUs that share a model: stages, all-reduces and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from simoffload.hardware import Path
+from simoffload.models import Module, Sequences
+from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.strategies.timing import Timing, picoseconds
+
+if TYPE_CHECKING:
+    from simoffload.strategies.tensor_parallel import TensorParallelPlan
+
+
+class Degrees(NamedTuple):
+    """Degrees are the numbers of parts and of replicas among which the GPUs are divided."""
+
+    tensor: int
+    """Number of GPUs that share each layer."""
+    pipeline: int
+    """Number of stages, each with a part of the layers."""
+    data: int
+    """Number of replicas of the model."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes, each with one GPU."""
+        return self.tensor * self.pipeline * self.data
+
+    def gpu(self, stage: int, rank: int) -> int:
+        """Return the GPU of a rank of a stage; the ranks of a replica are on neighbouring GPUs (vLLM 0.33,
+        distributed/parallel_state.py)."""
+        replica, part = divmod(rank, self.tensor)
+        return (replica * self.pipeline + stage) * self.tensor + part
+
+
+_STREAMS = ("host", "compute", "all-reduce", "send")
+HOST, COMPUTE, REDUCE, SEND = range(len(_STREAMS))
+
+
+class PassWriter:
+    """A PassWriter writes the streams of the ranks of each stage, which are a program.
+
+    Replicas are ranks of the same programs, so a collective operation waits for all of them, which do the
+    same work at the same time.
+    """
+
+    more: ClassVar[tuple[str, ...]] = ()
+    """Names of further streams of each rank."""
+
+    def __init__(self, plan: TensorParallelPlan, name: str) -> None:
+        self._plan, self._machine, self._degrees = plan, plan.machine, plan.degrees
+        self._costs = plan.machine.host.deepspeed
+        tensor, stages, replicas = self._degrees
+        self._each = tensor * replicas
+        self._names = (*_STREAMS[: 2 if self._degrees.ranks == replicas else len(_STREAMS)], *self.more)
+        width = len(self._names)
+        programs = [
+            Program(
+                f"stage {one}",
+                range(one * self._each, (one + 1) * self._each),
+                range(one * width, (one + 1) * width),
+            )
+            for one in range(stages)
+        ]
+        self._builder = ScheduleBuilder(
+            name=name,
+            ranks=self._degrees.ranks,
+            streams=self._names * stages,
+            programs=programs if stages > 1 else (),
+        )
+        before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
+        self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
+        self._started: set[int] = set()
+        # Stream, number of the operation, and peers that the next operation of the GPU waits for.
+        self._awaited: list[tuple[int, int, int]] = []
+
+    def build(self) -> Schedule:
+        """Return the schedule; each host ends its pass when its GPU has finished."""
+        for number in range(self._degrees.pipeline):
+            self._number = number
+            if not self._plan.compiled:
+                overhead = picoseconds(self._costs.pass_overhead.value)
+                after = self._dependencies(COMPUTE, *self._reduced)
+                self._builder.add(Op("hook", "pass", self._stream(HOST), overhead, after=after))
+        return self._builder.build([(one.name, one.capacity) for one in self._machine.resources])
+
+    def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
+        """Write one micro-batch in one stage; with ``repeats`` a layer is written once."""
+        self._number, self._timing, self._batch = number, timing, batch
+        self._tokens = sum(one.number * one.new_tokens for one in batch)
+        if number > 0:
+            previous = (number - 1) * len(self._names) + SEND
+            self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
+        layer = 0
+        stage = self._plan.divided.stages[number]
+        layers = stage.num_hidden_layers
+        parts = [("head", stage.modules_before), *[("layer", stage.layer)] * (1 if repeats else layers)]
+        for name, modules in (*parts, ("tail", stage.modules_after)):
+            self._builder.segment(name)
+            if name == "layer":
+                self._enter(layer)
+            for module in modules:
+                self._module(module)
+                self._exchange(module)
+            if name == "layer":
+                self._leave(layer)
+                layer += 1
+                if repeats and layers > 1:
+                    self._builder.repeat(self._builder.segments - 1, layers - 1)
+        if number < self._degrees.pipeline - 1:
+            self._builder.segment("send")
+            self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
+
+    def _module(self, module: Module) -> None:
+        """Launch a module and let the GPU run its kernels."""
+        duration = self._timing.compute(module)
+        if not duration:
+            return
+        self._launch(module.name, self._timing.launch_s(module))
+        awaited, self._awaited = self._awaited, []
+        self._before_kernels(module)
+        after = (*self._dependencies(HOST, *self._reduced), *self._waits(awaited))
+        self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
+
+    def _enter(self, layer: int) -> None:
+        """Begin a layer of the stage."""
+
+    def _leave(self, layer: int) -> None:
+        """End a layer of the stage."""
+
+    def _before_kernels(self, module: Module) -> None:
+        """Write what begins with the kernels of a module."""
+
+    def _waits(self, awaited: Sequence[tuple[int, int, int]]) -> list[Dependency]:
+        return [self._builder.after(*one) for one in awaited]
+
+    def _launch(self, name: str, seconds: float) -> None:
+        """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
+        if self._plan.compiled:
+            if self._number in self._started:
+                return
+            self._started.add(self._number)
+            name, seconds = "graph", self._costs.operation.value
+        self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
+
+    def _exchange(self, module: Module) -> None:
+        """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
+        divided, tensor = self._plan.divided, self._degrees.tensor
+        ring = (tensor - 1) / tensor
+        if module.name in divided.reduced:
+            width = module.width if module.kind == "embedding" else self._plan.model.hidden_size
+            self._transfer("all-reduce", "all-reduce", REDUCE, self._tokens * width * 2 * ring)
+        elif module.name in divided.gathered:
+            sequences = sum(one.number for one in self._batch)
+            self._transfer("gather", "all-gather", REDUCE, sequences * module.out_features * tensor * ring)
+
+    def _transfer(self, kind: str, name: str, stream: int, elements: float) -> None:
+        """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
+        the next stage."""
+        machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
+        self._launch(name, self._costs.collective_call.value)
+        size = max(1, round(elements * self._plan.model.dtype_bytes))
+        paths = []
+        for rank in range(self._each):
+            gpu = degrees.gpu(self._number, rank)
+            if ring:
+                paths.append(machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor))
+            else:
+                paths.append(machine.send(gpu, degrees.gpu(self._number + 1, rank)))
+        route = self._builder.route(name=name, hops=self._hops(paths), cap=paths[0].curve.rate(size))
+        after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
+        after = (*after, *self._waits(self._awaited))
+        self._awaited = []
+        fixed = picoseconds(paths[0].latency)
+        self._builder.add(Op(kind, name, self._stream(stream), fixed, size, route, after, ring))
+
+    @property
+    def _reduced(self) -> Sequence[int]:
+        """Streams other than its own for which the compute stream waits."""
+        return (REDUCE,) if self._degrees.tensor > 1 else ()
+
+    def _hops(self, paths: Sequence[Path]) -> tuple[Hops, ...]:
+        """Return the hops of all ranks, of which only those of the stage have ``paths``."""
+        hops: list[Hops] = [()] * self._degrees.ranks
+        begin = self._number * self._each
+        hops[begin : begin + self._each] = (path.hops for path in paths)
+        return tuple(hops)
+
+    def _stream(self, stream: int) -> int:
+        return self._number * len(self._names) + stream
+
+    def _dependencies(self, *streams: int) -> tuple[Dependency, ...]:
+        return tuple(Dependency(self._stream(one)) for one in streams)

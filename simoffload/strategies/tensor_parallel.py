@@ -1,0 +1,268 @@
+"""Weights in the HBM of several GPUs: tensor, pipeline and data parallelism, the baseline without offloading.
+
+Each GPU has a part of every layer (``divided``). The results of the GPUs of a stage are summed twice in each
+layer by a ring all-reduce, in which every GPU receives 2 (n - 1) / n of the bytes; the ring takes the path
+and the time per call of ZeRO's all-gather (``Machine.gather``). The stages of a pipeline have equal numbers
+of layers. A prefill goes through them in as many micro-batches as there are stages (at most one for each
+sequence), a decode step with all sequences at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from shlex import quote
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape, Module, Sequences
+from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.schedule import Schedule
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
+from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.memory import working_memory
+from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.stage_writer import Degrees, PassWriter
+from simoffload.strategies.timing import PassTimings, arithmetic_beyond
+from simoffload.strategies.zero import inference_moves
+from simoffload.workload import Inference
+
+Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+_DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_MORE = "raise tensor_parallel_size or pipeline_parallel_size"
+
+
+class TensorParallel(Strategy):
+    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+
+    serves: ClassVar = frozenset({"inference"})
+    uses_storage: ClassVar = False
+    gpu_keys: ClassVar = _DEGREES
+    placement_name: ClassVar = "tensor parallel"
+    placement_words: ClassVar = "parts of {} in each GPU"
+
+    kind: Literal["tensor_parallel"] = "tensor_parallel"
+    tensor_parallel_size: Degree = 1
+    """Number of GPUs that share every layer."""
+    pipeline_parallel_size: Degree = 1
+    """Number of pipeline stages, each with an equal part of the layers."""
+    data_parallel_size: Degree = 1
+    """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
+    compiled: Annotated[bool, Field(strict=True)] = False
+    """Whether kernels are fused and replayed from CUDA graphs, as in vLLM and with torch.compile, so that the
+    host thread does not launch them one by one; false: transformers' eager code."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ranks_are_the_product(cls, data: Any) -> Any:
+        """Set ``ranks``, which may be left out."""
+        degrees: list[Any] = [data.get(key, 1) for key in _DEGREES] if isinstance(data, dict) else [None]
+        if not all(type(one) is int for one in degrees):
+            return data
+        ranks = prod(degrees)
+        if data.get("ranks", ranks) != ranks:
+            product = " x ".join(_DEGREES)
+            raise ValueError(f"ranks is {product}, which is {ranks}, not {data['ranks']}; leave ranks out")
+        return {**data, "ranks": ranks}
+
+    @property
+    def degrees(self) -> Degrees:
+        """Numbers of parts, stages and replicas."""
+        return Degrees(self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size)
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the model."""
+        return self.data_parallel_size
+
+    def places(self, _machine: Machine) -> Placement:
+        """Return HBM as the place of the weights."""
+        return Placement("hbm")
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Return HBM, the only placement."""
+        return (self.places(machine),)
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Return no edits if the placement is HBM. Raises PlacementError for all other placements."""
+        if placement not in self.placements(machine):
+            raise refused(placement, self.kind, "offload with strategy.kind zero_inference")
+        return ()
+
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
+        is not a whole number."""
+        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
+        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
+
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield ZeRO-Inference, with the weights on each tier."""
+        before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
+        size = int(OffloadParamSection().buffer_size)
+        return inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
+        """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
+        plan = TensorParallelPlan(
+            model=model, workload=workload, machine=machine, degrees=self.degrees, compiled=self.compiled
+        )
+        assert plan.divided  # raises for degrees that do not divide the model
+        return plan
+
+    @classmethod
+    def baseline(
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
+    ) -> tuple[Edit, ...]:
+        """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
+        a multiple of them; tensor parallelism within a host, a pipeline stage for each host.
+
+        All of them work on the sequences of all replicas of ``other``.
+        """
+        work = workload.model_copy(update={"batch_size": workload.batch_size * other.replicas})
+        gpus = other.gpus
+        while gpus <= machine.gpus:
+            stages = machine.nodes_of(gpus)
+            sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
+            strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+            with suppress(InputError):
+                if gpus > 1 and _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                    return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
+            gpus *= 2
+        return ()
+
+    @property
+    def program(self) -> str:
+        """The program that the exported command starts."""
+        return "vLLM" if self._uses_vllm else "transformers"
+
+    @property
+    def _uses_vllm(self) -> bool:
+        return self.compiled or self.ranks > self.tensor_parallel_size
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the command that serves the model, or, for transformers' eager code, a program."""
+        name, dtype = plan.model.name, plan.model.dtype
+        if not self._uses_vllm:
+            return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
+        assert isinstance(plan, TensorParallelPlan)
+        return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether the GPUs of a plan are large enough."""
+    (stage,) = plan.memory_stages
+    return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
+
+
+_PROGRAM = """\
+# torchrun --nproc-per-node {gpus} tensor_parallel.py
+import torch
+from transformers import AutoModelForCausalLM
+
+# Replace the name by that of your files or of the model on the Hub.
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.{dtype}, tp_plan="auto")
+"""
+
+
+def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bool) -> str:
+    """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
+    work = plan.workload
+    sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
+    options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
+    options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
+    options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
+    lines = " \\\n  ".join((f"vllm serve {quote(plan.model.name)}", *options))
+    return f"# Replace the name by that of your files or of the model on the Hub.\n{lines}\n"
+
+
+@dataclass(frozen=True)
+class TensorParallelPlan(InferencePlan):
+    """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    degrees: Degrees
+    compiled: bool
+    target: str = "hbm"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
+        """A warning about key-value heads that several GPUs keep."""
+        heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
+        if gpus <= heads:
+            return ()
+        return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        tensor, pipeline, _ = self.degrees
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.compiled)
+
+    @cached_property
+    def stage_timings(self) -> tuple[PassTimings, ...]:
+        """GPU times of the modules of each stage."""
+        kind = FusedPassTimings if self.compiled else PassTimings
+        return tuple(
+            kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
+            for stage in self.divided.stages
+        )
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of all stages; those of a layer are listed once in each stage."""
+        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
+
+    @property
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
+        """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
+        stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
+        weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
+        return (MemoryStage("", (weights, *working_memory(stage, self.workload, self.machine))),)
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """Warnings about numbers used outside the range in which they were measured."""
+        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
+        batches = self.micro_batches(forward)
+        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
+
+    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
+        """Return the parts in which a pass goes through the stages: several only in a prefill."""
+        first = forward.batch[0]
+        count = min(self.degrees.pipeline, first.number)
+        if len(forward.batch) > 1 or first.new_tokens < first.context:
+            return [forward.batch]
+        each, more = divmod(first.number, count)
+        return [(first._replace(number=each + (part < more)),) for part in range(count)]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the layers of a stage do the same."""
+        return True
+
+    def writer(self, name: str) -> PassWriter:
+        """Return the writer of a pass."""
+        return PassWriter(self, name)
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
+        writer = self.writer(forward.name)
+        batches = self.micro_batches(forward)
+        for batch in batches:
+            for number, timings in enumerate(self.stage_timings):
+                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
+                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
+        return writer.build()

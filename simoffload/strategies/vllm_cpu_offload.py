@@ -1,0 +1,311 @@
+"""vLLM's offloading of weights to host memory: read in place over the link (UVA), or prefetched by layer.
+
+Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``config/offload.py``.
+
+* UVA: the parameters of the layers, in order, until ``cpu_offload_gb`` of each GPU is spent, stay in pinned
+  host memory, which kernels read directly: nothing is copied or prefetched. A kernel takes the longer of its
+  own time and the transfer of its weights at the rate of a pinned copy (Min et al., EMOGI, VLDB 2020: aligned
+  reads over PCIe reach that rate), and reads them once. A prefill of many tokens may read them more often,
+  for each tile of rows that misses the L2 cache; this is not modelled.
+* Prefetch: of each ``offload_group_size`` layers the last ``offload_num_in_group`` are offloaded. When one of
+  them has been computed, the copy of the one ``offload_prefetch_step`` later begins on a stream of its own,
+  into the slot that was released; the last ones copy the first of the next pass, and the pass ends with these
+  copies (``join_after_forward``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape, Module
+from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.schedule import Op
+from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
+from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
+from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan, vllm_command
+from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.workload import Inference
+
+_GIB = 1 << 30
+_MORE = "raise cpu_offload_gb"
+Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
+
+
+class OffloadOptions(NamedTuple):
+    """OffloadOptions are vLLM's options for offloading weights."""
+
+    budget: int
+    """Size of the weights of each GPU that kernels read in host memory [B]; 0 with groups."""
+    group: int
+    """Number of layers of a group; 0 without prefetching."""
+    number: int
+    """Number of layers at the end of each group that are offloaded."""
+    step: int
+    """Number of offloaded layers by which a copy is ahead."""
+
+
+class VllmCpuOffload(TensorParallel):
+    """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
+
+    placement_name: ClassVar = "vLLM offload"
+    placement_words: ClassVar = "{} in GPU and host memory"
+
+    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"  # type: ignore[assignment]
+    compiled: Annotated[bool, Field(strict=True)] = True
+    """Whether kernels are fused and replayed from CUDA graphs; false: ``--enforce-eager``."""
+    cpu_offload_gb: Annotated[float, Field(ge=0, le=1e6)] = 0
+    """Weights of each GPU that stay in host memory and are read over the link by kernels [GiB]."""
+    offload_group_size: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 0
+    """Number of layers of a group, of which the last are offloaded and prefetched; 0: no prefetching."""
+    offload_num_in_group: Count = 1
+    """Number of offloaded layers at the end of each group."""
+    offload_prefetch_step: Count = 1
+    """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
+
+    @property
+    def options(self) -> OffloadOptions:
+        """vLLM's options for offloading. Raises InputError for those that contradict each other."""
+        group, number = self.offload_group_size, self.offload_num_in_group
+        if group and self.cpu_offload_gb:
+            text = "offload_group_size prefetches weights, cpu_offload_gb reads them in place; set one to 0"
+            raise InputError.at("strategy.offload_group_size", text)
+        if group and number > group:
+            text = f"{number} is more than offload_group_size {group}"
+            raise InputError.at("strategy.offload_num_in_group", text)
+        return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, self.offload_prefetch_step)
+
+    def places(self, _machine: Machine) -> Placement:
+        """Return host memory as the place of the weights if some are offloaded."""
+        return Placement("dram" if self.cpu_offload_gb or self.offload_group_size else "hbm")
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Return the present placement, and HBM."""
+        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"))))
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Return the edits that offload nothing if the placement is HBM. Raises PlacementError for a tier
+        that is not used."""
+        if placement not in self.placements(machine):
+            raise refused(placement, self.kind, "set cpu_offload_gb or offload_group_size")
+        if placement == self.places(machine):
+            return ()
+        return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
+
+    @classmethod
+    def baseline(
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
+    ) -> tuple[Edit, ...]:
+        """Return no edits: it is not a baseline without offloading."""
+        return ()
+
+    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield nothing: ``cpu_offload_gb`` decides how much is in host memory."""
+        return iter(())
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
+        """Apply the strategy. Raises InputError for options that vLLM refuses."""
+        plan = VllmOffloadPlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            degrees=self.degrees,
+            compiled=self.compiled,
+            target=self.places(machine).weights,
+            options=self.options,
+        )
+        assert plan.offloaded  # raises for groups that do not fit the layers
+        return plan
+
+    @property
+    def program(self) -> str:
+        """The program that the exported command starts."""
+        return "vLLM"
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the command that serves the model."""
+        assert isinstance(plan, VllmOffloadPlan)
+        given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
+        if self.offload_group_size:
+            keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
+            given = [f"--{key.replace('_', '-')} {getattr(self, key)}" for key in keys]
+        return {"vllm-serve.sh": vllm_command(plan, self.degrees, *given, compiled=self.compiled)}
+
+
+Weights = Mapping[str, tuple[int, ...]]
+"""Sizes [B] of the offloaded tensors of a layer, by module."""
+
+
+@dataclass(frozen=True)
+class VllmOffloadPlan(TensorParallelPlan):
+    """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
+
+    options: OffloadOptions = field(kw_only=True)
+
+    @cached_property
+    def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
+        """Offloaded tensors of each layer of each stage. Raises InputError if no layer is in a group."""
+        return tuple(map(self._of_stage, self.divided.stages))
+
+    def _of_stage(self, stage: ModelShape) -> tuple[Weights, ...]:
+        budget, group, number, step = self.options
+        sizes = {
+            module.name: tuple(one.numel * stage.dtype_bytes for one in module.parameters)
+            for module in stage.layer
+            if module.parameters
+        }
+        count = stage.num_hidden_layers
+        if not group:
+            return tuple(_within(budget - layer * _total([sizes]), sizes) for layer in range(count))
+        chosen = tuple(sizes if layer % group >= group - number else {} for layer in range(count))
+        if step > (offloaded := sum(map(bool, chosen))):
+            key = "offload_prefetch_step" if offloaded else "offload_group_size"
+            text = f"only {offloaded} of the {count} layers of a GPU are offloaded"
+            raise InputError.at(f"strategy.{key}", f"{text}; lower it")
+        return chosen
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the layers of a stage do the same: only if all weights are on the GPU."""
+        return not any(map(_total, self.offloaded))
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """HBM, and host memory if weights are offloaded."""
+        return frozenset({"hbm", self.target})
+
+    def writer(self, name: str) -> PassWriter:
+        """Return the writer of a pass."""
+        if self.repeats:
+            return super().writer(name)
+        return _PrefetchWriter(self, name) if self.options.group else _InPlaceWriter(self, name)
+
+    def tunables(self) -> Iterator[Tunable]:
+        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched."""
+        most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
+        if not self.options.group:
+            now = self.options.budget // _GIB
+            path = ("strategy", "cpu_offload_gb")
+            yield Tunable("cpu_offload_gb", path, now, lambda now: iter(range(int(now) + 1, most + 1)))
+
+    @property
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
+        """Weights, slots and working memory of the GPU that needs most, and all pinned weights of a host."""
+        machine, (tensor, _, data) = self.machine, self.degrees
+        pairs = list(zip(self.divided.stages, self.offloaded, strict=True))
+        stage, inside = max(pairs, key=lambda one: one[0].weight_bytes - _total(one[1]))
+        terms = [MemoryTerm("hbm", "weights", stage.weight_bytes - _total(inside), remedy=_MORE)]
+        if self.options.group:
+            slots = self.options.step * max(_total([layer]) for layer in inside)
+            terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
+        tensors = [size for _, layers in pairs for layer in layers for one in layer.values() for size in one]
+        if tensors:
+            each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
+            rounding = pinned_rounding(tensors)
+            for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
+                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
+        return (MemoryStage("", (*terms, *working_memory(stage, self.workload, machine))),)
+
+
+def _total(layers: Sequence[Weights]) -> int:
+    return sum(size for layer in layers for one in layer.values() for size in one)
+
+
+def _within(budget: int, sizes: Weights) -> Weights:
+    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent; the last one may
+    exceed it."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, tensors in sizes.items():
+        for size in tensors:
+            if budget > 0:
+                found[name] = (*found.get(name, ()), size)
+                budget -= size
+    return found
+
+
+class _OffloadWriter(PassWriter):
+    """An _OffloadWriter moves weights from host memory on a stream of its own."""
+
+    more = ("copy",)
+    _plan: VllmOffloadPlan
+    _layer = 0
+
+    @property
+    def _copies(self) -> int:
+        return self._stream(len(self._names) - 1)
+
+    def _enter(self, layer: int) -> None:
+        self._layer = layer
+
+    def _leave(self, _layer: int) -> None:
+        self._layer = -1
+
+    def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
+        """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
+        number of the operation."""
+        paths = [
+            self._machine.host_to_device(self._degrees.gpu(self._number, rank), pinned=True)
+            for rank in range(self._each)
+        ]
+        # Without a call for each tensor, small ones are read at the rate of large copies.
+        rate = effective_rate(paths[0], sizes) if calls else paths[0].curve.points[-1][1]
+        route = self._builder.route(name=name, hops=self._hops(paths), cap=int(rate))
+        after = self._dependencies(HOST, COMPUTE, *self._reduced)
+        fixed = picoseconds(calls * paths[0].latency)
+        return self._builder.add(Op("copy", label, self._copies, fixed, sum(sizes), route, after))
+
+
+class _InPlaceWriter(_OffloadWriter):
+    """An _InPlaceWriter lets kernels read weights in host memory; what follows waits for both."""
+
+    def _before_kernels(self, module: Module) -> None:
+        layers = self._plan.offloaded[self._number]
+        sizes = layers[self._layer].get(module.name) if self._layer >= 0 else None
+        if not sizes:
+            return
+        if module.share < 1:  # of experts, only those to which a token is routed
+            touched = 1 - (1 - module.share) ** self._tokens
+            sizes = tuple(max(1, round(touched * size)) for size in sizes)
+        copied = self._fetch("weights read in host memory", module.name, sizes, calls=0)
+        self._awaited.append((self._copies, copied, -1))
+
+
+class _PrefetchWriter(_OffloadWriter):
+    """A _PrefetchWriter copies the layers of groups ahead of their use."""
+
+    def _offloaded(self) -> list[int]:
+        """Return the numbers of the offloaded layers of the stage."""
+        return [number for number, layer in enumerate(self._plan.offloaded[self._number]) if layer]
+
+    def _enter(self, layer: int) -> None:
+        """Wait for the copy of an offloaded layer; the first ones were copied by the pass before."""
+        super()._enter(layer)
+        copied = self._copied.get((self._number, layer))
+        if copied is not None:
+            self._awaited.append((self._copies, copied, -1))
+
+    def _leave(self, layer: int) -> None:
+        """Begin the copy of the offloaded layer that takes the slot of this one."""
+        super()._leave(layer)
+        layers = self._offloaded()
+        if layer not in layers:
+            return
+        following = layers[(layers.index(layer) + self._plan.options.step) % len(layers)]
+        weights = self._plan.offloaded[self._number][following]
+        sizes = [size for one in weights.values() for size in one]
+        name = copy_name(to_device=True, pinned=True)
+        copied = self._fetch(name, "layer", sizes, calls=len(sizes))
+        self._copied[self._number, following] = copied
+
+    @cached_property
+    def _copied(self) -> dict[tuple[int, int], int]:
+        """Number of the last copy of each layer of each stage."""
+        return {}

@@ -1,0 +1,355 @@
+"""Weights divided among GPUs: bytes, collectives, pipelines, and equality with a complete copy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.engine import execute
+from simoffload.models import ModelShape, Sequences, load_model
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies.divided import divide
+
+MODELS = ["llama-2-7b", "llama-2-70b", "opt-6.7b", "bloom-7b1", "mixtral-8x7b", "qwen3-14b", "gemma-2-9b"]
+
+
+def scenario(model: str = "llama-2-7b", *, batch: int = 4, **strategy: Any) -> LoadedScenario:
+    text = {
+        "name": "divided",
+        "model": model,
+        "platform": "dgx-a100-80g",
+        "workload": {"batch_size": batch, "prompt_length": 32, "output_length": 4},
+        "strategy": {"kind": "tensor_parallel", **strategy},
+    }
+    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def simulated(model: str = "llama-2-7b", *, batch: int = 4, **strategy: Any) -> Any:
+    return so.simulate(scenario(model, batch=batch, **strategy))
+
+
+# -- the parts -----------------------------------------------------------------------------------
+
+
+def tied(model: ModelShape) -> bool:
+    return any(one.tied for module in model.modules_after for one in module.parameters)
+
+
+def replicated(stage: ModelShape) -> int:
+    """Parameters of norms, routers, positions, and biases that are added to a sum."""
+
+    def of(modules: tuple[Any, ...]) -> int:
+        found = 0
+        for module in modules:
+            summed = module.name.endswith(("out_proj", "fc2", "dense", "4h_to_h"))
+            every = module.kind in ("norm", "router") or "position" in module.name
+            for one in module.parameters:
+                found += one.numel if every or (summed and one.name.endswith("bias")) else 0
+        return found
+
+    return of(stage.modules_before) + stage.num_hidden_layers * of(stage.layer) + of(stage.modules_after)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (1, 2), (4, 2)])
+def test_the_parts_add_up_to_the_model(name: str, tensor: int, pipeline: int) -> None:
+    """A tied head in a later stage is a copy of the embedding; each of these numbers is even."""
+    model = load_model(name)
+    for fused in (False, True):
+        stages = divide(model, tensor=tensor, pipeline=pipeline, fused=fused).stages
+        assert sum(one.num_hidden_layers for one in stages) == model.num_hidden_layers
+        every = sum(map(replicated, stages))
+        total = tensor * (sum(one.num_parameters for one in stages) - every) + every
+        copied = model.vocab_size * model.hidden_size if tied(model) and pipeline > 1 else 0
+        assert total == model.num_parameters + copied
+
+
+def test_the_vocabulary_is_divided_in_equal_parts() -> None:
+    """50,272 rows on 32 GPUs are 1,571 on each; those of the positions are on every GPU."""
+    model = load_model("opt-6.7b")
+    (part,) = divide(model, tensor=32, pipeline=1, fused=False).stages
+    assert [one.num_parameters for one in part.modules_before if one.kind == "embedding"] == [
+        1571 * 4096,
+        2050 * 4096,
+    ]
+    assert part.modules_after[-1].out_features == 1571
+
+
+@pytest.mark.parametrize(("tensor", "heads"), [(4, 2), (8, 1), (16, 1)])
+def test_key_value_heads_are_kept_whole(tensor: int, heads: int) -> None:
+    """Llama-2-70B has 8: on 16 GPUs each is kept twice, with its weights and its cache."""
+    model = load_model("llama-2-70b")
+    part = divide(model, tensor=tensor, pipeline=1, fused=False).stages[0]
+    size = {one.name: one.out_features for one in part.layer}
+    assert (part.num_key_value_heads, size["self_attn.k_proj"]) == (heads, heads * 128)
+    assert size["self_attn.q_proj"] == 8192 // tensor
+    whole = model.kv_cache_bytes(batch=3, tokens=100)
+    assert part.kv_cache_bytes(batch=3, tokens=100) == whole * heads // 8
+
+
+def test_experts_are_divided_by_their_width() -> None:
+    model = load_model("mixtral-8x7b")
+    (part,) = divide(model, tensor=4, pipeline=1, fused=False).stages
+    one, other = (
+        next(module for module in each.layer if module.name == "mlp.experts") for each in (model, part)
+    )
+    assert other.num_parameters * 4 == one.num_parameters
+    assert (other.in_features, other.out_features) == (8 * (4096 + 14336 // 4), 8 * (4096 + 2 * 14336 // 4))
+
+
+def test_fused_kernels_are_fewer_and_have_the_same_weights() -> None:
+    model = load_model("llama-2-7b")
+    (part,) = divide(model, tensor=1, pipeline=1, fused=True).stages
+    busy = [one.name for one in part.layer if one.in_features or one.out_features]
+    assert busy == [
+        "input_layernorm",
+        "self_attn.q_proj+k_proj+v_proj",
+        "self_attn.attention",
+        "self_attn.o_proj",
+        "post_attention_layernorm",
+        "mlp.gate_proj+up_proj",
+        "mlp.act_fn",
+        "mlp.down_proj",
+    ]
+    assert part.num_parameters == model.num_parameters
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "opt-6.7b", "mixtral-8x7b", "gemma-2-9b"])
+@pytest.mark.parametrize("copies", [1, 4])
+def test_one_part_is_the_resident_model(model: str, copies: int) -> None:
+    """To the picosecond, in every cause and stream, and to the byte."""
+    divided = so.simulate(scenario(model, data_parallel_size=copies)).to_dict()
+    resident = so.simulate(scenario(model, kind="resident", ranks=copies)).to_dict()
+    for key in ("passes", "metrics", "ranks", "replicas"):
+        assert divided.get(key) == resident.get(key), key
+    sizes = [
+        [(tier["tier"], tier["needed_bytes"]) for tier in one["capacity"]] for one in (divided, resident)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_every_layer_sums_twice_over_the_ring() -> None:
+    """And once for the embedding; each GPU receives 2 (n - 1) / n of 4 x 4096 numbers of 2 B."""
+    plan: Any = scenario(tensor_parallel_size=4).plan()
+    step = plan.step([Sequences(4, 1, 40)]).schedule({})
+    sums = [(op.size, block.repeat) for block in step.blocks for op in block.ops if op.kind == "all-reduce"]
+    assert sum(times for _, times in sums) == 2 * 32 + 1
+    assert {size for size, _ in sums} == {round(4 * 4096 * 2 * 2 * 3 / 4)}
+    (gathered,) = (op for block in step.blocks for op in block.ops if op.kind == "gather")
+    assert gathered.size == 4 * 32000 * 2 * 3 // 4
+
+
+def test_more_gpus_are_faster_but_not_in_proportion() -> None:
+    one, two, eight = (simulated(tensor_parallel_size=size, compiled=True).tpot_s for size in (1, 2, 8))
+    assert one / 2 < two < one
+    assert one / 8 < eight < two
+
+
+def test_launches_cost_nothing_in_cuda_graphs() -> None:
+    eager, compiled = (simulated(compiled=flag) for flag in (False, True))
+    assert eager.bottleneck == "host thread"
+    assert compiled.bottleneck == "GPU compute"
+    assert compiled.tpot_s < eager.tpot_s / 2
+
+
+def test_the_stages_of_a_decode_step_follow_each_other() -> None:
+    """Two stages together take as long as one GPU, and send the hidden states once."""
+    one, two = (simulated(pipeline_parallel_size=size, compiled=True) for size in (1, 2))
+    assert two.tpot_s == pytest.approx(one.tpot_s, rel=0.01)
+    assert two.tpot_s > one.tpot_s
+    causes = {one["cause"]: one["exposed_ps"] for one in two.to_dict()["passes"][-1]["time_by_cause"]}
+    assert causes["stage to stage"] > 20e6, "20 us of latency"
+
+
+def test_a_prefill_goes_through_the_stages_in_micro_batches() -> None:
+    """Four of equal duration t take (4 + 4 - 1) t / 4 of the time of one GPU, and a little for sending."""
+    plan: Any = scenario(batch=8, pipeline_parallel_size=4, compiled=True).plan()
+    batches = plan.micro_batches(plan.forward("prefill", 2048, 2048))
+    assert batches == [(Sequences(2, 2048, 2048),)] * 4
+    assert plan.micro_batches(plan.forward("decode 1", 1, 33)) == [(Sequences(8, 1, 33),)]
+    long = plan.step([Sequences(8, 2048, 2048)])
+    alone: Any = scenario(batch=8, compiled=True).plan()
+    ratio = (
+        execute(long.schedule({})).makespan
+        / execute(alone.step([Sequences(8, 2048, 2048)]).schedule({})).makespan
+    )
+    assert ratio == pytest.approx(7 / 16, rel=0.1)
+
+
+def test_replicas_have_their_own_batches_and_rings() -> None:
+    """Two replicas of two GPUs do twice the work in the same time."""
+    one, two = (simulated(tensor_parallel_size=2, data_parallel_size=size) for size in (1, 2))
+    assert (two.ranks, two.gpus, two.replicas) == (4, 4, 2)
+    assert two.tpot_s == one.tpot_s
+    assert two.decode_tokens_per_s == 2 * one.decode_tokens_per_s
+
+
+def test_parts_need_less_memory() -> None:
+    needed = [
+        {
+            one["name"]: one["bytes"]
+            for one in so.fit(scenario("llama-2-70b", **sizes)).to_dict()["capacity"][0]["terms"]
+        }
+        for sizes in ({}, {"tensor_parallel_size": 8}, {"pipeline_parallel_size": 4})
+    ]
+    whole, eighth, stage = needed
+    model = load_model("llama-2-70b")
+    norms = (2 * 80 + 1) * 8192 * 2
+    assert whole["weights"] == model.weight_bytes
+    assert eighth["weights"] == (model.weight_bytes - norms) // 8 + norms
+    assert stage["weights"] == model.parameters_per_layer * 20 * 2 + 32000 * 8192 * 2 + 8192 * 2
+    assert eighth["key-value cache"] * 8 == stage["key-value cache"] * 4 == whole["key-value cache"]
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size.*3 GPUs cannot divide 32 attention heads"),
+        ({"pipeline_parallel_size": 5}, "pipeline_parallel_size.*5 stages cannot divide 32 layers.*1, 2, 4"),
+        ({"tensor_parallel_size": 16}, "tensor_parallel_size.*16 ranks, but the platform has 8 GPUs"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 2, "ranks": 3}, "which is 2, not 3; leave ranks out"),
+    ],
+)
+def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: str) -> None:
+    with pytest.raises(so.InputError, match=words):
+        scenario(**sizes).plan()
+
+
+def test_another_tier_is_refused() -> None:
+    with pytest.raises(so.InputError, match=r"offload with strategy\.kind zero_inference"):
+        scenario().on("dram")
+
+
+def test_replicated_key_value_heads_are_reported() -> None:
+    found = resolve(
+        parse_yaml(
+            yaml_text(
+                {
+                    "name": "x",
+                    "model": "llama-2-70b",
+                    "platform": "dgx-a100-80g",
+                    "nodes": 2,
+                    "workload": {"batch_size": 1, "prompt_length": 8, "output_length": 2},
+                    "strategy": {"kind": "tensor_parallel", "tensor_parallel_size": 16},
+                }
+            ),
+            name="s.yaml",
+        )
+    )
+    assert found.plan().warnings == ("each of 8 key-value heads is kept by 2 GPUs, as there are 16",)
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def test_it_states_what_to_type() -> None:
+    command = scenario(tensor_parallel_size=2, pipeline_parallel_size=2, compiled=True).exports()
+    text = command["vllm-serve.sh"]
+    assert "vllm serve llama-2-7b" in text
+    assert "--tensor-parallel-size 2 \\\n  --pipeline-parallel-size 2" in text
+    assert "--enforce-eager" not in text
+    eager = scenario(tensor_parallel_size=2).exports()["tensor_parallel.py"]
+    assert 'tp_plan="auto"' in eager
+    compile(eager, "tensor_parallel.py", "exec")
+
+
+def test_every_command_knows_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml_text(scenario(tensor_parallel_size=2, compiled=True).document.data))
+    strategy = tmp_path / "resident.yaml"
+    strategy.write_text("kind: resident\n")
+    for argv in (
+        ("check", str(path)),
+        ("run", str(path), "--output-dir", str(tmp_path / "out")),
+        ("fit", str(path), "--largest"),
+        ("compare", str(path), "--strategy", str(strategy)),
+        ("advise", str(path)),
+    ):
+        assert main(argv) == 0, capsys.readouterr().err
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "vllm serve" in page
+    assert "<p>For vLLM.</p>" in page
+
+
+def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml_text(scenario("llama-2-70b").document.data))
+    assert main(["fit", str(path)]) == 3
+    assert "strategy.tensor_parallel_size=2" in capsys.readouterr().out
+
+
+# -- the baseline of a comparison ----------------------------------------------------------------
+
+
+def offloaded(platform: str = "dgx-a100-80g", model: str = "llama-2-7b", **keys: Any) -> LoadedScenario:
+    text = {
+        "name": "offloaded",
+        "model": model,
+        "platform": platform,
+        "workload": {"batch_size": 2, "prompt_length": 16, "output_length": 3},
+        "strategy": {"kind": "zero_inference", "weights": "dram", **keys},
+    }
+    section = {"zero_optimization": {"offload_param": {"buffer_size": 600_000_000}}}
+    text["strategy"] |= {"ds_config": section}  # type: ignore[operator]
+    return resolve(parse_yaml(yaml_text(text), name="o.yaml"))
+
+
+def test_compare_adds_the_same_sequences_served_from_hbm() -> None:
+    """Of eight replicas in one batch, last; the requested rows are those without it."""
+    scenario = offloaded(ranks=8)
+    found = so.compare(scenario, ["dram", "raid"])
+    alone = so.compare_scenarios(so.on_targets(scenario, ["dram", "raid"]))
+    assert list(found.results) == ["dram", "raid", "tensor_parallel"]
+    for label, result in alone.results.items():
+        assert found.results[label].simulated() == result.simulated()
+        assert found.ratio(label) == alone.ratio(label)
+    added: Any = found.results["tensor_parallel"]
+    assert (added.gpus, added.replicas, added.batch_size) == (8, 1, 16)
+    assert "8 GPUs hold the weights together" in added.warnings[0]
+    assert found.ranking[0] == "tensor_parallel"
+
+
+def test_as_many_gpus_as_needed_hold_the_weights() -> None:
+    """70 billion parameters need two of 80 GB; one label for each platform."""
+    found = so.compare(offloaded(model="llama-2-70b"), ["dram", "dgx-h100:dram", "dgx-h100:raid"])
+    added = {label: result.gpus for label, result in found.results.items() if "parallel" in label}
+    assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "targets"),
+    [
+        (offloaded(), ["hbm"]),
+        (offloaded(platform="h100-2nvme"), ["dram"]),
+        (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"]),
+    ],
+    ids=["nothing is offloaded", "one GPU", "too large"],
+)
+def test_without_need_or_room_nothing_is_added(scenario: LoadedScenario, targets: list[str]) -> None:
+    assert list(so.compare(scenario, targets).results) == targets
+
+
+def test_scenarios_that_are_compared_as_they_are_get_no_baseline() -> None:
+    assert list(so.compare_scenarios({"one": offloaded()}).results) == ["one"]
+
+
+def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not for each strategy of the same work, nor where it was asked for."""
+    (tmp_path / "vllm.yaml").write_text("{kind: vllm_cpu_offload, cpu_offload_gb: 4}\n")
+    (tmp_path / "s.yaml").write_text(yaml_text(offloaded().document.data))
+    argv = ["compare", str(tmp_path / "s.yaml"), "--strategy", str(tmp_path / "vllm.yaml")]
+    assert main([*argv, "--on", "dram", "--json"]) == 0
+    labels = [one["label"] for one in json.loads(capsys.readouterr().out)["compared"]]
+    assert labels == ["offloaded dram", "offloaded, vllm dram", "offloaded tensor_parallel"]

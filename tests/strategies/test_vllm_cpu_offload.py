@@ -1,0 +1,186 @@
+"""vLLM's offloading of weights: what stays in host memory, and when it crosses the link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.models import Sequences, load_model
+from simoffload.scenario import LoadedScenario, resolve
+
+GIB = 1 << 30
+LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+"""[B] of a layer of Llama-2-7B."""
+
+
+def scenario(*, model: str = "llama-2-7b", **strategy: Any) -> LoadedScenario:
+    text = {
+        "name": "offloaded",
+        "model": model,
+        "platform": "dgx-a100-80g",
+        "workload": {"batch_size": 1, "prompt_length": 32, "output_length": 4},
+        "strategy": {"kind": "vllm_cpu_offload", **strategy},
+    }
+    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def simulated(**strategy: Any) -> Any:
+    return so.simulate(scenario(**strategy))
+
+
+def copies(**strategy: Any) -> list[tuple[str, int]]:
+    """Label and size of all that one decode step moves from host memory."""
+    schedule = scenario(**strategy).plan().step([Sequences(1, 1, 33)]).schedule({})  # type: ignore[attr-defined]
+    return [
+        (op.label, op.size)
+        for block in schedule.blocks
+        for _ in range(block.repeat)
+        for op in block.ops
+        if op.kind == "copy"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["resident", "tensor_parallel"])
+def test_with_all_weights_on_the_gpu_it_is_another_strategy(kind: str) -> None:
+    """To the picosecond and to the byte."""
+    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({"compiled": False}, {"kind": kind}))
+    assert one["passes"] == other["passes"]
+    assert [tier["needed_bytes"] for tier in one["capacity"]] == [
+        tier["needed_bytes"] for tier in other["capacity"]
+    ]
+
+
+def test_the_budget_is_spent_in_order() -> None:
+    """Two whole layers, and of the third as many tensors as begin within 1 GiB: the last may exceed it."""
+    moved = copies(cpu_offload_gb=1)
+    assert sum(size for _, size in moved[: len(moved) // 3]) <= LAYER
+    total = sum(size for _, size in moved)
+    assert GIB <= total < GIB + 2 * 4096 * 11008 * 2
+    assert [label for label, _ in moved][:3] == [
+        "input_layernorm",
+        "self_attn.q_proj+k_proj+v_proj",
+        "self_attn.o_proj",
+    ]
+
+
+def test_all_layers_are_read_once_in_a_step() -> None:
+    """The embedding, the last norm and the head stay on the GPU."""
+    moved = copies(cpu_offload_gb=100)
+    model = load_model("llama-2-7b")
+    assert sum(size for _, size in moved) == 32 * LAYER == 32 * 2 * model.parameters_per_layer
+
+
+def test_kernels_take_the_longer_of_their_time_and_the_transfer() -> None:
+    """The step takes the transfers, one after the other, and what runs between them; not the sum of both."""
+    found = simulated(cpu_offload_gb=100)
+    step = found.to_dict()["passes"][-1]
+    exposed = {one["cause"]: one["exposed_ps"] for one in step["time_by_cause"]}
+    busy = simulated().tpot_s
+    path = scenario().machine.host_to_device(0, pinned=True)
+    link = 32 * LAYER / path.curve.points[-1][1]
+    assert exposed["weights read in host memory"] * 1e-12 > 0.95 * found.tpot_s
+    assert link < found.tpot_s < link + busy
+    assert found.bottleneck == "weights read in host memory"
+
+
+def test_only_routed_experts_are_read() -> None:
+    """One token of Mixtral goes to two of eight."""
+    layer = load_model("mixtral-8x7b").layer
+    experts = 2 * next(one for one in layer if one.name == "mlp.experts").num_parameters
+    moved = copies(model="mixtral-8x7b", cpu_offload_gb=1000)
+    assert [size for label, size in moved if label == "mlp.experts"] == [experts // 4] * 32
+
+
+@pytest.mark.parametrize(
+    ("group", "number", "step", "layers"), [(4, 1, 1, 8), (8, 2, 2, 8), (3, 1, 1, 10), (1, 1, 2, 32)]
+)
+def test_the_last_layers_of_groups_are_copied_once(group: int, number: int, step: int, layers: int) -> None:
+    options = {"offload_group_size": group, "offload_num_in_group": number, "offload_prefetch_step": step}
+    assert copies(**options) == [("layer", LAYER)] * layers
+    terms = {
+        one.name: one.size for one in scenario(**options).plan().memory_stages[0].terms if one.tier == "hbm"
+    }
+    model = load_model("llama-2-7b")
+    assert terms["weights"] == model.weight_bytes - layers * LAYER
+    assert terms["prefetch slots"] == step * LAYER
+
+
+def test_a_copy_begins_when_its_slot_is_released() -> None:
+    """With one slot and every layer offloaded, copies and kernels alternate; with two they overlap.
+
+    T_group = max(W / BW, (G - 1) t) + t for one slot.
+    """
+    one, two = (simulated(offload_group_size=1, offload_prefetch_step=step) for step in (1, 2))
+    inside = simulated()
+    assert one.tpot_s > two.tpot_s
+    assert one.tpot_s - two.tpot_s == pytest.approx(inside.tpot_s, rel=0.15)
+    long, short = (simulated(offload_group_size=size).tpot_s for size in (4, 8))
+    assert long == pytest.approx(2 * short, rel=0.05), "half as many bytes, which take longest"
+
+
+def test_host_memory_is_pinned_and_counted_for_every_gpu() -> None:
+    whole, parts = (
+        scenario(cpu_offload_gb=1, **sizes).plan().memory_stages[0].terms
+        for sizes in ({}, {"tensor_parallel_size": 2, "data_parallel_size": 2})
+    )
+    (one,), (four,) = (
+        [term for term in terms if term[:2] == ("dram", "weights")] for terms in (whole, parts)
+    )
+    assert one.pinned
+    assert four.pinned
+    assert GIB <= one.size < 1.2 * GIB
+    assert 4 * GIB <= four.size < 4.4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cpu_offload_gb": 1, "offload_group_size": 2}, "offload_group_size.*set one to 0"),
+        ({"offload_group_size": 2, "offload_num_in_group": 3}, "offload_num_in_group.*3 is more than"),
+        ({"offload_group_size": 16, "offload_prefetch_step": 3}, "offload_prefetch_step.*only 2 of the 32"),
+        ({"offload_group_size": 40}, "offload_group_size.*only 0 of the 32 layers"),
+        ({"cpu_offload_gb": -1}, "cpu_offload_gb"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(so.InputError, match=words):
+        scenario(**options).plan()
+
+
+def test_targets_are_where_it_can_be() -> None:
+    found = scenario(cpu_offload_gb=2)
+    assert found.on("dram").plan().target == "dram"
+    assert found.on("hbm").plan().target == "hbm"
+    with pytest.raises(so.InputError, match="set cpu_offload_gb or offload_group_size"):
+        found.on("raid")
+
+
+def test_it_states_what_to_type() -> None:
+    uva = scenario(cpu_offload_gb=2.5, tensor_parallel_size=2).exports()["vllm-serve.sh"]
+    assert "--tensor-parallel-size 2" in uva
+    assert "--cpu-offload-gb 2.5" in uva
+    groups = scenario(offload_group_size=4).exports()["vllm-serve.sh"]
+    assert "--offload-group-size 4 --offload-num-in-group 1" in groups.replace(" \\\n ", "")
+
+
+def test_compare_adds_the_baseline_without_offloading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml_text(scenario(cpu_offload_gb=4).document.data))
+    assert main(["compare", str(path), "--on", "dram"]) == 0
+    assert "tensor parallel" in capsys.readouterr().out
+    for argv in (("run", str(path)), ("fit", str(path), "--largest"), ("advise", str(path))):
+        assert main(argv) == 0, capsys.readouterr().err
+
+
+def test_fit_offloads_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml_text(scenario(model="llama-2-70b").document.data))
+    assert main(["fit", str(path)]) == 3
+    assert "strategy.cpu_offload_gb=" in capsys.readouterr().out
