@@ -143,7 +143,8 @@ def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedSc
 def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     """Return the scenario with the section ``strategy`` of a file. Raises InputError.
 
-    Its name ends in that of the file; if the file has no ``ranks``, it uses as many GPUs as the scenario.
+    Its name ends in that of the file; if the file does not set the number of ranks (or GPUs), it uses as many
+    GPUs as the scenario.
     """
     from simoffload.documents import Edit, edited, inserted, read_document
     from simoffload.scenario import other_work, resolve
@@ -153,8 +154,9 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
     before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache)
     after = found.scenario.strategy
-    if "ranks" not in strategy.data and after.gpus != before.gpus:
-        found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
+    spread = after.spread(before.gpus)
+    if after.gpus != before.gpus and not any(edit.path[1] in strategy.data for edit in spread[:1]):
+        found = resolve(edited(document, spread), cache=scenario.cache)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 
 

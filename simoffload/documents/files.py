@@ -131,7 +131,12 @@ def yaml_text(tree: Mapping[str, Any], *, flow: bool = False) -> str:
 
 
 def ds_config_text(config: Any) -> str:
-    """Write a ds_config as JSON; floats such as 4e9 become integers, which DeepSpeed expects."""
+    """Write a ds_config as JSON; floats such as 4e9 become integers, which DeepSpeed expects.
+
+    A configuration that is text already, such as a script, is returned unchanged.
+    """
+    if isinstance(config, str):
+        return config
     return json.dumps(_with_integers(config), indent=2) + "\n"
 
 

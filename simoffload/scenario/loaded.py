@@ -169,8 +169,9 @@ class LoadedScenario:
         if strategy.gpus > gpus:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
             has = f"the platform has {plural(gpus, 'GPU')}"
-            text = f"{strategy.ranks} ranks{more}, but {has}; lower it or raise nodes"
-            raise InputError([self.document.problem(("strategy", "ranks"), text)])
+            text = f"{plural(strategy.ranks, 'rank')}{more}, but {has}; lower it or raise nodes"
+            path = next((edit.path for edit in strategy.spread(gpus)), ("strategy", "ranks"))
+            raise InputError([self.document.problem(path, text)])
         try:
             return action()
         except InputError as error:
