@@ -145,8 +145,8 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warnings about assumptions on the page cache."""
-        if not self.bytes_at("disk"):
+        """Warning about what is assumed of the page cache, unless the scenario states it."""
+        if self.options.page_cache is not None or not self.bytes_at("disk"):
             return ()
         size = format_bytes(self.bytes_at("disk"))
         if self.cached:

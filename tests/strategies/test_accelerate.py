@@ -338,6 +338,7 @@ def test_a_cached_file_is_copied_to_a_tensor_and_then_to_the_gpu(on_disk: Path) 
     assert (total(schedule, "read"), total(schedule, "copy")) == (0, WEIGHTS)
     assert total(schedule, "cpu") == 2 * WEIGHTS, "read once and written once"
     assert any("page cache" in text for text in plan(on_disk).warnings)
+    assert not plan(on_disk, "page_cache=true").warnings, "the scenario says so itself"
 
 
 def test_a_cold_file_is_read_first_and_the_times_add_up(on_disk: Path) -> None:
