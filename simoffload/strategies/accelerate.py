@@ -28,6 +28,8 @@ _VALID = (
     'number of a GPU, "cpu" or "disk"'
 )
 _LIMIT_KEYS = 'keys must be numbers of GPUs in quotes, or cpu, such as {"0": 20 GiB, cpu: 60 GiB}'
+_PARTS = 8
+"""Number of parts into which ``advise`` divides the layers between GPU and offload (our choice)."""
 _KEPT = 0.9
 """Share of a single GPU's free memory that ``device_map="auto"`` fills unless ``max_memory`` is given
 (``get_balanced_memory``)."""
@@ -161,11 +163,18 @@ class Accelerate(Strategy):
             )
             yield (Change("tier", f"weights on {tier.name}", placed),)
 
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield as many modules on the GPU as its memory holds, and pinned host memory."""
+    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield a map by ``auto``, parts of the layers on the GPU, and pinned memory."""
+        free = () if self.max_memory is None else (Edit.at("strategy.max_memory", None),)
         if self.device_map != "auto":
             edit = Edit.at("strategy.device_map", "auto")
             yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
+        counts = dict.fromkeys(model.num_hidden_layers * part // _PARTS for part in range(1, _PARTS))
+        for count in counts:
+            if count not in (0, self.device_map):
+                edit = Edit.at("strategy.device_map", count)
+                description = f"{count} of {model.num_hidden_layers} layers on the GPU (device_map)"
+                yield Change("setting", description, (edit, *free), key=f"layers-{count}")
         if not self.pin_memory and not storage:
             edit = Edit.at("strategy.pin_memory", True)
             yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
