@@ -154,7 +154,7 @@ def _type(one: dict[str, Any], schema: dict[str, Any]) -> str:
     if choices:
         return ", ".join(f"`{choice}`" for choice in choices)
     if "examples" in one:
-        return f"{one['title']}, e.g. `{one['examples'][0]}`"
+        return f"{one.get('title', 'text')}, e.g. `{one['examples'][0]}`"
     if one.get("type") == "array":
         items = one.get("items", {})
         each = [_type(item, schema) for item in items.get("prefixItems", [items])]

@@ -120,11 +120,12 @@ def _of_model(
 
     platforms = (target.rpartition(":")[0] for target in targets)
     scenario = default_scenario(model, next(filter(None, platforms), None), overrides=overrides)
-    work = scenario.scenario.workload
+    work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     text = str(work.kind)
     if isinstance(work, Inference):
-        text = f"batch {work.batch_size} per GPU, {work.prompt_length} tokens in, {work.output_length} out"
-    where = f"{plural(scenario.scenario.strategy.ranks, 'GPU')} of {scenario.machine.platform}"
+        each = " per GPU" if strategy.replicas == strategy.gpus else ""
+        text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
+    where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"
     console.note(f"{model} is a model; simulated with {text}, on {where}; change this with --set")
     return scenario
 

@@ -23,7 +23,14 @@ from simoffload.hardware.quantities import (
     Text,
     saturating,
 )
-from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts, scaled_costs
+from simoffload.hardware.thread_costs import (
+    AccelerateCosts,
+    DeepSpeedCosts,
+    FsdpCosts,
+    TrainingCosts,
+    estimated_accelerate_costs,
+    scaled_costs,
+)
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
 
 
@@ -319,6 +326,9 @@ class Host(Profile):
     fsdp: FsdpCosts | None = None
     """Costs of the Python thread under PyTorch's FSDP; None: not measured, so that those of another host are
     scaled."""
+    accelerate: AccelerateCosts | None = None
+    """Costs of the Python thread under Hugging Face Accelerate; None: not measured, so that they are
+    estimated."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
@@ -339,6 +349,11 @@ class Host(Profile):
             loops_thread=2 * self.memcpy_rate.value,
             loops_limit=cpu.limit.value / cpu.numa_nodes.value,
         )
+
+    @property
+    def accelerate_costs(self) -> AccelerateCosts:
+        """The host's own costs under Accelerate, or estimates from its time of a PyTorch operation."""
+        return self.accelerate or estimated_accelerate_costs(operation_s=self.deepspeed.operation.value)
 
     @property
     def memory_rate(self) -> int:

@@ -1,4 +1,5 @@
-"""Costs of the Python thread that drives a GPU: under DeepSpeed, in training, and under PyTorch's FSDP."""
+"""Costs of the Python thread that drives a GPU: under DeepSpeed, in training, under PyTorch's FSDP and under
+Hugging Face Accelerate."""
 
 from __future__ import annotations
 
@@ -147,6 +148,16 @@ class FsdpCosts(Frozen):
         return int(traffic / (traffic / loops + new / pages))
 
 
+class AccelerateCosts(Frozen):
+    """Time that the Python thread spends under Hugging Face Accelerate's hooks, per event."""
+
+    hook: Sourced[Seconds]
+    """Time of the hooks before and after a module, without the tensors that they move."""
+    tensor: Sourced[Seconds]
+    """Time for each tensor that is brought to the GPU and dropped, in addition to its copy: Python code,
+    allocation, and emptying PyTorch's cache of GPU memory."""
+
+
 _REFERENCE_RANKS = 2
 _REFERENCE = {
     "operation": 19.46e-6,
@@ -194,3 +205,34 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     for key in times:
         statements[key]["spread"] = _SCALED_SPREAD
     return FsdpCosts.model_validate(statements)
+
+
+_HOOK_OPERATIONS = 1
+"""Time of a hook as a number of PyTorch operations: two Python functions that walk over the arguments
+(``AlignDevicesHook``, accelerate 1.15.0, hooks.py), without a kernel; a count in the code."""
+_TENSOR_OPERATIONS = 10
+"""Time of Accelerate's code for a tensor as a number of PyTorch operations: six calls of PyTorch in the two
+calls of ``set_module_tensor_to_device`` (conversion, copy and new Parameter, on the way in and out), three
+walks over the module's tensors, and the checks in ``clear_device_cache`` that are not cached; a count in the
+code."""
+_ALLOCATION_S = 100e-6
+"""Time [s] of cudaMalloc and cudaFree for a tensor, 50 us each: measured up to 512 KB at
+cs.virginia.edu/~mwb7w/cuda_support/memory_management_overhead.html; larger blocks take longer, but part of
+the tensors gets memory that another has left."""
+
+
+def estimated_accelerate_costs(*, operation_s: float) -> AccelerateCosts:
+    """Return the costs of a host on which Accelerate was not measured, from its time of a PyTorch
+    operation."""
+    times = {
+        "hook": _HOOK_OPERATIONS * operation_s,
+        "tensor": _TENSOR_OPERATIONS * operation_s + _ALLOCATION_S,
+    }
+    provenance = {
+        "origin": "estimate",
+        "source": "operations counted in accelerate 1.15.0, at the host's time of one; allocation 0.1 ms",
+        "date": datetime.date(2026, 11, 22),
+    }
+    return AccelerateCosts.model_validate(
+        {key: {"value": f"{value * 1e6:.4f} us", **provenance} for key, value in times.items()}
+    )

@@ -171,7 +171,7 @@ class LoadedScenario:
         if strategy.gpus > gpus:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
             has = f"the platform has {plural(gpus, 'GPU')}"
-            text = f"{strategy.ranks} ranks{more}, but {has}; lower it or raise nodes"
+            text = f"{plural(strategy.ranks, 'rank')}{more}, but {has}; lower it or raise nodes"
             raise InputError([self.document.problem(("strategy", strategy.gpu_keys[0]), text)])
         try:
             return action()

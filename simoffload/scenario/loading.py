@@ -321,7 +321,9 @@ def default_scenario(
 def _filled(scenario: LoadedScenario) -> Document:
     """Return the document with the values that follow from model and platform, unless it has them."""
     document, strategy = scenario.document, scenario.scenario.strategy
-    if "ranks" not in document.data["strategy"]:
-        strategy = strategy.model_copy(update={"ranks": scenario.machine.gpus})
-    ranks = Edit.at("strategy.ranks", strategy.ranks)
-    return edited(document, (ranks, *strategy.filled(scenario.model)))
+    spread = strategy.spread(scenario.machine.gpus)[:1]
+    for edit in spread:
+        if edit.path[1] not in document.data["strategy"]:
+            strategy = strategy.model_copy(update={str(edit.path[1]): edit.value})
+            document = edited(document, spread)
+    return edited(document, strategy.filled(scenario.model))

@@ -30,6 +30,7 @@ _OWN: Mapping[str, _Own] = {
     "zero_inference": _Own("zero_inference", "ZeroInference", frozenset({"inference"})),
     "zero_training": _Own("training.zero_training", "ZeroTraining", frozenset({"training"})),
     "fsdp": _Own("training.fsdp", "Fsdp", frozenset({"training"})),
+    "accelerate": _Own("accelerate", "Accelerate", frozenset({"inference"})),
     "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
     "tensor_parallel": _Own("tensor_parallel", "TensorParallel", frozenset({"inference"})),
     "vllm_cpu_offload": _Own("vllm_cpu_offload", "VllmCpuOffload", frozenset({"inference"})),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
-from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
+from simoffload.schedule import Dependency, Device, Hops, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 HOST = 0
@@ -30,10 +30,11 @@ class StreamWriter:
         streams: Sequence[str],
         machine: Machine,
         routes: Routes | None = None,
+        devices: Sequence[Device] = (),
     ) -> None:
         self.machine = machine
         self.costs = machine.host.deepspeed
-        self.builder = ScheduleBuilder(name=name, ranks=len(gpus), streams=streams)
+        self.builder = ScheduleBuilder(name=name, ranks=len(gpus), streams=streams, devices=devices)
         self.label = name
         self.gpus = gpus
         self.ranks = len(gpus)

@@ -34,6 +34,7 @@ def test_the_studies_are_all_there() -> None:
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
+        "accelerate/llama-3.1-70b",
         *TRAINING,
     }
 

@@ -1,0 +1,271 @@
+"""Hugging Face Accelerate: modules on GPUs, in host memory and on disk; the keys and their device map.
+
+Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model``, ``cpu_offload``,
+``disk_offload``); ``accelerate_plan`` states what its hooks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from simoffload.documents import Edit, quoted
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results import Change
+from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.device_map import Home, ModuleTree
+from simoffload.units import Bytes, format_bytes
+from simoffload.workload import Inference
+
+_CHOICES = ("auto", "cuda", "cpu", "disk")
+_VALID = (
+    "must be auto, cuda, cpu, disk, a number of layers on the GPU, or a mapping from names of modules to the "
+    'number of a GPU, "cpu" or "disk"'
+)
+_LIMIT_KEYS = 'keys must be numbers of GPUs in quotes, or cpu, such as {"0": 20 GiB, cpu: 60 GiB}'
+_PARTS = 8
+"""Number of parts into which ``advise`` divides the layers between GPU and offload (our choice)."""
+_KEPT = 0.9
+"""Share of a single GPU's free memory that ``device_map="auto"`` fills unless ``max_memory`` is given
+(``get_balanced_memory``)."""
+
+
+def _device_map(value: Any) -> Any:
+    """Return a valid device map; raises ValueError with all that is valid."""
+    if isinstance(value, Mapping):
+        wrong = [one for one in value.values() if one not in ("cpu", "disk") and not _is_number(one)]
+        if wrong or not value:
+            raise ValueError(_VALID)
+    elif value not in _CHOICES and not _is_number(value):
+        raise ValueError(_VALID)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _max_memory(value: Any) -> Any:
+    """Return valid memory limits; raises ValueError for keys that are neither GPUs nor the CPU."""
+    if isinstance(value, Mapping):
+        strange = [key for key in value if key != "cpu" and not str(key).isdecimal()]
+        if strange or not value:
+            got = f", got {quoted(strange[0])}" if strange else ""
+            raise ValueError(f"{_LIMIT_KEYS}{got}")
+    return value
+
+
+class Accelerate(Strategy):
+    """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
+    names."""
+
+    gpu_keys: ClassVar = ("num_gpus",)
+    serves: ClassVar = frozenset({"inference"})
+    tier_keys: ClassVar = {"offload_folder": "storage"}
+
+    kind: Literal["accelerate"] = "accelerate"
+    ranks: Literal[1] = 1
+    """Number of processes; one drives all GPUs."""
+    num_gpus: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Number of GPUs of one host among which modules are divided."""
+    device_map: Annotated[
+        Literal["auto", "cuda", "cpu", "disk"] | int | dict[str, int | Literal["cpu", "disk"]],
+        BeforeValidator(_device_map),
+    ] = "auto"
+    """Homes of the modules: ``auto`` fills GPUs, then host memory, then the disk; ``cuda``: all on GPUs;
+    ``cpu`` and ``disk``: all offloaded; a number: so many layers on GPUs, the others in ``offload_folder``,
+    or without one in host memory; or a mapping by name of module."""
+    max_memory: Annotated[dict[str, Bytes], BeforeValidator(_max_memory)] | None = None
+    """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
+    not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and that of the
+    host."""
+    offload_folder: Annotated[str, Field(min_length=1)] | None = None
+    """Storage tier that holds the modules on disk."""
+    page_cache: bool | None = None
+    """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
+    the host memory that is free."""
+    pin_memory: bool = False
+    """Whether the weights in host memory are pinned: passed as ``state_dict``, as Accelerate does not pin
+    them."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the process uses."""
+        return self.num_gpus
+
+    @property
+    def replicas(self) -> int:
+        """Number of batches at the same time, which is one."""
+        return 1
+
+    @property
+    def program(self) -> str:
+        """Version of Accelerate whose code is simulated."""
+        return "accelerate 1.15.0"
+
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Return the edit that divides the modules among GPUs."""
+        return (Edit.at("strategy.num_gpus", gpus),)
+
+    # -- places ---------------------------------------------------------------------------------
+
+    def _folder(self) -> str:
+        if self.offload_folder is None:
+            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
+        return self.offload_folder
+
+    def places(self, machine: Machine) -> Placement:  # noqa: ARG002
+        """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
+
+        Raises InputError if modules are on disk and ``offload_folder`` is not set.
+        """
+        homes = set(self.device_map.values()) if isinstance(self.device_map, dict) else {self.device_map}
+        if "disk" in homes:
+            return Placement(self._folder())
+        if isinstance(self.device_map, int):
+            return Placement(self.offload_folder or "dram")
+        return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Return the tiers of the machine."""
+        return tuple(map(Placement, machine.tiers))
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Return edits that offload the same modules to another tier; with ``auto`` all modules.
+
+        Raises PlacementError for an optimizer.
+        """
+        if placement.optimizer is not None:
+            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
+        tier = machine.tiers[placement.weights]
+        home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
+        folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
+        if home == "cuda":
+            return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
+        if isinstance(self.device_map, int):
+            return (folder,)
+        if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
+            changed = {name: one if isinstance(one, int) else home for name, one in self.device_map.items()}
+            return Edit(("strategy", "device_map"), changed), folder
+        if self.device_map == "auto" and placement == self.places(machine):
+            return ()
+        return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None), folder
+
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield, for each tier from the smallest, the change that offloads all modules to it."""
+        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
+            placed = self.model_copy(update={"device_map": "cuda"}).retarget(
+                Placement(tier.name), plan.machine
+            )
+            yield (Change("tier", f"weights on {tier.name}", placed),)
+
+    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield a map by ``auto``, parts of the layers on the GPU, and pinned memory."""
+        free = () if self.max_memory is None else (Edit.at("strategy.max_memory", None),)
+        if self.device_map != "auto":
+            edit = Edit.at("strategy.device_map", "auto")
+            yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
+        counts = dict.fromkeys(model.num_hidden_layers * part // _PARTS for part in range(1, _PARTS))
+        for count in counts:
+            if count not in (0, self.device_map):
+                edit = Edit.at("strategy.device_map", count)
+                description = f"{count} of {model.num_hidden_layers} layers on the GPU (device_map)"
+                yield Change("setting", description, (edit, *free), key=f"layers-{count}")
+        if not self.pin_memory and not storage:
+            edit = Edit.at("strategy.pin_memory", True)
+            yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
+
+    # -- the plan -------------------------------------------------------------------------------
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> AcceleratePlan:
+        """Apply the strategy. Raises InputError for missing hardware and for maps that Accelerate refuses or
+        would compute on the CPU."""
+        if self.num_gpus > machine.gpus_per_node:
+            text = f"one process uses the GPUs of one host, which has {machine.gpus_per_node}; lower it"
+            raise InputError.at("strategy.num_gpus", text)
+        if self.max_memory is not None and self.device_map != "auto":
+            chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
+            text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
+            raise InputError.at("strategy.max_memory", text)
+        tree = ModuleTree(model)
+        homes = self._homes(tree, machine)
+        if "disk" in homes.values() and self.offload_folder is None:
+            size = format_bytes(sum(one.size for one in tree.units if homes.get(one.name) == "disk"))
+            text = f"{size} of the weights are on disk; name the storage tier that holds them"
+            if self.device_map == "auto":
+                text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
+            raise InputError.at("strategy.offload_folder", text)
+        options = AccelerateOptions(
+            num_gpus=self.num_gpus,
+            folder=self.offload_folder or "",
+            page_cache=self.page_cache,
+            pin_memory=self.pin_memory,
+            fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
+        )
+        return AcceleratePlan(model, workload, machine, options, tree, homes)
+
+    def _homes(self, tree: ModuleTree, machine: Machine) -> Mapping[str, Home]:
+        chosen, gpus = self.device_map, self.num_gpus
+        if isinstance(chosen, dict):
+            return tree.checked(chosen, gpus=gpus)
+        if chosen == "cpu" or chosen == "disk":
+            return tree.everywhere(chosen)
+        if chosen == "auto":
+            return tree.inferred(tree.balanced(self._limits(machine)))
+        count = tree.model.num_hidden_layers if chosen == "cuda" else int(chosen)
+        return tree.first_layers(count, gpus=gpus, rest="disk" if self.offload_folder else "cpu")
+
+    def _limits(self, machine: Machine) -> Mapping[str, int]:
+        """Return the memory that ``auto`` may fill [B]. Raises InputError for GPUs beyond ``num_gpus``."""
+        if self.max_memory is not None:
+            beyond = [key for key in self.max_memory if key != "cpu" and int(key) >= self.num_gpus]
+            if beyond:
+                text = f"names GPU {beyond[0]}, but num_gpus is {self.num_gpus}; remove it, or raise num_gpus"
+                raise InputError.at("strategy.max_memory", text)
+            return self.max_memory
+        free = {one.kind: one.capacity - one.reserved for one in machine.tiers.values()}
+        each = int(_KEPT * free["hbm"]) if self.num_gpus == 1 else free["hbm"]
+        return {**{str(gpu): each for gpu in range(self.num_gpus)}, "cpu": free["dram"]}
+
+    def exports(self, plan: Any) -> dict[str, Any]:
+        """Return the script that loads the model in this way, as ``accelerate.py``."""
+        assert isinstance(plan, AcceleratePlan)
+        return {"accelerate.py": self._script(plan)}
+
+    def _script(self, plan: AcceleratePlan) -> str:
+        """Return the lines of the script."""
+        chosen, homes = self.device_map, plan.homes.values()
+        folder = f'"/mnt/{self.offload_folder}"'
+        pins = "{key: one.pin_memory() for key, one in model.state_dict().items()}"
+        pinned = [f"state_dict={pins}"] if self.pin_memory and "cpu" in homes else []
+        mapped = f"device_map={plan.tree.shortened(plan.homes)}"
+        loaded, call = [f"dtype=torch.{plan.model.dtype}"], ""
+        if chosen == "cpu":
+            call = f"cpu_offload({', '.join(['model', 'execution_device=0', *pinned])})"
+        elif chosen == "disk":
+            call = f"disk_offload(model, {folder}, execution_device=0)"
+        elif pinned:
+            disk = [f"offload_dir={folder}"] if "disk" in homes else []
+            call = f"dispatch_model({', '.join(['model', mapped, *disk, *pinned])})"
+        else:
+            loaded.append('device_map="auto"' if chosen == "auto" else mapped)
+            if limits := self.max_memory:
+                each = {int(key) if key != "cpu" else key: size for key, size in limits.items()}
+                loaded.append(f"max_memory={each}")
+            if "disk" in homes:
+                loaded.append(f"offload_folder={folder}")
+        lines = [
+            "import torch",
+            *([f"from accelerate import {call.partition('(')[0]}"] if call else []),
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f'name = "{plan.model.name}"  # name on Hugging Face, or folder',
+            f"model = AutoModelForCausalLM.from_pretrained(name, {', '.join(loaded)})",
+            *([call] if call else []),
+        ]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,233 @@
+"""Device maps of Hugging Face Accelerate: which GPU, or which memory, is the home of each module.
+
+Reference: huggingface/accelerate 1.15.0, ``utils/modeling.py`` (``infer_auto_device_map``,
+``get_balanced_memory``), and the same functions in ``integrations/accelerate.py`` of transformers 5, which
+``from_pretrained`` calls. A home is the number of a GPU, "cpu" or "disk".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from simoffload.documents import quoted
+from simoffload.errors import InputError
+from simoffload.models import ModelShape, Module
+from simoffload.units import format_bytes
+
+Home = int | Literal["cpu", "disk"]
+Limits = Mapping[str, int]
+"""Memory [B] by the number of a GPU as text, and of "cpu"."""
+KEY = "strategy.device_map"
+
+
+class Call(NamedTuple):
+    """A Call is the call of one module in a forward pass."""
+
+    name: str
+    """Full name of the module; "" for the model itself."""
+    number: int
+    """Number of the module in ``ModelShape.distinct_modules``."""
+    segment: str
+    """Part of the pass: "head", "layer" or "tail"."""
+    layer: int = -1
+    """Number of the layer to which it belongs; -1 outside of the layers."""
+
+
+class Unit(NamedTuple):
+    """A Unit is a module that ``infer_auto_device_map`` does not split: a layer, or one outside of them."""
+
+    name: str
+    size: int
+    """Size [B] of its tensors, without a tensor that an earlier unit owns."""
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """A ModuleTree gives the modules of a model their full names, in the order of their calls."""
+
+    model: ModelShape
+
+    @property
+    def layers_name(self) -> str:
+        """Name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
+        owner = next(one.name for one in self.model.modules_before if one.kind == "embedding")
+        parent = owner.rpartition(".")[0]
+        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call of a forward pass."""
+        return tuple(self._calls())
+
+    def _calls(self) -> Iterator[Call]:
+        model = self.model
+        before, each = len(model.modules_before), len(model.layer)
+        for index, module in enumerate(model.modules_before):
+            yield Call(module.name if index else "", index, "head")
+        for layer in range(model.num_hidden_layers):
+            name = f"{self.layers_name}.{layer}"
+            for number, module in enumerate(model.layer):
+                yield Call(f"{name}.{module.name}" if number else name, before + number, "layer", layer)
+        for number, module in enumerate(model.modules_after):
+            yield Call(module.name, before + each + number, "tail")
+
+    def module(self, call: Call) -> Module:
+        """Return the module of a call."""
+        return self.model.distinct_modules[call.number]
+
+    def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
+        """Return full name and size [B] of the tensors that the called module uses itself."""
+        owner = f"{self.layers_name}.{call.layer}." if call.layer >= 0 else ""
+        size = self.model.dtype_bytes
+        return tuple((owner + one.name, one.numel * size) for one in self.module(call).parameters)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Layers and modules outside of them that own tensors, in order."""
+        model, size = self.model, self.model.dtype_bytes
+
+        def outside(modules: Sequence[Module]) -> Iterator[Unit]:
+            for module in modules:
+                if module.parameters:
+                    own = sum(one.numel for one in module.parameters if not one.tied)
+                    yield Unit(module.name, own * size)
+
+        each = model.parameters_per_layer * size
+        layers = (Unit(f"{self.layers_name}.{layer}", each) for layer in range(model.num_hidden_layers))
+        return (*outside(model.modules_before), *layers, *outside(model.modules_after))
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer uses the tensor of the embedding."""
+        return any(one.tied for module in self.model.modules_after for one in module.parameters)
+
+    # -- maps -----------------------------------------------------------------------------------
+
+    def everywhere(self, home: Home) -> dict[str, Home]:
+        """Return the map with all modules at one home."""
+        return {unit.name: home for unit in self.units}
+
+    def first_layers(self, count: int, *, gpus: int, rest: Home) -> dict[str, Home]:
+        """Return the map with ``count`` layers, divided evenly in order, and all other modules on GPUs.
+
+        Norm and output layer follow the last layer if all layers are on GPUs; otherwise, and if the output
+        layer is tied to the embedding, they are on GPU 0. Raises InputError if there are fewer layers.
+        """
+        total = self.model.num_hidden_layers
+        if count > total:
+            raise InputError.at(
+                KEY, f"{count} layers on the GPU, but the model has {total}; write 0 to {total}"
+            )
+        layer_homes: list[Home] = [number * gpus // count for number in range(count)]
+        layer_homes += [rest] * (total - count)
+        last = layer_homes[-1] if count == total and not self.tied else 0
+        before = sum(1 for one in self.model.modules_before if one.parameters)
+        after = len(self.units) - before - total
+        homes: list[Home] = [0] * before
+        return {
+            unit.name: home
+            for unit, home in zip(self.units, homes + layer_homes + [last] * after, strict=True)
+        }
+
+    def inferred(self, limits: Limits) -> dict[str, Home]:
+        """Return the map of ``infer_auto_device_map`` for memory limits: first GPUs, then "cpu", then "disk".
+
+        Modules are placed in order, each on the first device from the current one on that has room for it.
+        GPU 0 and the CPU keep room for the largest of the modules that are not placed yet. An output layer
+        that is tied to the embedding is placed with it. Raises InputError if no module fits on any GPU, in
+        which case Accelerate would run the model on the CPU.
+        """
+        gpus = sorted(int(key) for key in limits if key != "cpu")
+        devices: list[Home] = [*gpus, *(["cpu"] if "cpu" in limits else []), "disk"]  # type: ignore[list-item]
+        units, current, used = self.units, 0, 0
+        homes: dict[str, Home] = {}
+        for number, unit in enumerate(units):
+            if not unit.size:  # tied
+                homes[unit.name] = homes[units[0].name]
+                continue
+            reserve = max((one.size for one in units[number + 1 :]), default=0)
+            while devices[current] != "disk":
+                keeps = reserve if devices[current] in (*gpus[:1], "cpu") else 0
+                if used + unit.size <= limits[str(devices[current])] - keeps:
+                    break
+                current, used = current + 1, 0
+            homes[unit.name] = devices[current]
+            used += unit.size
+        if not any(isinstance(home, int) for home in homes.values()):
+            need = units[0].size + max((one.size for one in units[1:]), default=0)
+            has = limits[str(gpus[0])] if gpus else 0
+            least, most = (format_bytes(size, binary=True) for size in (need, has))
+            text = f"no module would be on a GPU: {units[0].name} and room for the largest other module need"
+            text = (
+                f"{text} {least}, the first GPU may hold {most}, so that Accelerate would compute on the CPU"
+            )
+            raise InputError.at("strategy.max_memory", f"{text}; raise it, or set device_map: cpu")
+        return homes
+
+    def balanced(self, limits: Limits) -> Limits:
+        """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory``).
+
+        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of a layer and the
+        mean size of the modules that own tensors.
+        """
+        gpus = sorted((key for key in limits if key != "cpu" and limits[key]), key=int)
+        if len(gpus) < 2:
+            return limits
+        owners = sum(1 for call in self.calls if any(not one.tied for one in self.module(call).parameters))
+        total, layer = self.model.weight_bytes, self.model.parameters_per_layer * self.model.dtype_bytes
+        share = total // len(gpus) + int(1.25 * max(layer, total // owners))
+        return {key: min(size, share) if key in gpus[:-1] else size for key, size in limits.items()}
+
+    def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
+        """Return an equal map, in which all layers are one entry if they have one home."""
+        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.layers_name}.")}
+        if len(set(homes.values())) == 1:
+            return {"": next(iter(homes.values()))}
+        if len(set(inside.values())) != 1:
+            return dict(homes)
+        return {self.layers_name if name in inside else name: home for name, home in homes.items()}
+
+    def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
+        """Return a given map itself.
+
+        Raises InputError for names that no module has, modules without a home, GPUs beyond those used, and a
+        map without a GPU.
+        """
+        names = [call.name for call in self.calls]
+        for name, home in homes.items():
+            if name and not any(one == name or one.startswith(f"{name}.") for one in names):
+                outer = ", ".join(one.name for one in self.units if not one.name.startswith(self.layers_name))
+                has = f"{outer}, and {self.layers_name}.0 to .{self.model.num_hidden_layers - 1}"
+                raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
+            if isinstance(home, int) and home >= gpus:
+                text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"
+                raise InputError.at(KEY, f"{text}, or use a GPU below {gpus}")
+        owners = (call.name for call in self.calls if self.module(call).parameters)
+        lacking = [name for name in owners if home_of(name, homes) is None]
+        if lacking:
+            raise InputError.at(KEY, f"no device for {_listed(lacking)}; every module with weights needs one")
+        if not any(isinstance(home, int) for home in homes.values()):
+            raise InputError.at(
+                KEY,
+                'no module is on a GPU, so that Accelerate would compute on the CPU; for "cpu" or "disk" as '
+                "the home of all modules write device_map: cpu or disk",
+            )
+        return homes
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [name for name in names if name][:5]
+    return ", ".join(shown) + (", …" if len(names) > len(shown) else "")
+
+
+def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
+    """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
+    while True:
+        if name in homes:
+            return homes[name]
+        if not name:
+            return None
+        name = name.rpartition(".")[0]

@@ -1,0 +1,504 @@
+"""Hugging Face Accelerate: device maps, bytes of each pass, times and memory, and its place on the command
+line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.errors import InputError, PlacementError
+from simoffload.hardware import load_platform
+from simoffload.models import load_model
+from simoffload.schedule import Schedule
+from simoffload.strategies.accelerate import Accelerate
+from simoffload.strategies.accelerate_plan import AcceleratePlan
+from simoffload.strategies.base import Placement
+from simoffload.strategies.device_map import ModuleTree, home_of
+from simoffload.workload import Inference
+
+SCENARIO = """\
+name: hooks
+model: {family: llama, num_hidden_layers: 8, hidden_size: 1024, num_attention_heads: 8, \
+num_key_value_heads: 2, intermediate_size: 4096, vocab_size: 32000, dtype: float16}
+platform: PLATFORM
+workload: {batch_size: 2, prompt_length: 16, output_length: 3}
+strategy: {kind: accelerate, device_map: cpu}
+"""
+LAYER = 2 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096 + 2 * 1024)
+"""[B] of one layer of this model."""
+TABLE = 2 * 32000 * 1024
+"""[B] of its embedding, and of its output layer."""
+WEIGHTS = 8 * LAYER + 2 * TABLE + 2 * 1024
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "hooks.yaml"
+    path.write_text(SCENARIO.replace("PLATFORM", "dgx-h200"))
+    return path
+
+
+def loaded(file: Path, *overrides: str) -> Any:
+    return so.load_scenario(str(file), overrides=[f"strategy.{one}" for one in overrides])
+
+
+def tpot(scenario: Any) -> float:
+    found: Any = so.simulate(scenario)
+    return float(found.tpot_s)
+
+
+def plan(file: Path, *overrides: str) -> AcceleratePlan:
+    found = loaded(file, *overrides).plan()
+    assert isinstance(found, AcceleratePlan)
+    return found
+
+
+def decode(found: AcceleratePlan) -> Schedule:
+    return found.schedule(found.forward("decode 1", 1, 17))
+
+
+def total(schedule: Schedule, kind: str) -> int:
+    """Return the bytes that all operations of a kind move."""
+    return sum(op.size * block.repeat for block in schedule.blocks for op in block.ops if op.kind == kind)
+
+
+def count(schedule: Schedule, kind: str) -> int:
+    return sum(block.repeat for block in schedule.blocks for op in block.ops if op.kind == kind)
+
+
+# -- bytes of a pass --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "moved", "tensors"),
+    [
+        (["device_map=cpu"], WEIGHTS, 8 * 9 + 3),
+        (["device_map=cuda"], 0, 0),
+        (["device_map=8"], 0, 0),
+        (["device_map=3"], 5 * LAYER, 5 * 9),
+        (["device_map=0"], 8 * LAYER, 8 * 9),
+        (['device_map={"model": 0, "lm_head": "cpu"}'], TABLE, 1),
+        (['device_map={"": 0, "model.layers.2.mlp": "cpu"}'], 2 * 3 * 1024 * 4096, 3),
+        (['device_map={"": "cpu", "model.layers.2": 0}'], WEIGHTS - LAYER, 8 * 9 + 3 - 9),
+    ],
+)
+def test_a_pass_copies_every_offloaded_tensor_once(
+    file: Path, overrides: Sequence[str], moved: int, tensors: int
+) -> None:
+    schedule = decode(plan(file, *overrides))
+    assert total(schedule, "copy") == moved
+    assert count(schedule, "copy") == tensors
+
+
+def test_a_tied_output_layer_is_copied_again_unless_the_embedding_is_on_the_gpu(file: Path) -> None:
+    """``post_forward`` of the embedding removes the tensor from ``tied_params_map``."""
+    scenario = so.load_scenario(str(file), overrides=["model.tie_word_embeddings=true"])
+    found: Any = scenario.plan()
+    assert total(decode(found), "copy") == WEIGHTS
+    assert found.bytes_at("cpu") == WEIGHTS - TABLE, "host memory holds it once"
+    table = so.load_scenario(
+        str(file),
+        overrides=[
+            "model.tie_word_embeddings=true",
+            'strategy.device_map={"": "cpu", "model.embed_tokens": 0}',
+        ],
+    )
+    kept: Any = table.plan()
+    assert total(decode(kept), "copy") == WEIGHTS - 2 * TABLE
+    assert kept.bytes_at(0) == TABLE
+
+
+def test_all_experts_are_copied() -> None:
+    model, machine = load_model("mixtral-8x7b"), load_platform("dgx-h200").machine(nodes=1)
+    workload = Inference(batch_size=1, prompt_length=8, output_length=2)
+    found = Accelerate(device_map="cpu").plan(model, workload, machine)
+    assert total(found.schedule(found.forward("decode 1", 1, 9)), "copy") == model.weight_bytes
+
+
+# -- times ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", [["device_map=cuda"], ["device_map=8"], ["device_map=auto"]])
+def test_all_modules_on_one_gpu_are_the_resident_model_to_the_picosecond(
+    file: Path, overrides: Sequence[str]
+) -> None:
+    whole = so.simulate(loaded(file).on("resident"))
+    found = so.simulate(loaded(file, *overrides))
+    for mine, theirs in zip(found.passes, whole.passes, strict=True):
+        assert (mine.name, mine.time_ps) == (theirs.name, theirs.time_ps)
+    assert {use.tier: use.needed for use in found.capacity} == {
+        use.tier: use.needed for use in whole.capacity
+    }
+    assert not found.warnings
+
+
+def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
+    """Nothing overlaps but the kernels with the host work for the next tensor."""
+    found = plan(file)
+    host, step = found.machine.host, so.simulate(loaded(file)).passes[-1]
+    path = found.machine.host_to_device(0, pinned=False)
+    sizes = [size for call, home in found.placed for size in found.copied(call, home)]
+    copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
+    owners = sum(1 for call, _ in found.placed if found.tree.module(call).parameters)
+    costs = host.accelerate_costs
+    fixed = len(sizes) * costs.tensor.value + owners * costs.hook.value
+    timing = found.timings.timing(found.forward("decode 2", 1, 18).batch)
+    launches = sum(
+        timing.launch_s(module)
+        for call, _ in found.placed
+        if timing.compute(module := found.tree.module(call))
+    )
+    least = copies + fixed + launches + host.deepspeed.pass_overhead.value
+    kernels = sum(timing.compute(found.tree.module(call)) for call, _ in found.placed) * 1e-12
+    assert least < step.time_s < least + kernels
+
+
+def test_pinned_weights_are_copied_at_the_pinned_rate(file: Path) -> None:
+    pageable, pinned = (tpot(loaded(file, f"pin_memory={word}")) for word in ("false", "true"))
+    found = plan(file)
+    gap = sum(
+        size / found.machine.host_to_device(0, pinned=False).curve.rate(size)
+        - size / found.machine.host_to_device(0, pinned=True).curve.rate(size)
+        for call, home in found.placed
+        for size in found.copied(call, home)
+    )
+    assert pageable - pinned == pytest.approx(gap, rel=1e-3)
+    assert any(term.pinned for term in plan(file, "pin_memory=true").memory)
+
+
+def test_fewer_layers_on_the_gpu_take_longer(file: Path) -> None:
+    maps = (8, 6, 3, 0, "cpu")
+    times = [tpot(loaded(file, f"device_map={one}")) for one in maps]
+    assert times == sorted(times)
+    assert len(set(times)) == len(maps)
+
+
+def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
+    found = plan(file)
+    host = found.machine.host
+    operation = host.deepspeed.operation.value
+    assert host.accelerate is None
+    assert host.accelerate_costs.hook.value == pytest.approx(operation, rel=1e-4)
+    assert host.accelerate_costs.tensor.value == pytest.approx(10 * operation + 1e-4, rel=1e-4)
+    assert any("Accelerate" in text for text in found.extrapolations)
+    section = {
+        key: {"value": value, "origin": "measured", "source": "a test", "date": "2026-11-22"}
+        for key, value in (("hook", "1 us"), ("tensor", "2 us"))
+    }
+    text = json.dumps(section)
+    measured = so.load_scenario(
+        str(file), overrides=[f'profiles={{"host/{host.id}": {{"accelerate": {text}}}}}']
+    )
+    other: Any = measured.plan()
+    assert not other.extrapolations
+    tensors, owners = count(decode(found), "copy"), 8 * 9 + 3
+    saved = tensors * (host.accelerate_costs.tensor.value - 2e-6)
+    saved += owners * (host.accelerate_costs.hook.value - 1e-6)
+    before, after = (tpot(one) for one in (loaded(file), measured))
+    assert 0.9 * saved < before - after < saved, "kernels hide a part"
+
+
+# -- several GPUs -----------------------------------------------------------------------------------
+
+
+def test_one_process_drives_several_gpus(file: Path) -> None:
+    result = so.simulate(loaded(file, "device_map=cuda", "num_gpus=4"))
+    assert (result.ranks, result.gpus, result.replicas) == (1, 4, 1)
+    found = plan(file, "device_map=cuda", "num_gpus=4")
+    layers = [home_of(f"model.layers.{number}", found.homes) for number in range(8)]
+    assert layers == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert home_of("lm_head", found.homes) == 3
+    schedule = decode(found)
+    assert total(schedule, "copy") == 3 * 2 * 1024 * 2, "hidden states of two sequences, three times"
+    assert schedule.gpus == 4
+    alone = so.simulate(loaded(file, "device_map=cuda")).compared_s
+    assert result.compared_s is not None
+    assert alone is not None
+    assert result.compared_s > alone, "one GPU after the other, and hooks"
+
+
+def test_the_fullest_gpu_counts_and_holds_the_cache_of_its_layers(file: Path) -> None:
+    found = plan(file, 'device_map={"": 0, "model.layers.7": 1}', "num_gpus=2")
+    one = plan(file, "device_map=cuda")
+    cache, all_of_it = (
+        next(term.size for term in each.memory if term.name == "key-value cache") for each in (found, one)
+    )
+    assert cache == all_of_it * 7 // 8
+    assert next(term.size for term in found.memory if term.name == "weights") == WEIGHTS - LAYER
+
+
+# -- auto -------------------------------------------------------------------------------------------
+
+
+def tree() -> ModuleTree:
+    return ModuleTree(load_model("llama-3-8b"))
+
+
+GIB = 1 << 30
+LLAMA_LAYER = 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+LLAMA_TABLE = 2 * 128256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("room", "layers"),
+    [(LLAMA_TABLE, 0), (LLAMA_TABLE + LLAMA_LAYER - 1, 0), (LLAMA_TABLE + 3 * LLAMA_LAYER, 3)],
+)
+def test_auto_keeps_room_for_the_largest_module_that_is_left(room: int, layers: int) -> None:
+    """GPU 0 keeps room for lm_head, the largest, as long as it is not placed."""
+    homes = tree().inferred({"0": room + LLAMA_TABLE, "cpu": 100 * GIB})
+    assert homes["model.embed_tokens"] == 0
+    assert [homes[f"model.layers.{number}"] for number in range(32)] == [0] * layers + ["cpu"] * (32 - layers)
+    assert homes["lm_head"] == homes["model.norm"] == "cpu"
+
+
+def test_auto_places_everything_on_a_gpu_that_just_holds_it() -> None:
+    model = load_model("llama-3-8b")
+    assert set(tree().inferred({"0": model.weight_bytes, "cpu": GIB}).values()) == {0}
+    less = tree().inferred({"0": model.weight_bytes - 1, "cpu": 100 * GIB})
+    assert [name for name, home in less.items() if home == "cpu"] == ["model.norm", "lm_head"]
+
+
+def test_auto_fills_the_cpu_with_room_for_a_module_and_then_the_disk() -> None:
+    cpu = 10 * LLAMA_LAYER + LLAMA_TABLE
+    homes = tree().inferred({"0": 2 * LLAMA_TABLE + 2 * LLAMA_LAYER, "cpu": cpu})
+    layers = [homes[f"model.layers.{number}"] for number in range(32)]
+    assert layers == [0] * 2 + ["cpu"] * 10 + ["disk"] * 20
+    assert homes["lm_head"] == "disk"
+    without = tree().inferred({"0": 2 * LLAMA_TABLE + 2 * LLAMA_LAYER})
+    assert "cpu" not in without.values(), "a device that max_memory does not name gets nothing"
+
+
+def test_auto_fills_two_gpus_evenly() -> None:
+    """Each but the last takes an equal part and 1.25 times a layer (get_balanced_memory)."""
+    own = tree()
+    limits = own.balanced({"0": 80 * GIB, "1": 80 * GIB, "cpu": GIB})
+    each = own.model.weight_bytes // 2 + int(1.25 * LLAMA_LAYER)
+    assert limits == {"0": each, "1": 80 * GIB, "cpu": GIB}
+    homes = own.inferred(limits)
+    first = (each - 2 * LLAMA_TABLE) // LLAMA_LAYER
+    assert [homes[f"model.layers.{number}"] for number in range(32)] == [0] * first + [1] * (32 - first)
+    assert homes["lm_head"] == 1
+
+
+def test_auto_places_a_tied_output_layer_with_the_embedding() -> None:
+    own = ModuleTree(load_model("opt-6.7b"))
+    assert own.tied
+    homes = own.inferred({"0": 4 * GIB, "cpu": 100 * GIB})
+    assert homes["lm_head"] == homes["model.decoder.embed_tokens"] == 0
+    assert homes["model.decoder.layers.31"] == "cpu"
+
+
+def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None:
+    own = tree()
+    machine = load_platform("dgx-h200").machine(nodes=1)
+    hbm = machine.tiers["hbm"]
+    free = hbm.capacity - hbm.reserved
+    assert Accelerate()._limits(machine)["0"] == int(Fraction(9, 10) * free)
+    assert Accelerate(num_gpus=2)._limits(machine) == {
+        "0": free,
+        "1": free,
+        "cpu": machine.tiers["dram"].capacity - machine.tiers["dram"].reserved,
+    }
+    assert own.layers_name == "model.layers"
+    assert set(plan(file, "device_map=auto").homes.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("bloom-7b1", "transformer.h"),
+        ("opt-6.7b", "model.decoder.layers"),
+        ("gpt-neox-20b", "gpt_neox.layers"),
+    ],
+)
+def test_layers_have_their_names_in_hugging_face(name: str, layers: str) -> None:
+    assert ModuleTree(load_model(name)).layers_name == layers
+
+
+# -- disk -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    path = tmp_path / "disk.yaml"
+    text = SCENARIO.replace("PLATFORM", "h200-8nvme")
+    path.write_text(text.replace("device_map: cpu", "device_map: disk, offload_folder: raid4"))
+    return path
+
+
+def test_a_cached_file_is_copied_to_a_tensor_and_then_to_the_gpu(on_disk: Path) -> None:
+    schedule = decode(plan(on_disk))
+    assert (total(schedule, "read"), total(schedule, "copy")) == (0, WEIGHTS)
+    assert total(schedule, "cpu") == 2 * WEIGHTS, "read once and written once"
+    assert any("page cache" in text for text in plan(on_disk).warnings)
+    assert not plan(on_disk, "page_cache=true").warnings, "the scenario says so itself"
+
+
+def test_a_cold_file_is_read_first_and_the_times_add_up(on_disk: Path) -> None:
+    cold = decode(plan(on_disk, "page_cache=false"))
+    assert (total(cold, "read"), total(cold, "copy")) == (WEIGHTS, WEIGHTS)
+    maps: tuple[list[str], ...] = (["device_map=cpu"], [], ["page_cache=false"])
+    memory, cached, drive = (tpot(loaded(on_disk, *more)) for more in maps)
+    assert memory < cached < drive
+    host = plan(on_disk).machine.host
+    rate = host.fsdp_costs.page_limit.value
+    assert cached - memory > WEIGHTS / rate, "new pages for every tensor"
+
+
+def test_files_that_do_not_fit_in_memory_are_read_from_the_drive(on_disk: Path) -> None:
+    found = plan(on_disk)
+    host = f"host/{found.machine.host.id}"
+    capacity = found.machine.host.reserved_bytes + WEIGHTS // 2
+    small: Any = so.load_scenario(
+        str(on_disk), overrides=[f'profiles={{"{host}": {{"memory_capacity": "{capacity} B"}}}}']
+    ).plan()
+    assert found.cached
+    assert not small.cached
+    assert any("every pass reads the drive" in text for text in small.warnings)
+
+
+def test_memory_on_disk_and_in_memory(on_disk: Path) -> None:
+    found = plan(on_disk, "device_map=2")
+    sizes = {(term.tier, term.name): term.size for term in found.memory}
+    assert sizes["raid4", "weights"] == 6 * LAYER
+    assert sizes["hbm", "weights"] == WEIGHTS - 6 * LAYER
+    assert sizes["dram", "tensor read from disk"] == 2 * 1024 * 4096
+    assert sizes["hbm", "offloaded module, largest"] == 2 * 1024 * 4096
+    assert found.target == "raid4"
+    assert found.tiers == {"hbm", "raid4"}
+
+
+# -- places, exports, errors ------------------------------------------------------------------------
+
+
+def test_placements_move_the_offloaded_modules_only(on_disk: Path) -> None:
+    mixed = loaded(on_disk, "device_map=2")
+    assert mixed.on("dram").plan().bytes_at("cpu") == 6 * LAYER
+    assert mixed.on("raid8").plan().target == "raid8"
+    assert mixed.on("hbm").plan().target == "hbm"
+    given = loaded(on_disk, 'device_map={"": "disk", "lm_head": 0}')
+    assert given.on("dram").plan().homes == {"": "cpu", "lm_head": 0}
+    filled = loaded(on_disk, "device_map=auto", 'max_memory={"0": "0.3 GB", "cpu": "9 GB"}')
+    assert filled.plan().target == "dram"
+    assert filled.on("dram").scenario.strategy == filled.scenario.strategy
+    assert filled.on("raid8").plan().bytes_at("disk") == WEIGHTS
+    with pytest.raises(PlacementError, match="no optimizer"):
+        Accelerate().retarget(Placement("dram", "dram"), mixed.machine)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (["device_map=cpu"], ["cpu_offload(model, execution_device=0)"]),
+        (["device_map=disk"], ['disk_offload(model, "/mnt/raid4", execution_device=0)']),
+        (
+            ["device_map=auto", 'max_memory={"0": "0.3 GB", "cpu": "0.1 GB"}'],
+            [
+                'device_map="auto"',
+                "max_memory={0: 300000000, 'cpu': 100000000}",
+                'offload_folder="/mnt/raid4"',
+            ],
+        ),
+        (
+            ["device_map=0", "offload_folder=null", "pin_memory=true"],
+            [
+                "dispatch_model(model, device_map={'model.embed_tokens': 0, 'model.layers': 'cpu'",
+                "pin_memory()",
+            ],
+        ),
+        (["device_map=cuda"], ["device_map={'': 0}"]),
+    ],
+)
+def test_the_script_says_what_to_type(on_disk: Path, overrides: Sequence[str], lines: Sequence[str]) -> None:
+    (script,) = loaded(on_disk, *overrides).exports().values()
+    compile(script, "accelerate.py", "exec")
+    for line in lines:
+        assert line in script
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["device_map=9"], "9 layers on the GPU, but the model has 8; write 0 to 8"),
+        (["device_map=gpu"], "must be auto, cuda, cpu, disk, a number of layers"),
+        (["device_map=disk"], "offload_folder: .* name the storage tier"),
+        (['device_map={"": "cpu"}'], "compute on the CPU"),
+        (['device_map={"model": 0}'], "no device for lm_head"),
+        (['device_map={"": 0, "modle": 0}'], 'no module "modle"; it has model.embed_tokens'),
+        (['device_map={"": 1}'], "num_gpus is 1; raise it to 2"),
+        (["num_gpus=9"], "the platform has 8 GPUs"),
+        (["device_map=auto", 'max_memory={"gpu": "1 GiB"}'], 'keys must be numbers of GPUs .* got "gpu"'),
+        (["device_map=auto", 'max_memory={"1": "1 GiB"}'], "names GPU 1, but num_gpus is 1"),
+        (["device_map=auto", 'max_memory={"0": "0.1 GB", "cpu": "9 GB"}'], "no module would be on a GPU"),
+        (
+            ["device_map=auto", 'max_memory={"0": "0.3 GB"}'],
+            "offload_folder: .* or raise strategy.max_memory",
+        ),
+        (["device_map=cpu", 'max_memory={"0": "1 GiB"}'], "has no effect with device_map: cpu"),
+        (["ranks=2"], "ranks: must be 1"),
+    ],
+)
+def test_errors_say_what_is_valid(file: Path, overrides: Sequence[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        loaded(file, *overrides).plan()
+
+
+def test_one_process_stays_on_one_host(file: Path) -> None:
+    two = so.load_scenario(str(file), overrides=["nodes=2", "strategy.num_gpus=9"])
+    with pytest.raises(InputError, match=r"strategy\.num_gpus.*the GPUs of one host, which has 8"):
+        two.plan()
+
+
+def test_a_model_that_is_too_large_for_the_gpu_gets_fewer_layers(file: Path) -> None:
+    gpu = load_platform("dgx-h200").machine(nodes=1).accelerator
+    room = gpu.reserved_bytes + WEIGHTS // 2
+    small = so.load_scenario(
+        str(file),
+        overrides=[
+            "strategy.device_map=cuda",
+            f'profiles={{"accelerator/{gpu.id}": {{"hbm_capacity": "{room} B"}}}}',
+        ],
+    )
+    found: Any = so.fit(small)
+    changes = found.remedies.changes
+    (fewer,) = (one for one in changes if one.kind == "setting")
+    assert "device_map (layers on the GPU) 8 →" in fewer.description
+    assert any(one.description == "weights on dram" for one in changes)
+
+
+def test_advise_tries_parts_of_the_layers_on_the_gpu(file: Path) -> None:
+    scenario = loaded(file, "device_map=3")
+    changes = list(scenario.scenario.strategy.settings(scenario.model, storage=False, direct=False))
+    assert [one.key for one in changes] == ["auto", *(f"layers-{n}" for n in (1, 2, 4, 5, 6, 7)), "pinned"]
+    times = [tpot(scenario.edited(*one.edits)) for one in changes]
+    assert times[0] == min(times), "everything fits"
+    assert times[1:7] == sorted(times[1:7], reverse=True)
+
+
+@pytest.mark.parametrize("command", [["run"], ["fit"], ["check"]])
+def test_commands_know_it(file: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, str(file)]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+
+
+def test_compare_sets_it_beside_another_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("zero.yaml").write_text(
+        SCENARIO.replace("PLATFORM", "dgx-h200").replace(
+            "kind: accelerate, device_map: cpu", "kind: zero_inference, ranks: 2, weights: dram"
+        )
+    )
+    Path("hooks.yaml").write_text("kind: accelerate\ndevice_map: cpu\n")
+    Path("one.yaml").write_text("kind: accelerate\ndevice_map: cpu\nnum_gpus: 1\n")
+    assert main(["compare", "zero.yaml", "--strategy", "hooks.yaml", "--strategy", "one.yaml", "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["compared"]
+    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1]
