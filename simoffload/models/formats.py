@@ -48,6 +48,8 @@ class Dequantization(NamedTuple):
     """Without a fused kernel: further bytes [B] for each weight, reading the stored ones excepted."""
     kernels: int = 1
     """Number of kernels that write one weight in full."""
+    operations: int = 1
+    """Number of PyTorch operations for that, views included."""
 
     def fuses(self, tokens: float) -> bool:
         """Return whether the product of that many tokens has a fused kernel."""
@@ -58,7 +60,7 @@ _FUSED_8 = Dequantization(_INT8_RATE)
 _FUSED_4 = Dequantization(_INT4_RATE)
 _NATIVE = Dequantization()
 """Tensor cores take FP8 as it is (Hopper, Ada and later); no loss of rate is assumed (an estimate)."""
-_BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1)
+_BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
 _AWQ = Dequantization(_INT4_RATE, most_tokens=1023)
@@ -156,11 +158,18 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
     ``F.linear`` and ``F.embedding`` write the whole weight in full at every call: with ``kernel`` in one
     kernel. Otherwise as a chain of PyTorch's (``DeQuantizer``): 4-bit weights are shifted or masked and
     copied apart, twice (3.5 B for each weight beyond reading the packed ones), and the copy into a cleared
-    tensor (1 B and 2 elements), division and addition (4 elements) follow.
+    tensor (1 B and 2 elements), division and addition (4 elements) follow. Seven operations take the weight,
+    its scales and minima out of the tensor that holds them all.
     """
-    nibbles = 4.5 if bits == 4 else 0.0
-    sequence = Dequantization(most_tokens=0, elements=6, bytes=nibbles, kernels=8 if bits == 4 else 4)
-    cost = Dequantization(most_tokens=0) if kernel else sequence
+    apart, four_bit = 7, bits == 4
+    sequence = Dequantization(
+        most_tokens=0,
+        elements=6,
+        bytes=4.5 if four_bit else 0.0,
+        kernels=8 if four_bit else 4,
+        operations=apart + (13 if four_bit else 6),
+    )
+    cost = Dequantization(most_tokens=0, operations=apart + 3) if kernel else sequence
     pair = Scales(Fraction(2 * dtype_bytes), group)
     return WeightFormat(f"deepspeed-int{bits}-g{group}", Fraction(bits), (pair,), cost)
 

@@ -8,12 +8,15 @@ DeepSpeed also embeddings, and GGUF stores every matrix in a type of its own (``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
+from simoffload.models.modules import Module, ModuleKind, Parameter, Storage
+from simoffload.models.shape import ModelShape
+from simoffload.models.shape import grouped as grouped_layers
 
 
 class Matrix(NamedTuple):
@@ -23,13 +26,13 @@ class Matrix(NamedTuple):
     """Name of the tensor in Hugging Face's model, relative to the layer."""
     module: str
     """Name of its module, relative to the layer."""
-    kind: Literal["linear", "router", "embedding"]
+    kind: ModuleKind
     columns: int
     """Number of weights in a row."""
     layer: int | None = None
     """Number of the layer; None outside the layers."""
     stacked: bool = False
-    """Whether it holds the matrices of several experts."""
+    """Whether it is a parameter of its own, such as the matrices of all experts, not a linear layer's."""
 
     @property
     def is_head(self) -> bool:
@@ -114,3 +117,63 @@ def deepspeed_quantization(bits: int, group: int, *, dtype_bytes: int, kernel: b
     return Quantization(
         made.name, made, kept=("embed_positions",), head=True, embeddings=True, experts=False, routers=True
     )
+
+
+def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
+    """Return the model with the storage of every tensor; layers with different formats become different
+    ones."""
+    routers = (module.out_features for module in shape.distinct_modules if module.kind == "router")
+    model = GgufModel(
+        layers=shape.num_hidden_layers,
+        queries_per_key=shape.num_attention_heads // shape.num_key_value_heads,
+        experts=next(routers, 1),
+        tied=any(one.tied for module in shape.modules_after for one in module.parameters),
+    )
+
+    def stored(modules: tuple[Module, ...], layer: int | None) -> tuple[Module, ...]:
+        return tuple(_stored(module, layer, quantization, model, owned) for module in modules)
+
+    owned: dict[str, Storage | None] = {}
+    before = stored(shape.modules_before, None)
+    layers = [stored(layer, index) for index, layer in enumerate(shape.layers)]
+    distinct = {layer: layer for layer in layers}  # equal layers are one object
+    return replace(
+        shape,
+        name=f"{shape.name}, {quantization.name}",
+        quantization=quantization.name,
+        modules_before=before,
+        groups=grouped_layers([distinct[layer] for layer in layers]),
+        modules_after=stored(shape.modules_after, None),
+    )
+
+
+def _stored(
+    module: Module,
+    layer: int | None,
+    quantization: Quantization,
+    model: GgufModel,
+    owned: dict[str, Storage | None],
+) -> Module:
+    """Return a module with the storage of its tensors; ``owned`` has that of tensors outside the layers."""
+    found = []
+    for one in module.parameters:
+        storage = owned.get(one.name) if one.tied else _storage(module, one, layer, quantization, model)
+        if layer is None and not one.tied:
+            owned[one.name] = storage
+        found.append(one._replace(storage=storage))
+    return module._replace(parameters=tuple(found))
+
+
+def _storage(
+    module: Module, one: Parameter, layer: int | None, quantization: Quantization, model: GgufModel
+) -> Storage | None:
+    """Return the storage of a tensor; None: in the model's data type."""
+    chosen = quantization.small
+    if one.columns:
+        stacked = not one.name.endswith(".weight")
+        matrix = Matrix(one.name, module.name, module.kind, one.columns, layer, stacked)
+        chosen = quantization.format_of(matrix, model)
+    if chosen is None:
+        return None
+    columns = one.columns or one.numel
+    return Storage(chosen, chosen.stored_bytes(one.numel // columns, columns))

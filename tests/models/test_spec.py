@@ -219,7 +219,7 @@ def test_other_families_config_json(name: str, tmp_path: Path) -> None:
         ({key: value for key, value in LLAMA_8B.items() if key != "hidden_size"}, "hidden_size"),
         ({key: value for key, value in LLAMA_8B.items() if key != "intermediate_size"}, "intermediate_size"),
         ({**LLAMA_8B, "hidden_size": "4096"}, "hidden_size"),
-        ({**LLAMA_8B, "quantization_config": {"bits": 4}}, "quantized checkpoints are not supported yet"),
+        ({**LLAMA_8B, "quantization_config": {"bits": 4}}, "quant_method: is missing; supported: gptq"),
         (
             {**BLOOM_7B1, "hidden_size": 4097},
             "hidden_size: is 4097, and n_embed, another name of it, 4096; keep one",
