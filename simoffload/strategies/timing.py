@@ -185,6 +185,10 @@ class Timing:
         """Return the time to read and write ``size`` bytes within HBM [ps]."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
 
+    def hbm_traffic(self, size: float) -> int:
+        """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
+        return picoseconds(size / self.machine.accelerator.hbm_rate)
+
 
 def operations(model: ModelShape, module: Module) -> int:
     """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
@@ -314,10 +318,6 @@ class TrainingTiming(Timing):
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""
         return 1 + operations(self._model, module)
-
-    def hbm_traffic(self, size: float) -> int:
-        """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
-        return picoseconds(size / self.machine.accelerator.hbm_rate)
 
     def gpu_adam(self, numel: int) -> int:
         """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""
