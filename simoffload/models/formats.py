@@ -104,6 +104,12 @@ class WeightFormat:
         packed = ceil(self.bits * rows * columns / 8)
         return ceil(packed + sum((one.size(rows, columns) for one in self.scales), Fraction(0)))
 
+    @property
+    def large_bits(self) -> float:
+        """Number of bits per weight of a tensor so large that scales of a row or a tensor do not count."""
+        tiles = ((one, one.columns and one.rows and one.columns * one.rows) for one in self.scales)
+        return float(self.bits + sum(8 * one.bytes / weights for one, weights in tiles if weights))
+
     def bits_per_weight(self, rows: int = 4096, columns: int = 4096) -> float:
         """Return the mean number of bits per weight of a tensor, scales included."""
         return 8 * self.stored_bytes(rows, columns) / (rows * columns)
