@@ -173,7 +173,7 @@ class QuantizedInitializationSection(ConfigSection):
     """
 
     num_bits: Literal[4, 8]
-    """Bits of each weight."""
+    """Number of bits of each weight."""
     group_size: Positive
     """Weights with one scale and minimum; the dimension ``group_dim`` must be a multiple of it."""
     group_dim: Literal[0, 1]
