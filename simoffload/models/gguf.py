@@ -83,6 +83,8 @@ class Mixture:
     """Type of the head, and of embeddings that serve as the head."""
     output_of_eight: str = ""
     """Type of the output of attention in a model of eight experts."""
+    expert: str = ""
+    """Type of the matrices of experts; "" means that of ``roles``."""
 
 
 _MORE = Choice("", "q6_k", "more bits")
@@ -100,6 +102,7 @@ def _smallest(base: str, *, good: bool = False, output: str = "") -> Mixture:
 
 MIXTURES: dict[str, Mixture] = {
     "q8_0": Mixture("q8_0", head="q8_0"),
+    "mxfp4_moe": Mixture("q8_0", head="q8_0", expert="mxfp4"),
     "q6_k": Mixture("q6_k"),
     "q5_k_m": Mixture("q5_k", {"value": _MORE, "down": _MORE}),
     "q5_k_s": Mixture("q5_k"),
@@ -204,6 +207,8 @@ def gguf_type(
         if chosen == mixture.head and columns % GGUF_TYPES[chosen].block:
             chosen = "q8_0"
     else:
+        if mixture.expert and ".experts." in name:
+            return _fitting(mixture.expert, columns)
         role = _ROLES.get(name.removesuffix(".weight").rpartition(".")[2], "other")
         chosen = _in_layer(mixture, model, role, layer)
     return _fitting(chosen or mixture.type, columns)

@@ -194,6 +194,9 @@ def read_quantization(document: Document) -> Quantization | None:
         known = (
             f"{suggest(str(method), list(METHODS)) if method else ''}; supported: {listing(list(METHODS))}"
         )
-        message = f"{'is missing' if method is None else 'this method is not supported'}{known}"
+        message = (
+            f"{'is missing' if method is None else 'this method is not supported'}{known}; in a scenario, "
+            "model.quantization replaces this section"
+        )
         raise InputError([document.problem((KEY, "quant_method"), message)])
     return validate(document, found, at=(KEY,)).quantization()

@@ -81,6 +81,16 @@ def test_fused_rates_follow_from_the_published_rows() -> None:
         assert one.dequantization.fused_rate == pytest.approx(rate, abs=0.006)
 
 
+def test_rates_of_gguf_follow_from_the_published_table() -> None:
+    # Llama-3.1-8B: size of the file and of the embeddings [GiB], tokens per second.
+    table = {"f16": (14.96, 0.978, 29.17), "q8_0": (7.95, 0.520, 50.93), "q6_k": (6.14, 0.401, 58.67)}
+    table |= {"q4_k": (4.36, 0.275, 76.71), "q3_k": (3.41, 0.210, 71.68), "iq2_xxs": (2.23, 0.161, 79.86)}
+    read = {name: (size - rows) * rate for name, (size, rows, rate) in table.items()}
+    for name, each in read.items():
+        expected = GGUF_TYPES[name].dequantization.fused_rate
+        assert each / read["f16"] == pytest.approx(expected, abs=0.02)
+
+
 # Llama-3.1-8B as llama.cpp's tools/quantize/README.md lists it [bits per weight].
 _LLAMA_8B = {
     "iq1_s": 2.0042,
@@ -143,6 +153,31 @@ def test_q4_k_m_alternates(layers: int, better: set[int]) -> None:
     ]
     assert {layer for layer, name in enumerate(found) if name == "q6_k"} == better
     assert set(found) == {"q4_k", "q6_k"}
+
+
+def test_gpt_oss_as_a_gguf_file() -> None:
+    # gpt-oss-120b: the file has 63.4 GB for 116.83e9 parameters.
+    model, mixture = GgufModel(36, queries_per_key=8, experts=128, tied=False), MIXTURES["mxfp4_moe"]
+    hidden, wide, experts, vocabulary = 2880, 2880, 128, 201_088
+    shapes = {
+        "self_attn.q_proj.weight": (4096, hidden),
+        "self_attn.k_proj.weight": (512, hidden),
+        "self_attn.v_proj.weight": (512, hidden),
+        "self_attn.o_proj.weight": (hidden, 4096),
+        "mlp.experts.gate_up_proj": (experts * 2 * wide, hidden),
+        "mlp.experts.down_proj": (experts * hidden, wide),
+    }
+    size = sum(
+        gguf_type(mixture, model, name=name, columns=columns, layer=0).stored_bytes(rows, columns)
+        for name, (rows, columns) in shapes.items()
+    )
+    biases = experts * (2 * wide + hidden) + 4096 + 2 * 512 + hidden + 64
+    router, norms = experts * (hidden + 1), 2 * hidden
+    table = gguf_type(mixture, model, name="lm_head.weight", columns=hidden, layer=None)
+    assert table.name == "q8_0"
+    total = 36 * (size + 4 * (biases + router + norms)) + 4 * hidden
+    total += 2 * table.stored_bytes(vocabulary, hidden)
+    assert total == pytest.approx(63.39e9, rel=0.0003)
 
 
 def test_gguf_exceptions() -> None:
