@@ -119,7 +119,8 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     layers = [("layer", count, layer) for layer, count in model.kinds]
     parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]
-    counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {model.dtype}"
+    stored = f"{model.quantization} and {model.dtype}" if model.quantization else model.dtype
+    counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {stored}"
     rows = [
         (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")
         for one in modules

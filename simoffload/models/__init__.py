@@ -10,6 +10,7 @@ from __future__ import annotations
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
+    WeightCost,
     attention_kernels,
     backward_cost,
     backward_products,
@@ -20,6 +21,7 @@ from simoffload.models.cost import (
     training_backward_flops,
     training_cost,
     training_forward_flops,
+    weight_cost,
 )
 from simoffload.models.families import FAMILIES
 from simoffload.models.modules import SINGLE, Attention, Dtype, Module, ModuleKind, Parameter
@@ -40,6 +42,7 @@ __all__ = [
     "ModuleKind",
     "Parameter",
     "Sequences",
+    "WeightCost",
     "attention_kernels",
     "backward_cost",
     "backward_products",
@@ -54,4 +57,5 @@ __all__ = [
     "training_backward_flops",
     "training_cost",
     "training_forward_flops",
+    "weight_cost",
 ]

@@ -41,6 +41,21 @@ class ModuleCost(NamedTuple):
     """Bytes [B] read from and written to HBM."""
 
 
+class WeightCost(NamedTuple):
+    """What a module's call pays for its tensors alone."""
+
+    bytes: float
+    """Bytes [B] read from and written to HBM."""
+    unfused_bytes: float = 0.0
+    """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
+    slower_bytes: float = 0.0
+    """Bytes [B] that could be moved in the time that the others lose by reading quantized weights."""
+    kernels: int = 0
+    """Number of kernels that write quantized weights in full."""
+    operations: int = 0
+    """Number of PyTorch operations that launch them, views included."""
+
+
 def module_cost(
     shape: ModelShape, module: Module, *, batch: int, new_tokens: int, context: int
 ) -> ModuleCost:
@@ -77,6 +92,9 @@ def module_cost(
 
     An expert reads its weights only if a token is routed to it. With tokens routed evenly and independently
     this has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
+
+    Quantized weights are read as they are stored, if the product has a kernel that takes them for so many
+    tokens. Otherwise they are written in full first, and read again (``formats.Dequantization``).
     """
     if batch < 1 or new_tokens < 1 or context < new_tokens:
         raise ValueError(
@@ -86,20 +104,52 @@ def module_cost(
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
     tokens = batch * (1 if module.name == "lm_head" else new_tokens)
-    touched = 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
-    return _cost(shape, module, tokens=tokens, touched=touched)
+    return _cost(shape, module, tokens=tokens, touched=_touched(module, tokens))
+
+
+def _touched(module: Module, tokens: int) -> float:
+    """Return the probability that at least one token is routed to a module."""
+    return 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:
     """Count the work of a module other than attention that reads the part ``touched`` of its weights."""
     seen = tokens * module.share
     traffic = seen * (module.in_features + module.out_features) * shape.dtype_bytes
-    if module.kind == "embedding":
-        return ModuleCost(0.0, traffic)
-    traffic += touched * module.num_parameters * shape.dtype_bytes
+    traffic += _weight_cost(shape, module, tokens=seen, touched=touched).bytes
     if module.kind in ("linear", "router"):
         return ModuleCost(seen * linear_flops(module), traffic)
-    return ModuleCost(seen * module.out_features, traffic)
+    return ModuleCost(0.0 if module.kind == "embedding" else seen * module.out_features, traffic)
+
+
+def weight_cost(shape: ModelShape, module: Module, *, tokens: int) -> WeightCost:
+    """Return what a call with that many tokens pays for the module's tensors, dequantization included."""
+    return _weight_cost(shape, module, tokens=tokens * module.share, touched=_touched(module, tokens))
+
+
+def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: float) -> WeightCost:
+    size, rows_only = shape.dtype_bytes, module.kind == "embedding"  # what it reads counts as its input
+    plain = sum(one.numel for one in module.parameters if one.storage is None)
+    total = WeightCost(0.0 if rows_only else touched * plain * size)
+    for one in module.parameters:
+        if one.storage is None:
+            continue
+        stored, cost = touched * one.storage.bytes, one.storage.format.dequantization
+        if cost.fuses(tokens):
+            if not rows_only:
+                slower = total.slower_bytes + stored * (1 / cost.fused_rate - 1)
+                total = total._replace(bytes=total.bytes + stored, slower_bytes=slower)
+            continue
+        written = stored + touched * one.numel * (cost.elements * size + cost.bytes)
+        read = 0.0 if rows_only else touched * one.numel * size
+        total = WeightCost(
+            total.bytes + written + read,
+            total.unfused_bytes + written,
+            total.slower_bytes,
+            total.kernels + cost.kernels,
+            total.operations + cost.operations,
+        )
+    return total
 
 
 def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) -> ModuleCost:

@@ -11,13 +11,9 @@ from dataclasses import replace
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
+from simoffload.models.formats import bitsandbytes
 from simoffload.models.modules import Module, linear
 from simoffload.models.shape import LayerGroup, ModelShape
-
-_NF4_BLOCK = 64
-"""Number of weights that share a scale."""
-_SCALE_BLOCK = 256
-"""Number of scales that share a scale of their own (double quantization)."""
 
 
 def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> ModelShape:
@@ -42,12 +38,9 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
 
 
 def nf4_bits() -> float:
-    """Return the bits per weight in bitsandbytes' NF4, its share of the scales included.
-
-    Four bits, and for 64 weights a scale, which double quantization keeps in 8 bit, and one in single
-    precision for 256 of those (arXiv 2305.14314, section 3: 0.127 bit).
-    """
-    return 4 + 8 / _NF4_BLOCK + 32 / (_NF4_BLOCK * _SCALE_BLOCK)
+    """Return the bits per weight in bitsandbytes' NF4 with double quantization, its share of the scales
+    included."""
+    return bitsandbytes(double_quantized=True).large_bits
 
 
 def _adapted(modules: Sequence[Module], r: int, targets: Sequence[str]) -> tuple[Module, ...]:

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from simoffload.models.formats import WeightFormat
+
 ModuleKind = Literal[
     "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
 ]
+
+
+class Storage(NamedTuple):
+    """A Storage is the form in which a quantized tensor is kept."""
+
+    format: WeightFormat
+    bytes: int
+    """Size [B] of packed weights, scales and zero points."""
 
 
 class Parameter(NamedTuple):
@@ -25,6 +35,18 @@ class Parameter(NamedTuple):
     """Whether it is the tensor of the same name that an earlier module owns (``lm_head`` and the
     embedding)."""
     trainable: bool = True
+    columns: int = 0
+    """Number of elements of a row, which may share scales; 0 for a vector, or where it is not known."""
+    storage: Storage | None = None
+    """Form in which it is kept; None: in the model's data type."""
+
+    def stored_bytes(self, dtype_bytes: int) -> int:
+        """Return the size [B] of the tensor where it is kept; ``dtype_bytes`` is that of an element."""
+        return self.numel * dtype_bytes if self.storage is None else self.storage.bytes
+
+    def stored_numel(self, dtype_bytes: int) -> int:
+        """Return the number of elements of the model's data type that its stored bytes fill."""
+        return self.numel if self.storage is None else -(-self.storage.bytes // dtype_bytes)
 
 
 class Module(NamedTuple):
@@ -90,7 +112,12 @@ def linear(
 
     ``flat`` states that its input has one dimension for all tokens of all sequences.
     """
-    weight = Parameter(tied_to or f"{name}.weight", in_features * out_features, tied=tied_to is not None)
+    weight = Parameter(
+        tied_to or f"{name}.weight",
+        in_features * out_features,
+        tied=tied_to is not None,
+        columns=in_features,
+    )
     biases = (Parameter(f"{name}.bias", out_features),) if bias else ()
     return Module(
         name,
@@ -106,7 +133,7 @@ def linear(
 def embedding(name: str, rows: int, width: int, *, scaled: bool = False) -> Module:
     """Build a table of which every token reads one row; ``scaled``: the row is then multiplied by a
     number."""
-    table, kernels = Parameter(f"{name}.weight", rows * width), 2 if scaled else 1
+    table, kernels = Parameter(f"{name}.weight", rows * width, columns=width), 2 if scaled else 1
     return Module(
         name, "embedding", (table,), in_features=kernels * width, out_features=kernels * width, width=width
     )

@@ -65,6 +65,8 @@ class ModelShape:
     softcapped: bool = False
     """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
     kernels."""
+    quantization: str | None = None
+    """Name of the quantization of its weights; None if they are stored in ``dtype``."""
     modules_before: tuple[Module, ...]
     groups: tuple[LayerGroup, ...]
     modules_after: tuple[Module, ...]
@@ -126,8 +128,8 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """The size [B] of all distinct tensors."""
-        return self.num_parameters * self.dtype_bytes
+        """The size [B] of all distinct tensors as they are stored."""
+        return sum(count * stored_bytes(modules, self) for modules, count in self.outside_and_kinds())
 
     @property
     def least_read_bytes(self) -> int:
@@ -136,13 +138,22 @@ class ModelShape:
         Of experts only those of one token are included, as all tokens may be routed to the same ones;
         embeddings are not, as only some rows are read.
         """
-        read = sum(count * _least_read(modules) for modules, count in self.outside_and_kinds())
-        return round(read) * self.dtype_bytes
+        read = sum(count * self._least_read(modules) for modules, count in self.outside_and_kinds())
+        return round(read)
+
+    def _least_read(self, modules: Iterable[Module]) -> float:
+        size = self.dtype_bytes
+        return sum(
+            module.share * sum(parameter.stored_bytes(size) for parameter in module.parameters)
+            for module in modules
+            if module.kind != "embedding"
+        )
 
     @property
     def largest_parameter(self) -> int:
-        """The number of elements of the largest tensor."""
-        return max(one.numel for module in self.distinct_modules for one in module.parameters)
+        """The number of elements of the largest tensor as it is stored."""
+        size = self.dtype_bytes
+        return max(one.stored_numel(size) for module in self.distinct_modules for one in module.parameters)
 
     def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
@@ -157,10 +168,12 @@ class ModelShape:
         return batch * positions * 2 * self.num_key_value_heads * self.head_dim * self.dtype_bytes
 
 
-def _least_read(modules: Iterable[Module]) -> float:
-    return sum(module.share * module.num_parameters for module in modules if module.kind != "embedding")
-
-
 def parameters_of(modules: Iterable[Module]) -> int:
     """Return the number of parameters of modules, a tied tensor left out."""
     return sum(parameter.numel for module in modules for parameter in module.parameters if not parameter.tied)
+
+
+def stored_bytes(modules: Iterable[Module], shape: ModelShape) -> int:
+    """Return the size [B] of the tensors of modules as they are stored, a tied tensor left out."""
+    owned = (one for module in modules for one in module.parameters if not one.tied)
+    return sum(one.stored_bytes(shape.dtype_bytes) for one in owned)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict, TypeAdapter, model_validator
+from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
@@ -27,7 +27,11 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
+from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
+from simoffload.models.quantization_config import read_quantization
 from simoffload.models.shape import ModelShape
+
+_UNQUANTIZED = "none"
 
 
 class Size(Frozen):
@@ -102,11 +106,22 @@ class ModelSpec(Frozen):
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
     Falcon-7B ("eager")."""
+    quantization: str | None = None
+    """Form in which weights are stored, such as int4-g128, nf4-dq, fp8 or q4_k_m; "none": ``dtype``. By
+    default the one that ``quantization_config`` of the ``config`` describes."""
 
     @model_validator(mode="before")
     @classmethod
     def _text_is_name(cls, raw: object) -> object:
         return {"name": raw} if isinstance(raw, str) else raw
+
+    @field_validator("quantization")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        known = (_UNQUANTIZED, *QUANTIZATIONS)
+        if name is not None and name not in known:
+            raise ValueError(f"unknown quantization{suggest(name, known)}; known: {listing(known)}")
+        return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -144,12 +159,15 @@ class ModelSpec(Frozen):
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
-        name, config = self._resolved(root=root, allow_path=allow_path)
-        return config.shape(name=name, dtype=self.dtype, attention=self.attention)
+        name, config, quantization = self._resolved(root=root, allow_path=allow_path)
+        shape = config.shape(name=name, dtype=self.dtype, attention=self.attention)
+        if self.quantization is not None:
+            quantization = QUANTIZATIONS.get(self.quantization)
+        return shape if quantization is None else quantized(shape, quantization)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
         """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
-        _, config = self._resolved(root=root, allow_path=False)
+        _, config, _ = self._resolved(root=root, allow_path=False)
         fields = type(config).model_fields.items()
         left_out = {field.alias or name for name, field in fields if field.default is None}
         written = {
@@ -159,14 +177,20 @@ class ModelSpec(Frozen):
         }
         return {"model_type": config.family, **written}
 
-    def _resolved(self, *, root: Path | None, allow_path: bool) -> tuple[str, FamilyConfig]:
+    def _resolved(
+        self, *, root: Path | None, allow_path: bool
+    ) -> tuple[str, FamilyConfig, Quantization | None]:
+        """Return label and configuration, and the quantization that a config.json describes."""
         if self.config is None:
-            return self._named()
+            return *self._named(), None
         path = _config_path(self.config, root=root, allow_path=allow_path)
-        return self._label(_label_of(path)), self._from_file(path)
-
-    def _from_file(self, path: Path) -> FamilyConfig:
         document = read_document(path)
+        config = self._from_file(document)
+        # What the scenario replaces need not be supported.
+        described = None if self.quantization is not None else read_quantization(document)
+        return self._label(_label_of(path)), config, described
+
+    def _from_file(self, document: Document) -> FamilyConfig:
         family = _family_of(document)
         config = validate(document, family)
         unknown = _unknown_keys(self.overrides, family)
@@ -193,7 +217,7 @@ def load_model(
     ------
     InputError
         For an unknown name, family or key, sizes that cannot be, and a file that is missing, outside
-        ``root``, of another family, or quantized.
+        ``root``, of another family, or quantized by an unknown method.
     """
     if not isinstance(spec, ModelSpec):
         plain = dict(spec) if isinstance(spec, Mapping) else spec
@@ -230,9 +254,6 @@ def _family_of(document: Document) -> type[FamilyConfig]:
     if family is None:
         message = f"this family is not supported; supported: {known}; {_as_the_nearest(document.data)}"
         raise InputError([document.problem(("model_type",), message)])
-    if document.data.get("quantization_config") is not None:
-        message = "quantized checkpoints are not supported yet"
-        raise InputError([document.problem(("quantization_config",), message)])
     return family
 
 

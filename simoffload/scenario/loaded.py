@@ -116,6 +116,8 @@ class LoadedScenario:
         workload, strategy = self.scenario.workload, self.scenario.strategy
         if workload.kind not in strategy.serves:
             raise self._mismatch()
+        if self.model.quantization is not None and workload.kind != "inference":
+            raise self._quantized_training()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
@@ -159,6 +161,14 @@ class LoadedScenario:
         """Return warnings about devices in use that are faster than the links in front of them."""
         named = (self.scenario.checkpoint, self.scenario.dataset)
         return self.machine.overruns({*plan.tiers, *(one.tier for one in named if one is not None)})
+
+    def _quantized_training(self) -> InputError:
+        """Return the error for a workload that changes or saves quantized weights."""
+        text = (
+            f"training with weights in {self.model.quantization} is not supported; write quantization: none, "
+            "or for QLoRA strategy.lora.quantize: nf4"
+        )
+        return InputError([self.document.problem(("model", "quantization"), text)])
 
     def _mismatch(self) -> InputError:
         work = self.scenario.workload.kind

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, ModuleCost, Parameter, Sequences, attention_kernels
-from simoffload.models.shape import Operations
+from simoffload.models.modules import Operations
 from simoffload.strategies.timing import PassTimings, Timing
 
 Role = Literal["whole", "column", "row", "experts", "divided"]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from simoffload.models import Module
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.ds_config.quantization import quantized_gather
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
@@ -186,17 +187,32 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             after = self.so_far(HOST, self._copies)
             ordinal = self.add("concat", COMM, fixed=self.timing.hbm_copy(sum(slices)), after=after)
         else:
-            size = sum(slices) * (self._place.ranks - 1)
-            ordinal = self.exchange("gather", "all-gather", COMM, size, behind=(self._copies,))
+            ordinal = self._all_gather(slices)
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
         return len(self._gathers) - 1
+
+    def _all_gather(self, slices: Sequence[int]) -> int:
+        """Write the all-gather of partitions, which may be packed in 8 bits before (ZeRO++); return its
+        number.
+
+        Packed, they are gathered in one call and their scales in another (``all_gather_coalesced``).
+        """
+        others, size = self._place.ranks - 1, sum(slices)
+        if not self._place.settings.quantized_gather:
+            return self.exchange("gather", "all-gather", COMM, size * others, behind=(self._copies,))
+        sent, packed = quantized_gather(size // self._place.dtype_bytes, self._place.dtype_bytes)
+        self.spend(self.costs.operation.value + self.costs.collective_call.value)
+        self.flush()
+        fixed = self.timing.hbm_traffic(packed)
+        self.add("concat", self._copies, fixed=fixed, after=self.so_far(HOST))
+        return self.exchange("gather", "all-gather", COMM, sent * others, behind=(self._copies,), calls=2)
 
     def wait(self, handle: int) -> None:
         """Wait for a gather.
 
         If nothing is gathered, the host waits until the copy stream is empty. Otherwise the copy stream waits
-        for the all-gather and, if several tensors were gathered together, splits them
-        (AllGatherCoalescedHandle).
+        for the all-gather, unpacks it if it was quantized and, if several tensors were gathered together,
+        splits them (AllGatherCoalescedHandle).
         """
         if self._direct:
             self.host_waits(self._copies)
@@ -204,6 +220,10 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         gather = self._gathers[handle]
         self.flush()
         apart = self.timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
+        if self._place.settings.quantized_gather and self._place.ranks > 1:
+            apart += self.timing.hbm_traffic(
+                quantized_gather(gather.size // self._place.dtype_bytes, self._place.dtype_bytes).quantized
+            )
         after = (*self.so_far(HOST), self.builder.after(COMM, gather.ordinal))
         self.add("concat", self._copies, fixed=apart, after=after)
 

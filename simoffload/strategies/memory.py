@@ -52,7 +52,9 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
     """Return the memory that every strategy needs: in HBM cache, activations, CUDA and NCCL; in DRAM the
     OS."""
     batch = workload.batch_size
+    largest = dequantized_bytes(model, tokens=batch * workload.prompt_length)
     return (
+        *([MemoryTerm("hbm", "largest weight written in full", largest)] if largest else ()),
         MemoryTerm(
             "hbm",
             "key-value cache",
@@ -67,6 +69,20 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
         ),
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
         system_memory(machine),
+    )
+
+
+def dequantized_bytes(model: ModelShape, *, tokens: int) -> int:
+    """Return the size [B] of the largest quantized weight that kernels write in full before it is used; 0 if
+    none is."""
+    return max(
+        (
+            one.numel * model.dtype_bytes
+            for module in model.distinct_modules
+            for one in module.parameters
+            if one.storage is not None and not one.storage.format.dequantization.fuses(tokens * module.share)
+        ),
+        default=0,
     )
 
 

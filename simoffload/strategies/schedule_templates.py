@@ -72,7 +72,7 @@ class InferenceLayers(LayeredModel):
         small = sum(
             times * numel
             for modules, times in model.outside_and_kinds()
-            for _, numel in _owned(modules)
+            for _, numel in _owned(modules, model.dtype_bytes)
             if numel <= settings.param_persistence_threshold
         )
         return small <= settings.model_persistence_threshold
@@ -84,10 +84,11 @@ class InferenceLayers(LayeredModel):
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
         """Return the partitioned tensors of a model with ``count`` layers, each as a separate object."""
         model, place = self.model, self.placement
-        owned = list(_owned(model.modules_before))
+        size = model.dtype_bytes
+        owned = list(_owned(model.modules_before, size))
         for layers, repeat in model.of_layers(count).groups:
-            owned += [one for layer in layers for one in _owned(layer)] * repeat
-        owned += _owned(model.modules_after)
+            owned += [one for layer in layers for one in _owned(layer, size)] * repeat
+        owned += _owned(model.modules_after, size)
         return tuple(cut_tensors(owned, place.settings, ranks=place.ranks, dtype_bytes=place.dtype_bytes))
 
     @property
@@ -139,10 +140,18 @@ class InferenceLayers(LayeredModel):
             hook(event, coordinator, self.full.parameters)
 
 
-def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
-    """Return name and size [elements] of the tensors of hooked modules; a tied tensor is listed once."""
+def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Return name and size [elements] of the tensors of hooked modules; a tied tensor is listed once.
+
+    A quantized tensor counts as the elements that its stored bytes fill, as which DeepSpeed holds it.
+    """
     hooked = (module for module in modules if module.hooked)
-    return tuple((one.name, one.numel) for module in hooked for one in module.parameters if not one.tied)
+    return tuple(
+        (one.name, one.stored_numel(dtype_bytes))
+        for module in hooked
+        for one in module.parameters
+        if not one.tied
+    )
 
 
 class _DurationSlots(Timing):

@@ -19,12 +19,14 @@ from simoffload.models import (
     Module,
     ModuleCost,
     Sequences,
+    WeightCost,
     attention_kernels,
     backward_cost,
     backward_products,
     batch_cost,
     module_cost,
     training_cost,
+    weight_cost,
 )
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
@@ -129,7 +131,12 @@ class Timing:
         gpu = self.machine.accelerator
         if not (cost.flops or cost.bytes):
             return 0.0
-        seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
+        weights, traffic = self._quantized(module), cost.bytes
+        if weights is not None:
+            traffic += weights.slower_bytes - weights.unfused_bytes
+        seconds = max(self._arithmetic_s(cost, products=products), traffic / gpu.hbm_rate)
+        if weights is not None:
+            seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":
             seconds = self._attention_s(cost, backward=backward) or seconds
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
@@ -164,11 +171,23 @@ class Timing:
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
         if self._zero3 and module.kind == "linear":
             call = costs.linear_call.value
-        return call + operations(self._model, module) * costs.operation.value
+        weights = self._quantized(module)
+        count = operations(self._model, module) + (0 if weights is None else weights.operations)
+        return call + count * costs.operation.value
+
+    def _quantized(self, module: Module) -> WeightCost | None:
+        """Return the cost of a module's tensors; None if none is quantized."""
+        if all(one.storage is None for one in module.parameters):
+            return None
+        return weight_cost(self._model, module, tokens=self._tokens(module))
 
     def hbm_copy(self, size: int) -> int:
         """Return the time to read and write ``size`` bytes within HBM [ps]."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
+
+    def hbm_traffic(self, size: float) -> int:
+        """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
+        return picoseconds(size / self.machine.accelerator.hbm_rate)
 
 
 def operations(model: ModelShape, module: Module) -> int:
@@ -299,10 +318,6 @@ class TrainingTiming(Timing):
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""
         return 1 + operations(self._model, module)
-
-    def hbm_traffic(self, size: float) -> int:
-        """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
-        return picoseconds(size / self.machine.accelerator.hbm_rate)
 
     def gpu_adam(self, numel: int) -> int:
         """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""

@@ -21,6 +21,7 @@ from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
+from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory
@@ -64,6 +65,7 @@ class ZeroInference(ZeroStrategy):
             settings, warnings = resolve_settings(
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
             )
+            model, ignored = with_quantized_weights(model, self.ds_config, settings)
         except InputError as error:
             raise within_config(error.problems) from None
         tier, more = self.tier("weights", machine)
@@ -73,7 +75,7 @@ class ZeroInference(ZeroStrategy):
             workload=workload,
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
-            warnings=(*warnings, *more),
+            warnings=(*warnings, *ignored, *more),
         )
         check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
         direct = self.direct_warnings(settings, machine)

@@ -209,8 +209,9 @@ CASES: tuple[Case, ...] = (
     ),
     raw(
         "hf-quantized",
-        '{"model_type": "bloom", "quantization_config": {"bits": 4}}',
-        ("config.json:1:48: quantization_config:", "quantized checkpoints are not supported yet"),
+        '{"model_type": "bloom", "quantization_config": {"bits": 4}, '
+        '"n_layer": 2, "hidden_size": 64, "n_head": 8, "vocab_size": 100}',
+        ("config.json:1:48: quantization_config.quant_method:", "is missing; supported: gptq, awq"),
         name="config.json",
         command="check",
     ),

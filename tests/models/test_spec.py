@@ -219,7 +219,7 @@ def test_other_families_config_json(name: str, tmp_path: Path) -> None:
         ({key: value for key, value in LLAMA_8B.items() if key != "hidden_size"}, "hidden_size"),
         ({key: value for key, value in LLAMA_8B.items() if key != "intermediate_size"}, "intermediate_size"),
         ({**LLAMA_8B, "hidden_size": "4096"}, "hidden_size"),
-        ({**LLAMA_8B, "quantization_config": {"bits": 4}}, "quantized checkpoints are not supported yet"),
+        ({**LLAMA_8B, "quantization_config": {"bits": 4}}, "quant_method: is missing; supported: gptq"),
         (
             {**BLOOM_7B1, "hidden_size": 4097},
             "hidden_size: is 4097, and n_embed, another name of it, 4096; keep one",
@@ -234,6 +234,25 @@ def test_invalid_config_json_is_refused(config: Any, message: str, tmp_path: Pat
     with pytest.raises(InputError, match=r"config\.json") as caught:
         load_model({"config": "config.json"}, root=tmp_path)
     assert message in str(caught.value)
+
+
+def test_a_quantized_config_and_what_replaces_it(tmp_path: Path) -> None:
+    write(tmp_path, {**LLAMA_8B, "quantization_config": {"quant_method": "gptq", "bits": 4}})
+    found = load_model({"config": "config.json"}, root=tmp_path)
+    assert found.quantization == "int4-g128"
+    other = load_model({"config": "config.json", "quantization": "fp8"}, root=tmp_path)
+    assert other.quantization == "fp8"
+    plain = load_model({"config": "config.json", "quantization": "none"}, root=tmp_path)
+    assert plain.quantization is None
+    assert plain.weight_bytes == 2 * plain.num_parameters == 2 * found.num_parameters
+
+
+def test_a_method_that_is_not_supported_may_be_replaced(tmp_path: Path) -> None:
+    write(tmp_path, {**LLAMA_8B, "quantization_config": {"quant_method": "hqq"}})
+    with pytest.raises(InputError, match="this method is not supported"):
+        load_model({"config": "config.json"}, root=tmp_path)
+    replaced = load_model({"config": "config.json", "quantization": "int4-g64"}, root=tmp_path)
+    assert replaced.quantization == "int4-g64"
 
 
 WRITTEN = json.loads(Path(__file__).with_name("oracle-5.json").read_text(encoding="utf-8"))["configs"]

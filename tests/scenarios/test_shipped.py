@@ -31,6 +31,7 @@ def test_the_studies_are_all_there() -> None:
         *(f"ddn/bloom-{size}" for size in ("7b1", "176b", "mod-1", "mod-2")),
         *(f"deepnvme/{model}" for model in ("llama-3-70b", "bloom-176b", "mixtral-8x22b")),
         *(f"zero-inference-2022/{model}" for model in ("opt-30b", "opt-175b", "bloom-176b")),
+        "zero-inference-2023/opt-30b",
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),

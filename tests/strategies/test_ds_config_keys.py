@@ -171,8 +171,9 @@ def test_inference_is_not_told_of_gradients() -> None:
     assert len(training(tree)) == 2
     assert inference(tree) == ()
     assert inference({"communication_data_type": "fp32", "elasticity": {"enabled": True}}) == ()
-    (warning,) = inference(zero(stage=3, zero_quantized_weights=True))
-    assert warning == "ds_config zero_optimization.zero_quantized_weights: true is not modelled"
+    assert inference(zero(stage=3, zero_quantized_nontrainable_weights=True)) == ()
+    (warning,) = inference(zero(stage=3, enable_sanity_checks=True))
+    assert warning == "ds_config zero_optimization.enable_sanity_checks: true is not modelled"
 
 
 def test_an_unknown_key_stops_deepspeed_where_it_checks_its_sections() -> None:

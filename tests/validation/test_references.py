@@ -22,6 +22,7 @@ def test_every_publication_is_there() -> None:
         "ddn",
         "dn24",
         "zi22",
+        "zi23",
     } | TRAINING | CHECKPOINTS
 
 

@@ -94,8 +94,8 @@ class Mixtral(RotaryConfig):
             name,
             "linear",
             (
-                Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden),
-                Parameter(f"{name}.down_proj", experts * hidden * wide),
+                Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden, columns=hidden),
+                Parameter(f"{name}.down_proj", experts * hidden * wide, columns=wide),
             ),
             in_features=experts * (hidden + wide),
             out_features=experts * (2 * wide + hidden),

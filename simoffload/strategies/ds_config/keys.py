@@ -28,6 +28,8 @@ from simoffload.strategies.ds_config.sections import (
     OffloadParamSection,
     OptimizerSection,
     PrecisionSection,
+    QuantizedInitializationSection,
+    WeightQuantizationSection,
     ZenFlowSection,
     ZeroSection,
 )
@@ -67,7 +69,7 @@ _STAGE_3 = Key(simulated=False, stages=(3,))
 _OLD_NAME = "is the old name of {0}: {{device: cpu}}; write that"
 NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
     DeepSpeedConfig: {
-        **_all("weight_quantization tensor_parallel expert_parallel compile", Key()),
+        **_all("tensor_parallel expert_parallel compile", Key()),
         **_all("sparse_attention compression_training hybrid_engine", Key()),
         **_all("elasticity autotuning progressive_layer_drop curriculum_learning", _TRAINING),
         **_all("data_efficiency eigenvalue quantize_training nebula datastates_ckpt amp", _TRAINING),
@@ -123,7 +125,8 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
         "zeropp_loco_param": Key(stages=(3,), training=True),
         "zero_quantized_gradients": _STAGE_3._replace(training=True),
         **_all("stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential", _STAGE_3),
-        **_all("zero_quantized_weights zero_quantized_nontrainable_weights", _STAGE_3),
+        # It stores frozen weights in 8 bits; in inference none is frozen (partition_parameters.py).
+        "zero_quantized_nontrainable_weights": _STAGE_3._replace(training=True),
         **_all("mics_hierarchical_params_gather pipeline_loading_checkpoint enable_sanity_checks", _STAGE_3),
         "cpu_offload": Key(refused=_OLD_NAME.format("offload_optimizer"), training=True),
         **_all("cpu_offload_param cpu_offload_params", Key(refused=_OLD_NAME.format("offload_param"))),
@@ -153,6 +156,12 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
             matters=lambda zenflow: zenflow.update_interval == "auto",
         ),
     },
+    WeightQuantizationSection: {
+        "post_init_quant": Key(instead="write quantized_initialization"),
+        **_all("enabled num_bits q_type q_groups", _SILENT),
+    },
+    # A field that accepts one value only.
+    QuantizedInitializationSection: {"symmetric": _SILENT},
     ActivationCheckpointingSection: {
         **_all(
             "contiguous_memory_optimization synchronize_checkpoint_boundary profile",
@@ -275,6 +284,10 @@ def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str,
     if zero.offload_param is not None:
         yield "zero_optimization.offload_param.", zero.offload_param
     yield "aio.", config.aio
+    if config.weight_quantization is not None:
+        yield "weight_quantization.", config.weight_quantization
+    if config.quantized_initialization is not None:
+        yield "weight_quantization.quantized_initialization.", config.quantized_initialization
     if not training:
         return
     if zero.offload_optimizer is not None:
@@ -314,6 +327,9 @@ def refuse_values(config: DeepSpeedConfig) -> None:
     zero, key = config.zero_optimization, "zero_optimization."
     offload = zero.offload_optimizer or OffloadOptimizerSection()
     params = zero.offload_param or OffloadParamSection()
+    if config.quantized_initialization is not None:
+        text = "weights in 4 or 8 bits cannot be trained; leave it out"
+        raise InputError.at("weight_quantization.quantized_initialization", text)
     if zero.stage < 3 and params.device not in (None, "none"):
         text = f'"{params.device}" needs stage 3, not {zero.stage}: below it parameters are not partitioned'
         raise InputError.at(f"{key}offload_param.device", text)

@@ -156,6 +156,44 @@ class ZeroSection(ConfigSection):
     """[elements] of gathered parameters on a GPU, at most."""
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
     """Largest distance [elements] to the next use of a parameter at which it stays gathered."""
+    zero_quantized_weights: bool = False
+    """Whether partitions are quantized to 8 bits on the GPU before they are all-gathered (ZeRO++)."""
+
+
+def _asymmetric(value: bool) -> bool:
+    if value:
+        raise ValueError("DeepSpeed supports asymmetric quantization only; write false")
+    return value
+
+
+class QuantizedInitializationSection(ConfigSection):
+    """``weight_quantization.quantized_initialization`` quantizes linear layers and embeddings at loading.
+
+    DeepSpeed has no defaults (deepspeed/inference/quantization/utils.py).
+    """
+
+    num_bits: Literal[4, 8]
+    """Number of bits of each weight."""
+    group_size: Positive
+    """Weights with one scale and minimum; the dimension ``group_dim`` must be a multiple of it."""
+    group_dim: Literal[0, 1]
+    """Dimension along which weights share a scale: 1 is that of the columns."""
+    symmetric: Annotated[bool, AfterValidator(_asymmetric)]
+    """Whether groups have no minimum; DeepSpeed stops at true."""
+
+
+def _unless_empty(value: Any) -> Any:
+    """DeepSpeed takes an empty section for none."""
+    return None if value == {} else value
+
+
+class WeightQuantizationSection(ConfigSection):
+    """``weight_quantization`` stores weights in 4 or 8 bits in inference."""
+
+    quantized_initialization: Annotated[
+        QuantizedInitializationSection | None, BeforeValidator(_unless_empty)
+    ] = None
+    """Quantization of linear layers and embeddings while the model is loaded (from DeepSpeed 0.10.3 on)."""
 
 
 class AioSection(ConfigSection):
@@ -258,6 +296,8 @@ class DeepSpeedConfig(ConfigSection):
     """Settings of partitioning and offloading."""
     aio: AioSection = AioSection()
     """Settings of reading and writing storage."""
+    weight_quantization: WeightQuantizationSection | None = None
+    """Storage of weights in 4 or 8 bits (inference only)."""
     optimizer: OptimizerSection | None = None
     """Optimizer of the training; AdamW if none is given."""
     fp16: PrecisionSection = PrecisionSection()
@@ -278,6 +318,12 @@ class DeepSpeedConfig(ConfigSection):
     """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
     """Settings of writing checkpoints; without them ``torch.save`` writes."""
+
+    @property
+    def quantized_initialization(self) -> QuantizedInitializationSection | None:
+        """Quantization of the weights at loading; None without one."""
+        section = self.weight_quantization
+        return None if section is None else section.quantized_initialization
 
     @property
     def precision(self) -> Literal["fp16", "bf16"] | None:

@@ -94,6 +94,8 @@ class OffloadSettings(NamedTuple):
     threads: int
     """Worker threads of one aio handle (``intra_op_parallelism``)."""
     use_gds: bool
+    quantized_gather: bool = False
+    """Whether partitions are quantized to 8 bits before they are all-gathered."""
 
     def copies_directly(self, ranks: int) -> bool:
         """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
@@ -307,6 +309,7 @@ def fetch_settings(
         queue_depth=aio.queue_depth,
         threads=threads,
         use_gds=aio.use_gds and number >= _FIRST_GDS,
+        quantized_gather=zero.zero_quantized_weights,
     )
     return settings, tuple(warnings)
 

@@ -1,0 +1,202 @@
+"""Reading of ``quantization_config`` in a config.json: one class per ``quant_method``.
+
+Keys are those of transformers 5.23 (utils/quantization_config.py) and of compressed-tensors 0.12
+(quantization/quant_args.py); keys without influence on sizes are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from simoffload.documents import Document, Frozen, listing, suggest, validate
+from simoffload.errors import InputError
+from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, grouped
+from simoffload.models.quantization import Quantization
+
+KEY = "quantization_config"
+
+
+def _pattern(name: str) -> str:
+    """Raise ValueError for a text that begins like a regular expression and is none."""
+    try:
+        re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return name
+
+
+Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
+"""Names of modules, of which some may be regular expressions."""
+
+
+class Section(Frozen, ABC):
+    """A Section is ``quantization_config`` of one method, as transformers writes it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    modules_to_not_convert: Names | None = None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of modules that are not quantized."""
+        return self.modules_to_not_convert or ()
+
+    @abstractmethod
+    def quantization(self) -> Quantization:
+        """Return the quantization that the section describes."""
+
+
+Bits = Literal[2, 3, 4, 8]
+Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000)]
+
+
+def _group(size: int) -> int | None:
+    return size if size > 0 else None
+
+
+class _Gptq(Section):
+    bits: Bits
+    group_size: Group = 128
+    lm_head: bool = False
+
+    def quantization(self) -> Quantization:
+        one = gptq(self.bits, _group(self.group_size))
+        return Quantization(one.name, one, kept=self.kept, head=self.lm_head)
+
+
+class _Awq(Section):
+    bits: Literal[4] = 4
+    group_size: Group = 128
+
+    def quantization(self) -> Quantization:
+        one = gptq(self.bits, _group(self.group_size), awq=True)
+        return Quantization(one.name, one, kept=self.kept)
+
+
+class _BitsAndBytes(Section):
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    bnb_4bit_use_double_quant: bool = False
+    llm_int8_skip_modules: Names | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.load_in_8bit == self.load_in_4bit:
+            raise ValueError("exactly one of load_in_4bit and load_in_8bit must be true")
+        return self
+
+    def quantization(self) -> Quantization:
+        four_bit = bitsandbytes(double_quantized=self.bnb_4bit_use_double_quant)
+        one = FORMATS["int8"] if self.load_in_8bit else four_bit
+        skipped = self.llm_int8_skip_modules
+        # A list replaces transformers' own, which has the head alone (get_modules_to_not_convert).
+        return Quantization(one.name, one, kept=skipped or (), head=skipped is not None)
+
+
+class _Fp8(Section):
+    weight_block_size: tuple[int, int] | None = None
+
+    def quantization(self) -> Quantization:
+        one = fp8(block=self.weight_block_size)
+        return Quantization(one.name, one, kept=self.kept)
+
+
+class _FbgemmFp8(Section):
+    def quantization(self) -> Quantization:
+        one = fp8(per_row=True)
+        return Quantization(one.name, one, kept=self.kept)
+
+
+class _Mxfp4(Section):
+    def quantization(self) -> Quantization:
+        return Quantization("mxfp4", FORMATS["mxfp4"], kept=self.kept)
+
+
+class _Weights(Frozen):
+    """``config_groups.<name>.weights`` describes one format of compressed-tensors."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_bits: Literal[4, 8]
+    type: Literal["int", "float"] = "int"
+    strategy: Literal["tensor", "channel", "group", "block", "tensor_group"]
+    group_size: Group | None = None
+    block_structure: tuple[int, int] | None = None
+    symmetric: bool = True
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        self.format()
+        return self
+
+    def format(self) -> WeightFormat:
+        """Return the format; scales are of 2 B. Raises ValueError for one that is not supported."""
+        if self.type == "int" and self.strategy in ("group", "channel"):
+            group = _group(self.group_size or -1) if self.strategy == "group" else None
+            zero = Fraction(0) if self.symmetric else Fraction(self.num_bits, 8)
+            name = f"int{self.num_bits}-{'channel' if group is None else f'g{group}'}"
+            return grouped(name, self.num_bits, group, zero=zero)
+        if (self.type, self.num_bits, self.group_size) == ("float", 4, 16):
+            return FORMATS["nvfp4"]
+        if (self.type, self.num_bits, self.group_size) == ("float", 4, 32):
+            return FORMATS["mxfp4"]
+        if (self.type, self.num_bits) == ("float", 8) and "group" not in self.strategy:
+            block = (self.block_structure or (128, 128)) if self.strategy == "block" else None
+            return fp8(block=block, per_row=self.strategy == "channel", scale=2)
+        raise ValueError(f"weights of {self.num_bits} bits, {self.type}, by {self.strategy}: not supported")
+
+
+class _Targets(Frozen):
+    model_config = ConfigDict(extra="ignore")
+
+    weights: _Weights
+
+
+class _CompressedTensors(Section):
+    config_groups: Annotated[dict[str, _Targets], Field(min_length=1, max_length=1)]
+    ignore: Names = ()
+
+    def quantization(self) -> Quantization:
+        one = next(iter(self.config_groups.values())).weights.format()
+        return Quantization(one.name, one, kept=self.ignore)
+
+
+METHODS: Mapping[str, type[Section]] = {
+    "gptq": _Gptq,
+    "awq": _Awq,
+    "bitsandbytes": _BitsAndBytes,
+    "fp8": _Fp8,
+    "fbgemm_fp8": _FbgemmFp8,
+    "mxfp4": _Mxfp4,
+    "compressed-tensors": _CompressedTensors,
+}
+"""Classes of sections by their ``quant_method``."""
+
+
+def read_quantization(document: Document) -> Quantization | None:
+    """Return the quantization of a config.json; None if it is not quantized. Raises InputError."""
+    section = document.data.get(KEY)
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise InputError([document.problem((KEY,), "must be a mapping")])
+    method = section.get("quant_method")
+    if method is None and ("load_in_4bit" in section or "load_in_8bit" in section):
+        method = "bitsandbytes"  # older configurations do not name it
+    found = METHODS.get(method) if isinstance(method, str) else None
+    if found is None:
+        known = (
+            f"{suggest(str(method), list(METHODS)) if method else ''}; supported: {listing(list(METHODS))}"
+        )
+        message = (
+            f"{'is missing' if method is None else 'this method is not supported'}{known}; in a scenario, "
+            "model.quantization replaces this section"
+        )
+        raise InputError([document.problem((KEY, "quant_method"), message)])
+    return validate(document, found, at=(KEY,)).quantization()

@@ -1,0 +1,98 @@
+"""A model with quantized weights: stored bytes, bytes of a pass, and the time that they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.errors import InputError
+from simoffload.models import ModelShape, forward_cost, load_model, module_cost, weight_cost
+from simoffload.models.quantization import deepspeed_quantization, quantized
+
+_LINEAR = 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
+"""Weights of the linear layers of Llama-2-7B."""
+_OUTSIDE = 2 * 32_000 * 4096 + (2 * 32 + 1) * 4096
+"""Embeddings, head and norms."""
+
+
+def llama(quantization: str | None) -> ModelShape:
+    """Return Llama-2-7B."""
+    return load_model({"name": "llama-2-7b", "quantization": quantization})
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        (None, 2 * (_LINEAR + _OUTSIDE)),
+        ("none", 2 * (_LINEAR + _OUTSIDE)),
+        ("int8", _LINEAR + 4 * 32 * (4 * 4096 + 2 * 11_008 + 4096) + 2 * _OUTSIDE),
+        ("int4-g128", _LINEAR // 2 + _LINEAR // 128 * 5 // 2 + 2 * _OUTSIDE),
+        ("mxfp4", _LINEAR * 17 // 32 + 2 * _OUTSIDE),
+        # The file of Llama-2-7B on the Hub is 4,081,004,224 B, of which 0.7 MB are the vocabulary.
+        ("q4_k_m", 4_080_263_168),
+    ],
+)
+def test_stored_bytes(name: str | None, size: int) -> None:
+    model = llama(name)
+    assert model.weight_bytes == size
+    assert model.num_parameters == _LINEAR + _OUTSIDE
+
+
+def test_every_pass_reads_what_is_stored() -> None:
+    plain, four_bit = llama(None), llama("int4-g128")
+    head = 2 * 32_000 * 4096
+    norms = 2 * (2 * 32 + 1) * 4096
+    stored = _LINEAR // 2 + _LINEAR // 128 * 5 // 2
+    assert four_bit.least_read_bytes == stored + head + norms
+    passes = [forward_cost(one, batch=1, new_tokens=1, context=100) for one in (plain, four_bit)]
+    assert passes[0].bytes - passes[1].bytes == 2 * _LINEAR - stored
+    assert passes[0].flops == passes[1].flops
+
+
+def test_layers_of_a_mixture_differ() -> None:
+    model = llama("q4_k_m")
+    kinds = model.kinds
+    assert sorted(count for _, count in kinds) == [16, 16]
+    assert not model.uniform
+    assert llama("q6_k").uniform
+
+
+def test_tied_embeddings_are_stored_once() -> None:
+    model = load_model({"name": "llama-3.2-1b", "quantization": "q4_k_m"})
+    head, table = (
+        model.modules_after[-1].parameters[0],
+        next(module.parameters[0] for module in model.modules_before if module.parameters),
+    )
+    assert head.tied
+    assert head.storage == table.storage
+    assert head.storage is not None
+    assert head.storage.format.name == "q6_k"
+
+
+def test_weights_without_a_fused_kernel_are_written_and_read() -> None:
+    model = quantized(llama(None), deepspeed_quantization(4, 64, dtype_bytes=2, kernel=True))
+    assert model.weight_bytes == (_LINEAR + 2 * 32_000 * 4096) * 9 // 16 + 2 * (2 * 32 + 1) * 4096
+    one = next(module for module in model.layers[0] if module.name == "self_attn.q_proj")
+    cost, weights = weight_cost(model, one, tokens=1), 4096 * 4096
+    assert cost.unfused_bytes == weights * 9 // 16 + 2 * weights
+    assert cost.bytes == cost.unfused_bytes + 2 * weights
+    assert (cost.kernels, cost.slower_bytes, cost.operations) == (1, 0, 10)
+    moved = module_cost(model, one, batch=1, new_tokens=1, context=1).bytes
+    assert moved == cost.bytes + 2 * (4096 + 4096)
+    table = next(module for module in model.modules_before if module.kind == "embedding")
+    rows = weight_cost(model, table, tokens=1)
+    assert rows.bytes == rows.unfused_bytes == 32_000 * 4096 * (9 / 16 + 2)
+
+
+def test_fused_kernels_read_more_slowly() -> None:
+    model = llama("int4-g128")
+    one = next(module for module in model.layers[0] if module.name == "self_attn.q_proj")
+    cost = weight_cost(model, one, tokens=1)
+    stored = 4096 * 4096 // 2 + 4096 * 32 * 5 // 2
+    assert cost.bytes == stored
+    assert cost.slower_bytes == pytest.approx(stored * (1 / 0.62 - 1))
+    assert cost.kernels == 0
+
+
+def test_an_unknown_quantization() -> None:
+    with pytest.raises(InputError, match=r'unknown quantization; did you mean "int4-g128"'):
+        llama("int4-g129")

@@ -1,0 +1,56 @@
+"""Strategies with quantized weights: they move and hold stored bytes, and pay for dequantization."""
+
+from __future__ import annotations
+
+import pytest
+
+import simoffload as so
+from simoffload.errors import InputError
+from simoffload.strategies.zero_inference import ZeroInferencePlan
+
+_STREAMED = "zero-inference-2022/opt-30b"
+_IN_HBM = "micron/opt-30b-hbm"
+
+
+def scenario(name: str, quantization: str, *more: str) -> so.LoadedScenario:
+    """Load a shipped scenario of OPT-30B with quantized weights."""
+    return so.load_scenario(name, overrides=[f"model={{name: opt-30b, quantization: {quantization}}}", *more])
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4-g128", "nf4-dq", "fp8", "q4_k_m"])
+def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
+    loaded = scenario(
+        _STREAMED, quantization, "strategy.ds_config.zero_optimization.stage3_max_reuse_distance=0"
+    )
+    result, plan = so.simulate(loaded), loaded.plan()
+    assert isinstance(plan, ZeroInferencePlan)
+    assert sum(2 * one.numel for one in plan.tensors) == loaded.model.weight_bytes
+    copied = {share.cause: share.size for share in result.decode[0].shares}["host to GPU"]
+    (head,) = loaded.model.modules_after[-1].parameters  # the table, once more
+    once = sum(2 * one.numel for one in plan.tensors if not one.persistent)
+    assert copied == once + head.stored_bytes(2)
+
+
+def test_memory_is_that_of_stored_weights() -> None:
+    whole = "strategy={kind: resident}"
+    loaded = scenario(_IN_HBM, "int4-g128", whole)
+    (stage,) = loaded.plan().memory_stages
+    sizes = {one.name: one.size for one in stage.terms}
+    assert sizes["weights"] == loaded.model.weight_bytes
+    assert "largest weight written in full" not in sizes
+    (stage,) = scenario(_IN_HBM, "nf4", whole).plan().memory_stages
+    sizes = {one.name: one.size for one in stage.terms}
+    assert sizes["largest weight written in full"] == 2 * 7168 * 4 * 7168
+
+
+def test_four_bits_are_faster_but_not_by_their_bytes() -> None:
+    plain, four = (so.simulate(scenario(_IN_HBM, one)) for one in ("none", "int4-g128"))
+    assert plain.tpot_s is not None
+    assert four.tpot_s is not None
+    assert 2 < plain.tpot_s / four.tpot_s < 59.9 / 16.1
+
+
+def test_training_with_quantized_weights_is_refused() -> None:
+    loaded = so.load_scenario("training/bloom-7b1", overrides=["model={name: bloom-7b1, quantization: int8}"])
+    with pytest.raises(InputError, match="training with weights in int8 is not supported"):
+        so.simulate(loaded)
