@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, Module
+from simoffload.models import Layer, ModelShape, Module
+from simoffload.models.shape import stored_bytes
 from simoffload.units import format_bytes
 
 Home = int | Literal["cpu", "disk"]
@@ -64,15 +65,19 @@ class ModuleTree:
 
     def _calls(self) -> Iterator[Call]:
         model = self.model
-        before, each = len(model.modules_before), len(model.layer)
         for index, module in enumerate(model.modules_before):
             yield Call(module.name if index else "", index, "head")
-        for layer in range(model.num_hidden_layers):
-            name = f"{self.layers_name}.{layer}"
-            for number, module in enumerate(model.layer):
-                yield Call(f"{name}.{module.name}" if number else name, before + number, "layer", layer)
+        begins: dict[Layer, int] = {}
+        end = len(model.modules_before)
+        for kind, _ in model.kinds:
+            begins[kind] = end
+            end += len(kind)
+        for layer, modules in enumerate(model.layers):
+            name, begin = f"{self.layers_name}.{layer}", begins[modules]
+            for number, module in enumerate(modules):
+                yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
-            yield Call(module.name, before + each + number, "tail")
+            yield Call(module.name, end + number, "tail")
 
     def module(self, call: Call) -> Module:
         """Return the module of a call."""
@@ -82,21 +87,22 @@ class ModuleTree:
         """Return full name and size [B] of the tensors that the called module uses itself."""
         owner = f"{self.layers_name}.{call.layer}." if call.layer >= 0 else ""
         size = self.model.dtype_bytes
-        return tuple((owner + one.name, one.numel * size) for one in self.module(call).parameters)
+        return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """Layers and modules outside of them that own tensors, in order."""
-        model, size = self.model, self.model.dtype_bytes
+        model = self.model
 
         def outside(modules: Sequence[Module]) -> Iterator[Unit]:
             for module in modules:
                 if module.parameters:
-                    own = sum(one.numel for one in module.parameters if not one.tied)
-                    yield Unit(module.name, own * size)
+                    yield Unit(module.name, stored_bytes((module,), model))
 
-        each = model.parameters_per_layer * size
-        layers = (Unit(f"{self.layers_name}.{layer}", each) for layer in range(model.num_hidden_layers))
+        sizes = {kind: stored_bytes(kind, model) for kind, _ in model.kinds}
+        layers = (
+            Unit(f"{self.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
+        )
         return (*outside(model.modules_before), *layers, *outside(model.modules_after))
 
     @property
@@ -170,14 +176,14 @@ class ModuleTree:
     def balanced(self, limits: Limits) -> Limits:
         """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory``).
 
-        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of a layer and the
-        mean size of the modules that own tensors.
+        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of the first layer
+        and the mean size of the modules that own tensors.
         """
         gpus = sorted((key for key in limits if key != "cpu" and limits[key]), key=int)
         if len(gpus) < 2:
             return limits
         owners = sum(1 for call in self.calls if any(not one.tied for one in self.module(call).parameters))
-        total, layer = self.model.weight_bytes, self.model.parameters_per_layer * self.model.dtype_bytes
+        total, layer = self.model.weight_bytes, stored_bytes(self.model.layers[0], self.model)
         share = total // len(gpus) + int(1.25 * max(layer, total // owners))
         return {key: min(size, share) if key in gpus[:-1] else size for key, size in limits.items()}
 

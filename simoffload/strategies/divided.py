@@ -15,8 +15,17 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, Module, ModuleCost, Parameter, Sequences, attention_kernels
+from simoffload.models import (
+    Layer,
+    ModelShape,
+    Module,
+    ModuleCost,
+    Parameter,
+    Sequences,
+    attention_kernels,
+)
 from simoffload.models.modules import Operations
+from simoffload.models.shape import grouped
 from simoffload.strategies.timing import PassTimings, Timing
 
 Role = Literal["whole", "column", "row", "experts", "divided"]
@@ -44,8 +53,12 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
     be divided into equal parts.
     """
     _check(model, tensor, pipeline)
-    placed = _divided_layer(model, tensor)
-    layer = tuple(_fused_layer(placed) if fused else (module for module, _ in placed))
+    parts: dict[Layer, Layer] = {}
+    reduced: set[str] = set()
+    for kind, _ in model.kinds:
+        placed = _divided_layer(model, kind, tensor)
+        parts[kind] = tuple(_fused_layer(placed) if fused else (module for module, _ in placed))
+        reduced |= _reduced(placed)
     outside = [
         tuple(_fused(module) if fused else module for module in _divided_outside(model, modules, tensor))
         for modules in (model.modules_before, model.modules_after)
@@ -57,7 +70,7 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
         num_key_value_heads=_key_value_heads(model, tensor),
         intermediate_size=-(-model.intermediate_size // tensor),
         modules_before=outside[0],
-        layer=layer,
+        groups=grouped([parts[layer] for layer in model.layers]),
         modules_after=outside[1],
         traits=traits,
     )
@@ -66,7 +79,7 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
         return DividedModel(stages)
     embeddings = {one.name for one in model.modules_before if _is_vocabulary(model, one)}
     heads = frozenset(one.name for one in model.modules_after if _is_head(model, one))
-    return DividedModel(stages, _reduced(placed) | embeddings, heads)
+    return DividedModel(stages, frozenset(reduced | embeddings), heads)
 
 
 def _check(model: ModelShape, tensor: int, pipeline: int) -> None:
@@ -92,11 +105,11 @@ def _stage(model: ModelShape, number: int, stages: int) -> ModelShape:
     """Return one stage: a part of the layers, with the embedding in the first and the head in the last."""
     if stages == 1:
         return model
-    last = number == stages - 1
+    last, count = number == stages - 1, model.num_hidden_layers // stages
     after = tuple(_untied(module) for module in model.modules_after) if last else ()
     return replace(
         model,
-        num_hidden_layers=model.num_hidden_layers // stages,
+        groups=grouped(model.layers[number * count : (number + 1) * count]),
         num_sliding_layers=model.num_sliding_layers // stages,
         modules_before=model.modules_before if number == 0 else (),
         modules_after=after,
@@ -111,19 +124,19 @@ def _untied(module: Module) -> Module:
 # -- the parts of one GPU ------------------------------------------------------------------------
 
 
-def _divided_layer(model: ModelShape, degree: int) -> list[tuple[Module, Role]]:
+def _divided_layer(model: ModelShape, layer: Layer, degree: int) -> list[tuple[Module, Role]]:
     """Return the part of every module of a layer on one of ``degree`` GPUs, with its role."""
-    return [(_part(model, module, role, degree), role) for module, role in _roles(model)]
+    return [(_part(model, module, role, degree), role) for module, role in _roles(model, layer)]
 
 
-def _roles(model: ModelShape) -> Iterable[tuple[Module, Role]]:
+def _roles(model: ModelShape, layer: Layer) -> Iterable[tuple[Module, Role]]:
     """Yield the modules of a layer with their roles, from their order and shapes.
 
     A linear layer after attention or an activation function is divided by rows if its result is as wide as
     the model; all others by columns, unless a norm follows that needs the whole result.
     """
     inside = False
-    for module, after in zip(model.layer, (*model.layer[1:], None), strict=True):
+    for module, after in zip(layer, (*layer[1:], None), strict=True):
         if module.kind in ("attention", "activation"):
             inside = True
             yield module, "divided"
@@ -160,8 +173,11 @@ def _part(model: ModelShape, module: Module, role: Role, degree: int) -> Module:
         return _columns(module, _width(model, module, module.out_features, degree))
     if role == "row":
         width = _width(model, module, module.in_features, degree)
-        numels = {one: one.numel // module.in_features * width for one in _weights(module)}
-        kept = tuple(one._replace(numel=numels.get(one, one.numel)) for one in module.parameters)
+        weights = _weights(module)
+        kept = tuple(
+            _cut(one, one.numel // module.in_features * width, columns=width) if one in weights else one
+            for one in module.parameters
+        )
         return module._replace(parameters=kept, in_features=width)
     if role == "experts":
         return _experts(model, module, degree)
@@ -183,14 +199,31 @@ def _part(model: ModelShape, module: Module, role: Role, degree: int) -> Module:
 
 def _columns(module: Module, width: int) -> Module:
     """Return a linear layer, or an embedding by its rows, with ``width`` outputs."""
-    kept = tuple(one._replace(numel=one.numel // module.out_features * width) for one in module.parameters)
+    kept = tuple(
+        _cut(one, one.numel // module.out_features * width, columns=one.columns) for one in module.parameters
+    )
     return module._replace(parameters=kept, out_features=width)
+
+
+def _cut(parameter: Parameter, numel: int, *, columns: int) -> Parameter:
+    """Return the part of a tensor with ``numel`` elements in rows of ``columns`` (0: a vector), in the form
+    in which the tensor is stored."""
+    storage, width = parameter.storage, columns or numel
+    if storage is not None:
+        storage = storage._replace(bytes=storage.format.stored_bytes(numel // width, width))
+    return parameter._replace(numel=numel, columns=columns, storage=storage)
 
 
 def _experts(model: ModelShape, module: Module, degree: int) -> Module:
     """Return experts that are tensors of one module: each GPU has a part of the width of every expert."""
     parts = {one: _equal(module, one.numel, degree) for one in _weights(module)}
-    kept = tuple(one._replace(numel=parts.get(one, one.numel)) for one in module.parameters)
+    *_, by_inputs = parts  # each row of the last matrix is divided
+    kept = tuple(
+        _cut(one, parts[one], columns=one.columns // degree if one is by_inputs else one.columns)
+        if one in parts
+        else one
+        for one in module.parameters
+    )
     first, *_, last = ((one.numel - part) // model.hidden_size for one, part in parts.items())
     return module._replace(
         parameters=kept,
@@ -227,7 +260,7 @@ def _divided_outside(model: ModelShape, modules: Iterable[Module], degree: int) 
     for module in modules:
         if _is_vocabulary(model, module):
             table = module.parameters[0]
-            part = table._replace(numel=table.numel // model.vocab_size * rows)
+            part = _cut(table, table.numel // model.vocab_size * rows, columns=table.columns)
             yield module._replace(parameters=(part, *module.parameters[1:]))
         elif _is_head(model, module):
             yield _columns(module, rows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from simoffload.hardware import Path
-from simoffload.models import Module, Sequences
+from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.timing import Timing, picoseconds
 
@@ -88,31 +88,36 @@ class PassWriter:
         return self._builder.build([(one.name, one.capacity) for one in self._machine.resources])
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
-        """Write one micro-batch in one stage; with ``repeats`` a layer is written once."""
+        """Write one micro-batch in one stage; with ``repeats`` the longest group of layers is written
+        once."""
         self._number, self._timing, self._batch = number, timing, batch
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
-        layer = 0
-        stage = self._plan.divided.stages[number]
-        layers = stage.num_hidden_layers
-        parts = [("head", stage.modules_before), *[("layer", stage.layer)] * (1 if repeats else layers)]
-        for name, modules in (*parts, ("tail", stage.modules_after)):
-            self._builder.segment(name)
-            if name == "layer":
+        stage, layer = self._plan.divided.stages[number], 0
+        longest = max(stage.groups, key=lambda group: group.repeat)
+        self._write("head", stage.modules_before)
+        for group in stage.groups:
+            first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
+            for modules in group.layers * (1 if short else group.repeat):
                 self._enter(layer)
-            for module in modules:
-                self._module(module)
-                self._exchange(module)
-            if name == "layer":
+                self._write("layer", modules)
                 self._leave(layer)
                 layer += 1
-                if repeats and layers > 1:
-                    self._builder.repeat(self._builder.segments - 1, layers - 1)
+            if short:  # a schedule can repeat one of its parts
+                self._builder.repeat(first, group.repeat - 1)
+        self._write("tail", stage.modules_after)
         if number < self._degrees.pipeline - 1:
             self._builder.segment("send")
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
+
+    def _write(self, segment: str, modules: Layer) -> None:
+        """Write a layer, or the part before or after the layers."""
+        self._builder.segment(segment)
+        for module in modules:
+            self._module(module)
+            self._exchange(module)
 
     def _module(self, module: Module) -> None:
         """Launch a module and let the GPU run its kernels."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -157,18 +158,23 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     def _of_stage(self, stage: ModelShape) -> tuple[Weights, ...]:
         budget, group, number, step = self.options
-        sizes = {
-            module.name: tuple(one.numel * stage.dtype_bytes for one in module.parameters)
-            for module in stage.layer
-            if module.parameters
+        size = stage.dtype_bytes
+        by_kind = {
+            kind: {
+                module.name: tuple(one.stored_bytes(size) for one in module.parameters)
+                for module in kind
+                if module.parameters
+            }
+            for kind, _ in stage.kinds
         }
-        count = stage.num_hidden_layers
+        layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
         if not group:
-            return tuple(_within(budget - layer * _total([sizes]), sizes) for layer in range(count))
-        chosen = tuple(sizes if layer % group >= group - number else {} for layer in range(count))
+            spent = accumulate((_total([one]) for one in layers), initial=0)
+            return tuple(_within(budget - before, one) for before, one in zip(spent, layers, strict=False))
+        chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
             key = "offload_prefetch_step" if offloaded else "offload_group_size"
-            text = f"only {offloaded} of the {count} layers of a GPU are offloaded"
+            text = f"only {offloaded} of the {len(layers)} layers of a GPU are offloaded"
             raise InputError.at(f"strategy.{key}", f"{text}; lower it")
         return chosen
 
