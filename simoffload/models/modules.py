@@ -48,6 +48,16 @@ class Parameter(NamedTuple):
         """Return the number of elements of the model's data type that its stored bytes fill."""
         return self.numel if self.storage is None else -(-self.storage.bytes // dtype_bytes)
 
+    def part(self, numel: int, *, columns: int | None = None) -> Parameter:
+        """Return a part of the tensor with ``numel`` elements: some of its rows, or with fewer ``columns``
+        some of each."""
+        width = columns or self.columns or numel
+        if self.storage is None:
+            return self._replace(numel=numel, columns=width if self.columns else 0)
+        form = self.storage.format
+        stored = Storage(form, form.stored_bytes(numel // width, width))
+        return self._replace(numel=numel, columns=width if self.columns else 0, storage=stored)
+
 
 class Module(NamedTuple):
     """One module of a forward pass."""

@@ -93,6 +93,20 @@ def test_fused_kernels_read_more_slowly() -> None:
     assert cost.kernels == 0
 
 
+def test_parts_of_a_tensor_have_their_own_scales() -> None:
+    (layer,) = {layer for layer, _ in llama("int4-g128").kinds}
+    weight = next(one.parameters[0] for one in layer if one.name == "mlp.down_proj")
+    whole = 4096 * 11_008
+    assert weight.part(whole // 4).stored_bytes(2) * 4 == weight.stored_bytes(2)
+    # A row of 2752 weights has 22 groups, the last of 64 weights.
+    part = weight.part(whole // 4, columns=2752)
+    assert part.stored_bytes(2) == whole // 8 + 4096 * 22 * 5 // 2
+    plain = next(
+        one.parameters[0] for one in load_model("llama-2-7b").layers[0] if one.name == "mlp.down_proj"
+    )
+    assert plain.part(1000).stored_bytes(2) == 2000
+
+
 def test_an_unknown_quantization() -> None:
     with pytest.raises(InputError, match=r'unknown quantization; did you mean "int4-g128"'):
         llama("int4-g129")
