@@ -33,6 +33,7 @@ def test_the_studies_are_all_there() -> None:
         *(f"zero-inference-2022/{model}" for model in ("opt-30b", "opt-175b", "bloom-176b")),
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
+        "vllm/llama-3-70b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
         *TRAINING,
     }
