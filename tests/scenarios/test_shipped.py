@@ -34,6 +34,7 @@ def test_the_studies_are_all_there() -> None:
         "zero-inference-2023/opt-30b",
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
+        "vllm/llama-3-70b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
         "accelerate/llama-3.1-70b",
         *TRAINING,
