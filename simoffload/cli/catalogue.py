@@ -93,8 +93,8 @@ def list_models(_arguments: Namespace, console: Console) -> ExitCode:
 
     listed = [_size(load_model(name)) for name in names()]
     rows = [[str(value) for value in one.values()] for one in listed]
-    head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "BYTES"]
-    table = _table([head, *rows], right=frozenset({2, 3, 4, 5}))
+    head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "ACTIVE", "BYTES", "CACHE"]
+    table = _table([head, *rows], right=frozenset(range(2, 8)))
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
     return ExitCode.OK
 
@@ -106,7 +106,9 @@ def _size(model: ModelShape) -> dict[str, Any]:
         "num_hidden_layers": model.num_hidden_layers,
         "hidden_size": model.hidden_size,
         "num_parameters": model.num_parameters,
+        "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
+        "cache_bytes_per_token": model.kv_cache_bytes(batch=1, tokens=1),
     }
 
 
@@ -121,6 +123,7 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]
     stored = f"{model.quantization} and {model.dtype}" if model.quantization else model.dtype
     counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {stored}"
+    counts += f"\n{_per_token(model)}"
     rows = [
         (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")
         for one in modules
@@ -129,6 +132,15 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     data = {"schema": "simoffload/model/1", **_size(model), "modules": modules}
     console.answer(f"{model.name} ({model.family}): {counts}\n\n{table}", data)
     return ExitCode.OK
+
+
+def _per_token(model: ModelShape) -> str:
+    """Return what one token passes through and what the cache keeps of it."""
+    active = f"{model.active_parameters:,} parameters active per token"
+    cache = f"{model.kv_cache_bytes(batch=1, tokens=1):,} bytes of cache per token"
+    if model.num_sliding_layers:
+        cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
+    return f"{active}, {cache}"
 
 
 def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:

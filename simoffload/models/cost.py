@@ -103,7 +103,7 @@ def module_cost(
         )
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
-    tokens = batch * (1 if module.name == "lm_head" else new_tokens)
+    tokens = batch * (context if module.cached else 1 if module.name == "lm_head" else new_tokens)
     return _cost(shape, module, tokens=tokens, touched=_touched(module, tokens))
 
 
@@ -164,8 +164,11 @@ def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) ->
             for number, tokens, context in batch
         ]
         return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
-    last_only = module.name == "lm_head"
-    tokens = sum(one.number * (1 if last_only else one.new_tokens) for one in batch)
+    if module.cached:
+        tokens = sum(one.number * one.context for one in batch)
+    else:
+        last_only = module.name == "lm_head"
+        tokens = sum(one.number * (1 if last_only else one.new_tokens) for one in batch)
     return module_cost(shape, module, batch=tokens, new_tokens=1, context=1)
 
 
@@ -213,8 +216,19 @@ def _vectors(shape: ModelShape, module: Module) -> int:
 
     Fused kernels write the result in the layout of the queries, so that heads need no copy to be merged.
     """
-    merged = 2 * shape.num_attention_heads * shape.head_dim if shape.attention == "sdpa" else 0
+    merged = 2 * _result_width(shape) if shape.attention == "sdpa" else 0
     return module.in_features + module.out_features - merged
+
+
+def _result_width(shape: ModelShape) -> int:
+    """Return the elements of the result of attention for one token."""
+    return shape.num_attention_heads * (shape.value_head_dim or shape.head_dim)
+
+
+def _copied_keys(shape: ModelShape) -> int:
+    """Return the elements that latent attention reads and writes for each position to join its expanded keys
+    with the rotated part (``expand_kv``)."""
+    return 0 if shape.latent_width is None else 2 * shape.num_attention_heads * shape.head_dim
 
 
 def attention_kernels(shape: ModelShape, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
@@ -224,17 +238,14 @@ def attention_kernels(shape: ModelShape, sequences: Sequences, *, backward: bool
     The remaining bytes are those of rotation, scaling and the cache.
     """
     number, new_tokens, context = sequences
-    merged = 2 if shape.attention == "sdpa" else 4
+    heads = shape.num_attention_heads
+    own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
 
     def cost(window: int | None) -> ModuleCost:
         keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
-        flops = number * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+        flops = number * heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
         held = context if window is None else min(context, window - 1 + new_tokens)
-        vectors = (
-            number
-            * shape.head_dim
-            * (2 * shape.num_key_value_heads * held + merged * shape.num_attention_heads * new_tokens)
-        )
+        vectors = number * (shape.num_key_value_heads * shape.head_widths * held + own * new_tokens)
         scores = number * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
         bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
         return ModuleCost(float(flops), float(bytes_moved))
@@ -265,10 +276,11 @@ def _attention_cost(
 ) -> ModuleCost:
     def cost(window: int | None) -> ModuleCost:
         keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
-        flops = batch * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+        flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
         held = context if window is None else min(context, window - 1 + new_tokens)
-        # The append reads and writes the cache; the kernels read it once more.
-        cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * 3 * held
+        # The append reads and writes the cache; the kernels read keys and values.
+        keys_and_values = shape.num_key_value_heads * shape.head_widths
+        cache = batch * held * (2 * shape.cache_width + keys_and_values + _copied_keys(shape))
         vectors = batch * new_tokens * _vectors(shape, module)
         scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
         bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
@@ -362,14 +374,15 @@ def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tup
 
 
 def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
-    kept = 2 * batch * shape.num_key_value_heads * shape.head_dim * length
+    width = shape.num_key_value_heads * shape.head_widths + _copied_keys(shape)
+    kept = batch * width * length
     vectors = batch * length * _vectors(shape, module)
     scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
     bytes_moved = float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape))
 
     def cost(window: int | None) -> ModuleCost:
         keys = attended_keys(new_tokens=length, context=length, window=window)
-        flops = batch * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+        flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
         return ModuleCost(float(flops), bytes_moved)
 
     return mean_over_layers(shape, cost)

@@ -69,8 +69,9 @@ class Module(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     """The tensors that the module itself owns, not through its children."""
     hooked: bool = True
-    """Whether it is a real module, whose hooks are called. This is False only for kind "attention": scores,
-    softmax and values are computed by the enclosing module between its projections."""
+    """Whether it is a real module, whose hooks are called. This is False for kind "attention", as scores,
+    softmax and values are computed by the enclosing module between its projections, and for the activation of
+    experts that compute it themselves."""
     in_features: int = 0
     """Elements read for each token that the module processes."""
     out_features: int = 0
@@ -86,6 +87,8 @@ class Module(NamedTuple):
     """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
     flat: bool = False
     """Whether a linear layer is called with all tokens of all sequences in one dimension."""
+    cached: bool = False
+    """Whether it processes all positions in the cache in every pass, not only new tokens."""
     saves_input: bool = True
     """Whether autograd keeps the input for this module; False where another module keeps it already."""
 
@@ -202,7 +205,13 @@ def rotary(name: str, head_dim: int, *, by_position: int = 2) -> Module:
 
 
 def attention(
-    name: str, *, query_width: int, rotated_width: int = 0, joined_width: int = 0, scaled_width: int = 0
+    name: str,
+    *,
+    query_width: int,
+    value_width: int | None = None,
+    rotated_width: int = 0,
+    joined_width: int = 0,
+    scaled_width: int = 0,
 ) -> Module:
     """Build scores, softmax and values of one layer.
 
@@ -211,13 +220,15 @@ def attention(
     vectorized: times cosine (1 read, 1 written),
     negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
     joined with what is not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1).
+    ``value_width``: elements of the result, where values are not as wide as keys.
     """
+    result = query_width if value_width is None else value_width
     return Module(
         name,
         "attention",
         hooked=False,
-        in_features=2 * query_width + 11 * rotated_width // 2 + joined_width + scaled_width,
-        out_features=2 * query_width + 9 * rotated_width // 2 + joined_width + scaled_width,
+        in_features=query_width + result + 11 * rotated_width // 2 + joined_width + scaled_width,
+        out_features=2 * result + 9 * rotated_width // 2 + joined_width + scaled_width,
         strided=2 * rotated_width,
     )
 

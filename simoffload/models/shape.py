@@ -62,6 +62,14 @@ class ModelShape:
     """Number of tokens to which a token of a sliding layer attends, itself included; None without such
     layers."""
     num_sliding_layers: int = 0
+    value_head_dim: int | None = None
+    """Width of a head of values where it is not that of keys, ``head_dim``."""
+    latent_width: int | None = None
+    """Elements that latent attention (MLA) caches for each token and layer, from which every pass computes
+    keys and values; None where keys and values themselves are cached."""
+    num_experts: int = 0
+    """Routed experts of a layer that has some; 0 in a dense model."""
+    experts_per_token: int = 0
     softcapped: bool = False
     """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
     kernels."""
@@ -165,7 +173,24 @@ class ModelShape:
         positions = tokens * self.num_hidden_layers
         if self.sliding_window is not None:
             positions -= max(0, tokens - self.sliding_window) * self.num_sliding_layers
-        return batch * positions * 2 * self.num_key_value_heads * self.head_dim * self.dtype_bytes
+        return batch * positions * self.cache_width * self.dtype_bytes
+
+    @property
+    def head_widths(self) -> int:
+        """The elements of one head of keys and one of values."""
+        return self.head_dim + (self.value_head_dim or self.head_dim)
+
+    @property
+    def cache_width(self) -> int:
+        """The elements that the cache keeps of each token in one layer."""
+        return self.latent_width or self.num_key_value_heads * self.head_widths
+
+    @property
+    def active_parameters(self) -> int:
+        """The number of parameters that serve one token: all but those of experts that are not chosen."""
+        parts = self.outside_and_kinds()
+        idle = sum(count * (1 - one.share) * one.num_parameters for part, count in parts for one in part)
+        return self.num_parameters - round(idle)
 
 
 def parameters_of(modules: Iterable[Module]) -> int:

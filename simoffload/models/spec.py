@@ -191,8 +191,8 @@ class ModelSpec(Frozen):
         return self._label(_label_of(path)), config, described
 
     def _from_file(self, document: Document) -> FamilyConfig:
-        family = _family_of(document)
-        config = validate(document, family)
+        family, at = _family_of(document)
+        config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:
             raise InputError(Problem("", None, None, f"model.{key}", message) for key, message, _ in unknown)
@@ -245,16 +245,23 @@ def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> l
     ]
 
 
-def _family_of(document: Document) -> type[FamilyConfig]:
+def _family_of(document: Document) -> tuple[type[FamilyConfig], tuple[str, ...]]:
+    """Return the family of a config.json and where its keys are: in ``text_config`` in that of a model that
+    takes more than text."""
     known = ", ".join(FAMILIES)
     if "model_type" not in document.data:
         raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
-    given = document.data["model_type"]
+    given, inner = document.data["model_type"], document.data.get("text_config")
     family = FAMILIES.get(given) if isinstance(given, str) else None
+    at: tuple[str, ...] = ()
+    if family is None and isinstance(inner, Mapping):
+        held = FAMILIES.get(str(inner.get("model_type")))
+        if held is not None and held.within == given:
+            family, at = held, ("text_config",)
     if family is None:
         message = f"this family is not supported; supported: {known}; {_as_the_nearest(document.data)}"
         raise InputError([document.problem(("model_type",), message)])
-    return family
+    return family, at
 
 
 def _as_the_nearest(config: Mapping[str, Any]) -> str:

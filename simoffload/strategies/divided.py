@@ -175,7 +175,7 @@ def _part(model: ModelShape, module: Module, role: Role, degree: int) -> Module:
         width = _width(model, module, module.in_features, degree)
         weights = _weights(module)
         kept = tuple(
-            _cut(one, one.numel // module.in_features * width, columns=width) if one in weights else one
+            one.part(one.numel // module.in_features * width, columns=width) if one in weights else one
             for one in module.parameters
         )
         return module._replace(parameters=kept, in_features=width)
@@ -199,19 +199,8 @@ def _part(model: ModelShape, module: Module, role: Role, degree: int) -> Module:
 
 def _columns(module: Module, width: int) -> Module:
     """Return a linear layer, or an embedding by its rows, with ``width`` outputs."""
-    kept = tuple(
-        _cut(one, one.numel // module.out_features * width, columns=one.columns) for one in module.parameters
-    )
+    kept = tuple(one.part(one.numel // module.out_features * width) for one in module.parameters)
     return module._replace(parameters=kept, out_features=width)
-
-
-def _cut(parameter: Parameter, numel: int, *, columns: int) -> Parameter:
-    """Return the part of a tensor with ``numel`` elements in rows of ``columns`` (0: a vector), in the form
-    in which the tensor is stored."""
-    storage, width = parameter.storage, columns or numel
-    if storage is not None:
-        storage = storage._replace(bytes=storage.format.stored_bytes(numel // width, width))
-    return parameter._replace(numel=numel, columns=columns, storage=storage)
 
 
 def _experts(model: ModelShape, module: Module, degree: int) -> Module:
@@ -219,7 +208,7 @@ def _experts(model: ModelShape, module: Module, degree: int) -> Module:
     parts = {one: _equal(module, one.numel, degree) for one in _weights(module)}
     *_, by_inputs = parts  # each row of the last matrix is divided
     kept = tuple(
-        _cut(one, parts[one], columns=one.columns // degree if one is by_inputs else one.columns)
+        one.part(parts[one], columns=one.columns // degree if one is by_inputs else None)
         if one in parts
         else one
         for one in module.parameters
@@ -260,7 +249,7 @@ def _divided_outside(model: ModelShape, modules: Iterable[Module], degree: int) 
     for module in modules:
         if _is_vocabulary(model, module):
             table = module.parameters[0]
-            part = _cut(table, table.numel // model.vocab_size * rows, columns=table.columns)
+            part = table.part(table.numel // model.vocab_size * rows)
             yield module._replace(parameters=(part, *module.parameters[1:]))
         elif _is_head(model, module):
             yield _columns(module, rows)

@@ -176,7 +176,7 @@ def saved_by_layer(model: ModelShape, layer: Layer, *, batch: int, length: int) 
         elif module.kind == "attention":
             total += _attention(model, batch=batch, length=length)
             eager = model.attention == "eager"
-            inputs[_query_width(model)] = tokens * _query_width(model) * size if eager else 0
+            inputs[_result_width(model)] = tokens * _result_width(model) * size if eager else 0
         elif module.kind == "activation":
             wide = tokens * module.width * module.share
             total += int(code.kept * wide * size)
@@ -195,19 +195,19 @@ def _attention(model: ModelShape, *, batch: int, length: int) -> int:
     """Return the bytes of queries, keys and values, and of the probabilities (eager) or of result and sums
     (fused)."""
     size, tokens = model.dtype_bytes, batch * length
-    key_width = model.num_key_value_heads * model.head_dim
+    heads, key_heads, widths = model.num_attention_heads, model.num_key_value_heads, model.head_widths
     if model.attention == "sdpa":
         sums = SINGLE * tokens * model.num_attention_heads
         # Values that are a view keep queries and keys before rotation; the result is copied.
-        fused = 2 * _query_width(model) + key_width if model.traits.saved.fused_projection else 0
-        return tokens * size * (2 * (_query_width(model) + key_width) + fused) + sums
+        fused = 2 * _query_width(model) + key_heads * model.head_dim
+        fused = fused if model.traits.saved.fused_projection else 0
+        return tokens * size * ((heads + key_heads) * widths + fused) + sums
     # Keys and values are repeated for every query head. Softmax is in single precision, then cast.
     copies = SINGLE + (size if size < SINGLE else 0) + (size if model.softcapped else 0)
     if model.traits.half_softmax:
         copies = size
-    return (
-        3 * tokens * size * _query_width(model) + batch * model.num_attention_heads * length * length * copies
-    )
+    inputs = tokens * size * (_query_width(model) + heads * widths)
+    return inputs + batch * heads * length * length * copies
 
 
 def _layer_peak(model: ModelShape, layer: Layer, *, batch: int, length: int, saved: int) -> int:
@@ -245,7 +245,7 @@ def _norm(model: ModelShape, module: Module, *, keeps_output: bool) -> int:
     if _is_layer_norm(module):
         return (width * size if module.saves_input else 0) + 2 * SINGLE + output
     scaled = width * (SINGLE if model.traits.saved.single_norm else size) if _trains(module) else 0
-    heads = width // module.parameters[0].numel
+    heads = width // (module.parameters[0].numel if module.parameters else model.head_dim)
     return width * SINGLE + heads * SINGLE + scaled + output
 
 
@@ -267,6 +267,10 @@ def _of_stream(module: Module) -> bool:
 
 def _query_width(model: ModelShape) -> int:
     return model.num_attention_heads * model.head_dim
+
+
+def _result_width(model: ModelShape) -> int:
+    return model.num_attention_heads * (model.value_head_dim or model.head_dim)
 
 
 def _norms(modules: Sequence[Module]) -> list[Module]:

@@ -161,8 +161,8 @@ class Timing:
             seconds += ideal / curve.at(one.new_tokens)
             left -= kernels.bytes
             if self._cached and one.new_tokens == one.context:
-                width = 2 * model.num_key_value_heads * model.head_dim
-                seconds += self._longer_s(one.number * one.context * width, gpu.join_rate)
+                joined = one.number * one.context * model.cache_width
+                seconds += self._longer_s(joined, gpu.join_rate)
         return seconds + left / gpu.hbm_rate
 
     def launch_s(self, module: Module) -> float:
@@ -213,7 +213,9 @@ class PassTimings:
     ) -> None:
         self._machine, self._model, self._zero3 = machine, model, zero3
         self._modules = tuple(modules)
-        self._attention = [index for index, one in enumerate(modules) if one.kind == "attention"]
+        self._by_context = [
+            index for index, one in enumerate(modules) if one.kind == "attention" or one.cached
+        ]
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
@@ -228,7 +230,7 @@ class PassTimings:
         if known is None:
             known = self._known[tokens] = tuple(map(timing.compute, self._modules))
         durations = list(known)
-        for index in self._attention:
+        for index in self._by_context:
             durations[index] = timing.compute(self._modules[index])
         return tuple(durations)
 

@@ -133,7 +133,8 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:
     """Return the modules of a layer; those inside a leaf module have neither hooks nor parameters."""
-    leaves = model.traits.leaf_modules
+    routed = any(module.kind == "router" for module in modules)
+    leaves = model.traits.leaf_modules if routed else ()
     found = []
     for module in modules:
         inside = any(module.name.startswith(f"{leaf}.") for leaf in leaves)

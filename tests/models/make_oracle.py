@@ -8,7 +8,8 @@ Run it in an environment of its own (torch for the CPU is enough, no weights are
 It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
 
 * ``sizes``: for every name in ``sizes.yaml``, built on the meta device at full depth: the total (tied
-  weights once), and the tensors outside the layers and in each of them. All layers must be alike.
+  weights once), and the tensors outside the layers and in each of them; where layers differ, ``runs`` lists
+  the tensors of each run of equal layers with its length, or those of one period where kinds alternate.
 * ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only).
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
   and a decode step with a cache and eager attention, and the matrix FLOPs that torch counts in that step.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ BEFORE_5 = ("bloom", "opt", "llama", "mixtral")
 WRITTEN = (
     *("qwen2.5-0.5b", "qwen3-0.6b", "mistral-7b-v0.1", "mistral-nemo", "gemma-2-2b", "gemma-3-1b"),
     *("phi-3-mini", "phi-4-mini", "pythia-70m", "gpt-neox-20b", "falcon-7b", "falcon-40b"),
+    *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
+    *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
 )
 """Sizes whose ``config.json`` is kept."""
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
@@ -109,6 +113,44 @@ TINY |= {
     ),
     "falcon-sequential": ("falcon", {**FALCON, "parallel_attn": False, "multi_query": False, "bias": True}),
 }
+ROUTED = {**GATED, "num_experts_per_tok": 2, "num_local_experts": 4}
+LATENT = {
+    **SMALL,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+QWEN = {**GATED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+GLM = {**GATED, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LLAMA4 = {**ROUTED, "num_experts_per_tok": 1, "head_dim": 12, "intermediate_size_mlp": 60}
+TINY |= {
+    "qwen2-moe": ("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 24}),
+    "qwen2-moe-mixed": ("qwen2_moe", {**QWEN, "mlp_only_layers": [0], "qkv_bias": False}),
+    "qwen2-moe-dense": ("qwen2_moe", {**QWEN, "decoder_sparse_step": 3}),
+    "qwen3-moe": ("qwen3_moe", {**QWEN, "head_dim": 12}),
+    "qwen3-moe-mixed": ("qwen3_moe", {**QWEN, "decoder_sparse_step": 2, "attention_bias": True}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "first_k_dense_replace": 1}),
+    "deepseek-v2-direct": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "n_shared_experts": 1}),
+    "deepseek-v2-dense": ("deepseek_v2", {**LATENT, "first_k_dense_replace": 2, "mlp_bias": True}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 1}),
+    "deepseek-v3-dense": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 2, "attention_bias": True}),
+    "kimi-k2": ("kimi_k2", {**LATENT, "first_k_dense_replace": 0}),
+    "gpt-oss": ("gpt_oss", {**ROUTED, "head_dim": 12, "sliding_window": 4}),
+    "llama4": ("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2}),
+    "llama4-plain": ("llama4_text", {**LLAMA4, "no_rope_layers": [1, 0], "use_qk_norm": False}),
+    "glm4-moe": ("glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": True}),
+    "glm4-moe-dense": ("glm4_moe", {**GLM, "first_k_dense_replace": 2}),
+    "phimoe": ("phimoe", {**ROUTED, "attention_bias": True, "lm_head_bias": True}),
+}
+CLASSES = {"kimi_k2": "deepseek_v3"}
+"""Families that transformers has under another name."""
 PROMPT = 5
 LAYER = re.compile(r"^.*?\.(?:h|layers)\.(\d+)(?:\.|$)")
 
@@ -134,9 +176,15 @@ def size_entry(model: torch.nn.Module) -> dict[str, object]:
         layer, name = place(full_name, type(module).__name__)
         tensors = outside if layer is None else layers.setdefault(layer, {})
         tensors.update(own_tensors(module, name))
-    assert all(tensors == layers[0] for tensors in layers.values())
     total = sum(parameter.numel() for parameter in model.parameters())  # a shared tensor comes once
-    return {"total": total, "outside": outside, "layer": layers[0]}
+    runs = [(tensors, len(list(run))) for tensors, run in groupby(layers[index] for index in sorted(layers))]
+    if len(runs) == 1:
+        return {"total": total, "outside": outside, "layer": layers[0]}
+    if len(runs) > 2:  # kinds in turn
+        runs = [(layers[index], 1) for index in sorted(layers)]
+        period = next(p for p in range(1, len(runs)) if all(runs[i] == runs[i % p] for i in range(len(runs))))
+        runs = runs[:period]
+    return {"total": total, "outside": outside, "runs": runs}
 
 
 def call_entry(model: torch.nn.Module) -> dict[str, object]:
@@ -152,19 +200,22 @@ def call_entry(model: torch.nn.Module) -> dict[str, object]:
     assert seen == prefill
     layers = {layer for layer, _ in seen if layer is not None}
     by_layer = [[name for where, name in seen if where == layer] for layer in sorted(layers)]
-    assert all(names == by_layer[0] for names in by_layer)
     outside = [name for layer, name in seen if layer is None]
     first = next(index for index, (layer, _) in enumerate(seen) if layer is not None)
     return {
         "before": outside[:first],
-        "layer": by_layer[0],
+        **(
+            {"layer": by_layer[0]}
+            if all(names == by_layer[0] for names in by_layer)
+            else {"layers": by_layer}
+        ),
         "after": outside[first:],
         "decode_matrix_flops": counter.get_total_flops(),
     }
 
 
 def configured(family: str, config: Mapping[str, object]) -> PretrainedConfig:
-    return AutoConfig.for_model(family, **config)
+    return AutoConfig.for_model(CLASSES.get(family, family), **config)
 
 
 def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn.Module:

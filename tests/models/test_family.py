@@ -127,6 +127,12 @@ KEYS: dict[str, dict[str, Any]] = {
     "falcon": {},
     **dict.fromkeys(("llama", "mixtral", "qwen2", "qwen3"), GATED),
     **{name: {**GATED, "sliding_window": 12} for name in ("mistral", "gemma2", "gemma3_text", "phi3")},
+    **{name: {**GATED, "num_experts": 8} for name in ("phimoe", "gpt_oss", "llama4_text")},
+    **{name: {**GATED, "num_experts": 8, "num_experts_per_tok": 4} for name in ("qwen2_moe", "qwen3_moe")},
+    **{
+        name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
+        for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe")
+    },
 }
 """What a shape of each family needs beside the sizes that all have; windows end during generation."""
 VERIFIED = dict.fromkeys(("rank_symmetry", "steady_state", "decode_extrapolation"), "verify")

@@ -11,7 +11,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.engine import execute
-from simoffload.models import ModelShape, Sequences, load_model
+from simoffload.models import ModelShape, Sequences, load_model, parameters_of
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 
@@ -52,7 +52,7 @@ def replicated(stage: ModelShape) -> int:
                 found += one.numel if every or (summed and one.name.endswith("bias")) else 0
         return found
 
-    return of(stage.modules_before) + stage.num_hidden_layers * of(stage.layer) + of(stage.modules_after)
+    return sum(count * of(modules) for modules, count in stage.outside_and_kinds())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -85,7 +85,7 @@ def test_key_value_heads_are_kept_whole(tensor: int, heads: int) -> None:
     """Llama-2-70B has 8: on 16 GPUs each is kept twice, with its weights and its cache."""
     model = load_model("llama-2-70b")
     part = divide(model, tensor=tensor, pipeline=1, fused=False).stages[0]
-    size = {one.name: one.out_features for one in part.layer}
+    size = {one.name: one.out_features for one in part.layers[0]}
     assert (part.num_key_value_heads, size["self_attn.k_proj"]) == (heads, heads * 128)
     assert size["self_attn.q_proj"] == 8192 // tensor
     whole = model.kv_cache_bytes(batch=3, tokens=100)
@@ -96,7 +96,7 @@ def test_experts_are_divided_by_their_width() -> None:
     model = load_model("mixtral-8x7b")
     (part,) = divide(model, tensor=4, pipeline=1, fused=False).stages
     one, other = (
-        next(module for module in each.layer if module.name == "mlp.experts") for each in (model, part)
+        next(module for module in each.layers[0] if module.name == "mlp.experts") for each in (model, part)
     )
     assert other.num_parameters * 4 == one.num_parameters
     assert (other.in_features, other.out_features) == (8 * (4096 + 14336 // 4), 8 * (4096 + 2 * 14336 // 4))
@@ -105,7 +105,7 @@ def test_experts_are_divided_by_their_width() -> None:
 def test_fused_kernels_are_fewer_and_have_the_same_weights() -> None:
     model = load_model("llama-2-7b")
     (part,) = divide(model, tensor=1, pipeline=1, fused=True).stages
-    busy = [one.name for one in part.layer if one.in_features or one.out_features]
+    busy = [one.name for one in part.layers[0] if one.in_features or one.out_features]
     assert busy == [
         "input_layernorm",
         "self_attn.q_proj+k_proj+v_proj",
@@ -205,7 +205,7 @@ def test_parts_need_less_memory() -> None:
     norms = (2 * 80 + 1) * 8192 * 2
     assert whole["weights"] == model.weight_bytes
     assert eighth["weights"] == (model.weight_bytes - norms) // 8 + norms
-    assert stage["weights"] == model.parameters_per_layer * 20 * 2 + 32000 * 8192 * 2 + 8192 * 2
+    assert stage["weights"] == parameters_of(model.layers[0]) * 20 * 2 + 32000 * 8192 * 2 + 8192 * 2
     assert eighth["key-value cache"] * 8 == stage["key-value cache"] * 4 == whole["key-value cache"]
 
 

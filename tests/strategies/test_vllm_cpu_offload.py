@@ -10,7 +10,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
-from simoffload.models import Sequences, load_model
+from simoffload.models import Sequences, load_model, parameters_of
 from simoffload.scenario import LoadedScenario, resolve
 
 GIB = 1 << 30
@@ -72,7 +72,7 @@ def test_all_layers_are_read_once_in_a_step() -> None:
     """The embedding, the last norm and the head stay on the GPU."""
     moved = copies(cpu_offload_gb=100)
     model = load_model("llama-2-7b")
-    assert sum(size for _, size in moved) == 32 * LAYER == 32 * 2 * model.parameters_per_layer
+    assert sum(size for _, size in moved) == 32 * LAYER == 32 * 2 * parameters_of(model.layers[0])
 
 
 def test_kernels_take_the_longer_of_their_time_and_the_transfer() -> None:
@@ -90,7 +90,7 @@ def test_kernels_take_the_longer_of_their_time_and_the_transfer() -> None:
 
 def test_only_routed_experts_are_read() -> None:
     """One token of Mixtral goes to two of eight."""
-    layer = load_model("mixtral-8x7b").layer
+    layer = load_model("mixtral-8x7b").layers[0]
     experts = 2 * next(one for one in layer if one.name == "mlp.experts").num_parameters
     moved = copies(model="mixtral-8x7b", cpu_offload_gb=1000)
     assert [size for label, size in moved if label == "mlp.experts"] == [experts // 4] * 32

@@ -27,6 +27,15 @@ _OWN = {
     "phi3": "Phi3",
     "gpt_neox": "GptNeoX",
     "falcon": "Falcon",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
+    "kimi_k2": "KimiK2",
+    "gpt_oss": "GptOss",
+    "llama4_text": "Llama4Text",
+    "glm4_moe": "Glm4Moe",
+    "phimoe": "PhiMoe",
 }
 """The package's own families: the class of each, in the module of its name."""
 

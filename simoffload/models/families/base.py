@@ -42,6 +42,10 @@ class Derived(NamedTuple):
     sliding_window: int | None = None
     num_sliding_layers: int = 0
     softcapped: bool = False
+    value_head_dim: int | None = None
+    latent_width: int | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
 
 
 class FamilyConfig(Frozen, ABC):
@@ -58,6 +62,9 @@ class FamilyConfig(Frozen, ABC):
     traits: ClassVar[Traits]
     spellings: ClassVar[Mapping[str, str]] = {}
     """Other names that Hugging Face accepts for a key of this family."""
+    within: ClassVar[str | None] = None
+    """The ``model_type`` of models that take more than text and hold this family as their
+    ``text_config``."""
 
     num_hidden_layers: Count
     hidden_size: Width

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists, Width
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig, after
-from simoffload.models.modules import Traits, rms_norm
+from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
+from simoffload.models.modules import Traits
 
 
 class Qwen3(UpperWindowsConfig):
@@ -31,10 +31,5 @@ class Qwen3(UpperWindowsConfig):
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen3ForCausalLM`` in call order."""
-        sizes = self.derived()
-        query_norm = rms_norm("self_attn.q_norm", sizes.head_dim, heads=self.num_attention_heads)
-        key_norm = rms_norm("self_attn.k_norm", sizes.head_dim, heads=sizes.num_key_value_heads)
-        attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
-        attend = after(attend, "self_attn.q_proj", query_norm)
-        attend = after(attend, "self_attn.k_proj", key_norm)
+        attend = self._normed_heads(self.attention_bias)
         return self._around("Qwen3", self._normed(attend, self._gated()))

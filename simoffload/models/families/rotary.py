@@ -92,29 +92,60 @@ class RotaryConfig(FamilyConfig):
         sizes = self.derived()
         return self.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
 
+    @property
+    def _rotary_dim(self) -> int:
+        """The elements of a head that rotary positions are computed for."""
+        return self.derived().head_dim
+
     def _self_attention(
-        self, *, bias: bool = False, output_bias: bool = False, rotary_within: bool = False
+        self,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        rotary_within: bool = False,
+        rotated: float = 1.0,
     ) -> tuple[Module, ...]:
+        """Return grouped-query attention; ``rotated`` is the part of each head that has rotary positions."""
         hidden, (query_width, key_width) = self.hidden_size, self._widths
+        both, head_dim = query_width + key_width, self.derived().head_dim
         return (
             container("self_attn"),
             linear("self_attn.q_proj", hidden, query_width, bias=bias),
             linear("self_attn.k_proj", hidden, key_width, bias=bias),
             linear("self_attn.v_proj", hidden, key_width, bias=bias),
-            *((rotary("self_attn.rotary_emb", self.derived().head_dim),) if rotary_within else ()),
-            attention("self_attn.attention", query_width=query_width, rotated_width=query_width + key_width),
+            *((rotary("self_attn.rotary_emb", head_dim),) if rotary_within else ()),
+            attention(
+                "self_attn.attention",
+                query_width=query_width,
+                rotated_width=both // head_dim * int(head_dim * rotated),
+                joined_width=both if 0 < rotated < 1 else 0,
+            ),
             linear("self_attn.o_proj", query_width, hidden, bias=output_bias),
         )
 
-    def _gated(self, *, bias: bool = False) -> tuple[Module, ...]:
-        hidden, wide = self.hidden_size, self.intermediate_size
+    def _head_norms(self) -> tuple[Module, Module]:
+        """Return norms that treat every head of queries and of keys separately."""
+        width, key_heads = self.derived().head_dim, self.derived().num_key_value_heads
+        query_norm = rms_norm("self_attn.q_norm", width, heads=self.num_attention_heads)
+        return query_norm, rms_norm("self_attn.k_norm", width, heads=key_heads)
+
+    def _normed_heads(self, bias: bool) -> tuple[Module, ...]:
+        """Return attention that normalizes every head of queries and keys after its projection."""
+        query_norm, key_norm = self._head_norms()
+        attend = self._self_attention(bias=bias, output_bias=bias)
+        return after(after(attend, "self_attn.q_proj", query_norm), "self_attn.k_proj", key_norm)
+
+    def _gated(
+        self, *, bias: bool = False, name: str = "mlp", wide: int | None = None, act: str = "act_fn"
+    ) -> tuple[Module, ...]:
+        hidden, wide = self.hidden_size, wide or self.intermediate_size
         return (
-            container("mlp", touched=1),
-            linear("mlp.gate_proj", hidden, wide, bias=bias),
+            container(name, touched=1),
+            linear(f"{name}.gate_proj", hidden, wide, bias=bias),
             # The product with up_proj's result, which comes after it, is counted here.
-            activation("mlp.act_fn", wide, reads=3, writes=2),
-            linear("mlp.up_proj", hidden, wide, bias=bias),
-            linear("mlp.down_proj", wide, hidden, bias=bias),
+            activation(f"{name}.{act}", wide, reads=3, writes=2),
+            linear(f"{name}.up_proj", hidden, wide, bias=bias),
+            linear(f"{name}.down_proj", wide, hidden, bias=bias),
         )
 
     def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
@@ -125,13 +156,21 @@ class RotaryConfig(FamilyConfig):
         return (first, *attend, second, *feed_forward)
 
     def _around(
-        self, class_name: str, *layers: Layer, rotary_outside: bool = True, by_position: int = 2
+        self,
+        class_name: str,
+        *layers: Layer,
+        rotary_outside: bool = True,
+        by_position: int = 2,
+        model: str | None = None,
     ) -> ModuleLists:
-        """Return the lists of a model with ``layers``, or with all layers like the only one given."""
+        """Return the lists of a model with ``layers``, or with all layers like the only one given.
+
+        ``model`` is the class of the model where it is not called like that of a layer.
+        """
         hidden, embedding_name = self.hidden_size, "model.embed_tokens"
-        positions = rotary("model.rotary_emb", self.derived().head_dim, by_position=by_position)
+        positions = rotary("model.rotary_emb", self._rotary_dim, by_position=by_position)
         before = (
-            container(f"{class_name}ForCausalLM"),
+            container(model or f"{class_name}ForCausalLM"),
             container("model"),
             embedding(embedding_name, self.vocab_size, hidden),
             *((positions,) if rotary_outside else ()),
@@ -181,7 +220,7 @@ class SlidingConfig(RotaryConfig):
         """Return the model's sizes under the names that all families share; a size missing in
         config.json gets its default."""
         sliding = self.pattern() if self.layer_types is None else self.layer_types.count("sliding_attention")
-        if self.sliding_window is None or not sliding:
+        if not self.sliding_window or not sliding:
             return super().derived()
         return super().derived()._replace(sliding_window=self.sliding_window, num_sliding_layers=sliding)
 

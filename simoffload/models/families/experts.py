@@ -1,0 +1,151 @@
+"""The common parts of mixtures of experts: a router, experts in two tensors, shared experts, dense layers.
+
+Modules as in transformers 5.23.0, where all experts of a layer are two tensors of one module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field
+
+from simoffload.models.families.base import Derived, ModuleLists, invalid
+from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
+from simoffload.models.modules import (
+    Module,
+    Parameter,
+    activation,
+    container,
+    linear,
+)
+
+Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+Positions = tuple[Annotated[int, Field(strict=True, ge=0, le=100_000)], ...]
+
+EXPERT_OPERATIONS = LLAMA_OPERATIONS._replace(router=4)
+"""Operations measured for Mixtral, for families whose code of a layer equals its except for what the family's
+module states."""
+EXPERT_SAVED = LLAMA_SAVED
+"""Activations that autograd saves in such a layer."""
+
+
+class ExpertsConfig(RotaryConfig):
+    """A model of which some or all layers have experts instead of a feed-forward network."""
+
+    experts_key: ClassVar[str] = "num_experts"
+    """Key of the number of routed experts of a layer."""
+    width_key: ClassVar[str] = "moe_intermediate_size"
+    """Key of the width of one expert."""
+
+    num_experts_per_tok: Experts
+
+    @property
+    def _experts(self) -> int:
+        count: int = getattr(self, self.experts_key)
+        return count
+
+    @property
+    def _width(self) -> int:
+        width: int = getattr(self, self.width_key)
+        return width
+
+    @property
+    def _gated_bias(self) -> bool:
+        """Whether the linear layers of dense layers and of shared experts have biases."""
+        return False
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        super().checked()
+        if self.num_experts_per_tok > self._experts:
+            message = f"{self.num_experts_per_tok} is more than {self.experts_key} {self._experts}"
+            raise invalid("num_experts_per_tok", f"num_experts_per_tok {message}", self.num_experts_per_tok)
+        return self
+
+    def derived(self) -> Derived:
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
+        return (
+            super()
+            .derived()
+            ._replace(
+                intermediate_size=self._width,
+                num_experts=self._experts,
+                experts_per_token=self.num_experts_per_tok,
+            )
+        )
+
+    def _routed(self, block: str = "mlp", router: str = "gate", *, bias: bool = False) -> tuple[Module, ...]:
+        """Return a block of experts: its sum of the chosen experts' results, weighed (1 read, 1 written) and
+        added (2, 1), the router, and the experts."""
+        hidden, wide, experts = self.hidden_size, self._width, self._experts
+        share, summed = self.num_experts_per_tok / experts, self.num_experts_per_tok * hidden
+        name = f"{block}.experts"
+        tensors = [Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden)]
+        tensors += [Parameter(f"{name}.gate_up_proj_bias", experts * 2 * wide)] if bias else []
+        tensors += [Parameter(f"{name}.down_proj", experts * hidden * wide)]
+        tensors += [Parameter(f"{name}.down_proj_bias", experts * hidden)] if bias else []
+        both = Module(
+            name,
+            "linear",
+            tuple(tensors),
+            in_features=experts * (hidden + wide),
+            out_features=experts * (2 * wide + hidden),
+            share=share,
+            flat=True,
+        )
+        return (
+            container(block, reads=3 * summed, writes=2 * summed),
+            linear(f"{block}.{router}", hidden, experts, kind="router", bias=bias),
+            both,
+            activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=share),
+        )
+
+    def _mixed(
+        self, class_name: str, attend: Iterable[Module], experts: Iterable[Module], dense: Sequence[bool]
+    ) -> ModuleLists:
+        """Return the lists of a model in which the layers that are ``dense`` have a feed-forward network."""
+        attend = tuple(attend)
+        kinds = (self._normed(attend, experts), self._normed(attend, self._gated(bias=self._gated_bias)))
+        return self._around(class_name, *(kinds[one] for one in dense))
+
+
+class SparseStepConfig(ExpertsConfig):
+    """A model that states in which layers experts are, as Qwen's models do."""
+
+    decoder_sparse_step: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1
+    mlp_only_layers: Positions | None = None
+
+    @property
+    def _dense(self) -> list[bool]:
+        only, step = self.mlp_only_layers or (), self.decoder_sparse_step
+        return [index in only or (index + 1) % step != 0 for index in range(self.num_hidden_layers)]
+
+
+class FirstDenseConfig(ExpertsConfig):
+    """A model whose first layers are dense and whose other layers also have experts that serve all tokens."""
+
+    experts_key: ClassVar[str] = "n_routed_experts"
+
+    n_shared_experts: Experts = 1
+    first_k_dense_replace: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = 0
+
+    @property
+    def _dense(self) -> list[bool]:
+        first = self.first_k_dense_replace or 0
+        return [index < first for index in range(self.num_hidden_layers)]
+
+    def _routed_and_shared(self) -> tuple[Module, ...]:
+        wide = self._width * self.n_shared_experts
+        shared = self._gated(name="mlp.shared_experts", wide=wide, bias=self._gated_bias)
+        return (*self._routed(), *shared)
+
+
+def without_lists(merged: dict[str, Any], overrides: Iterable[str], *lists: str) -> dict[str, Any]:
+    """Return the keys without a file's lists of layers, where the number of layers is another one."""
+    if "num_hidden_layers" in overrides:
+        for key in lists:
+            if key not in overrides:
+                merged.pop(key, None)
+    return merged
