@@ -75,8 +75,7 @@ def module_cost(
     full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
     cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
 
-    An expert reads its weights only if a token is routed to it. With tokens routed evenly and independently
-    this has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
+    An expert's weights are read only if a token is routed to it (``ModelShape.touched_share``).
     """
     if batch < 1 or new_tokens < 1 or context < new_tokens:
         raise ValueError(
@@ -86,8 +85,7 @@ def module_cost(
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
     tokens = batch * (context if module.cached else 1 if module.name == "lm_head" else new_tokens)
-    touched = 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
-    return _cost(shape, module, tokens=tokens, touched=touched)
+    return _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, model_validator
 
@@ -27,6 +27,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
+from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
 
@@ -103,6 +104,10 @@ class ModelSpec(Frozen):
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
     Falcon-7B ("eager")."""
 
+    routing: Literal["uniform"] | Routing | None = None
+    """How tokens are routed to experts: ``uniform``, ``{zipf: s}`` or ``{frequencies: [...]}``, one for each
+    expert of a layer; by default ``{zipf: 0.76}``, and ``uniform`` for Mixtral."""
+
     @model_validator(mode="before")
     @classmethod
     def _text_is_name(cls, raw: object) -> object:
@@ -145,7 +150,11 @@ class ModelSpec(Frozen):
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
         name, config = self._resolved(root=root, allow_path=allow_path)
-        return config.shape(name=name, dtype=self.dtype, attention=self.attention)
+        routing = EVEN if self.routing == "uniform" else self.routing
+        sizes = config.derived()
+        if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
+            raise InputError.at("model.routing", wrong)
+        return config.shape(name=name, dtype=self.dtype, attention=self.attention, routing=routing)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
         """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
