@@ -101,8 +101,8 @@ class ModelSpec(Frozen):
     matter."""
 
     attention: Attention | None = None
-    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
-    Falcon-7B ("eager")."""
+    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,
+    gpt-oss and Falcon-7B ("eager")."""
 
     routing: Literal["uniform"] | Routing | None = None
     """How tokens are routed to experts: ``uniform``, ``{zipf: s}`` or ``{frequencies: [...]}``, one for each

@@ -21,7 +21,8 @@ from simoffload.models.modules import (
 )
 
 Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-Positions = tuple[Annotated[int, Field(strict=True, ge=0, le=100_000)], ...]
+Index = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+Positions = tuple[Index, ...]
 
 EXPERT_OPERATIONS = LLAMA_OPERATIONS._replace(router=4)
 """Operations measured for Mixtral, for families whose code of a layer equals its except for what the family's
@@ -129,7 +130,7 @@ class FirstDenseConfig(ExpertsConfig):
     experts_key: ClassVar[str] = "n_routed_experts"
 
     n_shared_experts: Experts = 1
-    first_k_dense_replace: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = 0
+    first_k_dense_replace: Index | None = 0
 
     @property
     def _dense(self) -> list[bool]:
