@@ -90,8 +90,7 @@ def module_cost(
     full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
     cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
 
-    An expert reads its weights only if a token is routed to it. With tokens routed evenly and independently
-    this has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
+    An expert's weights are read only if a token is routed to it (``ModelShape.touched_share``).
 
     Quantized weights are read as they are stored, if the product has a kernel that takes them for so many
     tokens. Otherwise they are written in full first, and read again (``formats.Dequantization``).
@@ -104,12 +103,7 @@ def module_cost(
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
     tokens = batch * (context if module.cached else 1 if module.name == "lm_head" else new_tokens)
-    return _cost(shape, module, tokens=tokens, touched=_touched(module, tokens))
-
-
-def _touched(module: Module, tokens: int) -> float:
-    """Return the probability that at least one token is routed to a module."""
-    return 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
+    return _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:
@@ -124,7 +118,9 @@ def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> 
 
 def weight_cost(shape: ModelShape, module: Module, *, tokens: int) -> WeightCost:
     """Return what a call with that many tokens pays for the module's tensors, dequantization included."""
-    return _weight_cost(shape, module, tokens=tokens * module.share, touched=_touched(module, tokens))
+    return _weight_cost(
+        shape, module, tokens=tokens * module.share, touched=shape.touched_share(module, tokens)
+    )
 
 
 def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: float) -> WeightCost:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple, Self
 
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Module, Traits
+from simoffload.models.routing import DEFAULT, Routing, touched_share
 
 Layer = tuple[Module, ...]
 """The modules of one layer, that of the layer itself first."""
@@ -70,6 +71,8 @@ class ModelShape:
     num_experts: int = 0
     """Routed experts of a layer that has some; 0 in a dense model."""
     experts_per_token: int = 0
+    routing: Routing = DEFAULT
+    """How unevenly tokens are routed to the experts."""
     softcapped: bool = False
     """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
     kernels."""
@@ -184,6 +187,18 @@ class ModelShape:
     def cache_width(self) -> int:
         """The elements that the cache keeps of each token in one layer."""
         return self.latent_width or self.num_key_value_heads * self.head_widths
+
+    def touched_share(self, module: Module, tokens: int) -> float:
+        """Return the mean part of the tensors of ``module`` that ``tokens`` tokens need.
+
+        Of experts it is the part that they choose together, and the same for one expert that is a module of
+        its own.
+        """
+        if module.share == 1.0:
+            return 1.0
+        if not self.num_experts:
+            return 1.0 - (1.0 - module.share) ** tokens
+        return touched_share(self.routing.probabilities(self.num_experts, self.experts_per_token), tokens)
 
     @property
     def active_parameters(self) -> int:

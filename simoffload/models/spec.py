@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
 
@@ -29,6 +29,7 @@ from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import read_quantization
+from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
 _UNQUANTIZED = "none"
@@ -104,11 +105,14 @@ class ModelSpec(Frozen):
     matter."""
 
     attention: Attention | None = None
-    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
-    Falcon-7B ("eager")."""
+    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,
+    gpt-oss and Falcon-7B ("eager")."""
     quantization: str | None = None
     """Form in which weights are stored, such as int4-g128, nf4-dq, fp8 or q4_k_m; "none": ``dtype``. By
     default the one that ``quantization_config`` of the ``config`` describes."""
+    routing: Literal["uniform"] | Routing | None = None
+    """How tokens are routed to experts: ``uniform``, ``{zipf: s}`` or ``{frequencies: [...]}``, one for each
+    expert of a layer; by default ``{zipf: 0.76}``, and ``uniform`` for Mixtral."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,7 +164,11 @@ class ModelSpec(Frozen):
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
         name, config, quantization = self._resolved(root=root, allow_path=allow_path)
-        shape = config.shape(name=name, dtype=self.dtype, attention=self.attention)
+        routing = EVEN if self.routing == "uniform" else self.routing
+        sizes = config.derived()
+        if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
+            raise InputError.at("model.routing", wrong)
+        shape = config.shape(name=name, dtype=self.dtype, attention=self.attention, routing=routing)
         if self.quantization is not None:
             quantization = QUANTIZATIONS.get(self.quantization)
         return shape if quantization is None else quantized(shape, quantization)

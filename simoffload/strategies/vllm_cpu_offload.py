@@ -278,7 +278,7 @@ class _InPlaceWriter(_OffloadWriter):
         if not sizes:
             return
         if module.share < 1:  # of experts, only those to which a token is routed
-            touched = 1 - (1 - module.share) ** self._tokens
+            touched = self._plan.model.touched_share(module, self._tokens)
             sizes = tuple(max(1, round(touched * size)) for size in sizes)
         copied = self._fetch("weights read in host memory", module.name, sizes, calls=0)
         self._awaited.append((self._copies, copied, -1))

@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from simoffload.documents import Frozen
 from simoffload.errors import shortened
 from simoffload.models.modules import Attention, Dtype, Module, Traits
+from simoffload.models.routing import DEFAULT, Routing
 from simoffload.models.shape import Layer, ModelShape, grouped
 
 # Limits far above any model, so that a typing error gives a message instead of a very long run.
@@ -62,6 +63,8 @@ class FamilyConfig(Frozen, ABC):
     traits: ClassVar[Traits]
     spellings: ClassVar[Mapping[str, str]] = {}
     """Other names that Hugging Face accepts for a key of this family."""
+    routing: ClassVar[Routing] = DEFAULT
+    """How unevenly tokens are routed to experts unless a scenario states it."""
     within: ClassVar[str | None] = None
     """The ``model_type`` of models that take more than text and hold this family as their
     ``text_config``."""
@@ -123,7 +126,14 @@ class FamilyConfig(Frozen, ABC):
         fields = (field.alias or name for name, field in cls.model_fields.items())
         return frozenset({*fields, *cls.spellings})
 
-    def shape(self, *, name: str, dtype: Dtype, attention: Attention | None = None) -> ModelShape:
+    def shape(
+        self,
+        *,
+        name: str,
+        dtype: Dtype,
+        attention: Attention | None = None,
+        routing: Routing | None = None,
+    ) -> ModelShape:
         """Return the shape of the model."""
         modules = self.modules()
         return ModelShape(
@@ -135,6 +145,7 @@ class FamilyConfig(Frozen, ABC):
             dtype=dtype,
             attention=attention or self.default_attention,
             traits=self.traits,
+            routing=routing or self.routing,
             modules_before=modules.before,
             groups=grouped(modules.layers),
             modules_after=modules.after,

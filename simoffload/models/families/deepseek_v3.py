@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.deepseek_v2 import LatentConfig
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts
+from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, Index
 from simoffload.models.modules import Traits
 
 
@@ -31,7 +31,7 @@ class DeepseekV3(LatentConfig):
     n_routed_experts: Experts = 256
     num_experts_per_tok: Experts = 8
     moe_intermediate_size: Extent = 2048
-    first_k_dense_replace: int | None = 3
+    first_k_dense_replace: Index | None = 3
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``DeepseekV3ForCausalLM`` in call order."""

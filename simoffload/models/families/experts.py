@@ -21,7 +21,8 @@ from simoffload.models.modules import (
 )
 
 Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-Positions = tuple[Annotated[int, Field(strict=True, ge=0, le=100_000)], ...]
+Index = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+Positions = tuple[Index, ...]
 
 EXPERT_OPERATIONS = LLAMA_OPERATIONS._replace(router=4)
 """Operations measured for Mixtral, for families whose code of a layer equals its except for what the family's
@@ -82,9 +83,9 @@ class ExpertsConfig(RotaryConfig):
         hidden, wide, experts = self.hidden_size, self._width, self._experts
         share, summed = self.num_experts_per_tok / experts, self.num_experts_per_tok * hidden
         name = f"{block}.experts"
-        tensors = [Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden)]
+        tensors = [Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden, columns=hidden)]
         tensors += [Parameter(f"{name}.gate_up_proj_bias", experts * 2 * wide)] if bias else []
-        tensors += [Parameter(f"{name}.down_proj", experts * hidden * wide)]
+        tensors += [Parameter(f"{name}.down_proj", experts * hidden * wide, columns=wide)]
         tensors += [Parameter(f"{name}.down_proj_bias", experts * hidden)] if bias else []
         both = Module(
             name,
@@ -129,7 +130,7 @@ class FirstDenseConfig(ExpertsConfig):
     experts_key: ClassVar[str] = "n_routed_experts"
 
     n_shared_experts: Experts = 1
-    first_k_dense_replace: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = 0
+    first_k_dense_replace: Index | None = 0
 
     @property
     def _dense(self) -> list[bool]:

@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, FirstDenseConfig
+from simoffload.models.families.experts import (
+    EXPERT_OPERATIONS,
+    EXPERT_SAVED,
+    Experts,
+    FirstDenseConfig,
+    Index,
+)
 from simoffload.models.families.rotary import after, rotary_factor
 from simoffload.models.modules import Traits
 
@@ -32,7 +38,7 @@ class Glm4Moe(FirstDenseConfig):
     n_routed_experts: Experts = 128
     num_experts_per_tok: Experts = 8
     moe_intermediate_size: Extent = 1408
-    first_k_dense_replace: int | None = 1
+    first_k_dense_replace: Index | None = 1
     attention_bias: Flag = False
     use_qk_norm: Flag = False
     partial_rotary_factor: float = 0.5

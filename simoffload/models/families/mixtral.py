@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
+from simoffload.models.families.base import Count, Derived, Extent, ModuleLists, invalid
 from simoffload.models.families.rotary import RotaryConfig
 from simoffload.models.modules import (
     EAGER,
@@ -28,6 +28,7 @@ from simoffload.models.modules import (
     container,
     linear,
 )
+from simoffload.models.routing import EVEN, Routing
 
 Experts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
@@ -48,6 +49,9 @@ class Mixtral(RotaryConfig):
         lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+    routing: ClassVar[Routing] = EVEN
+    """The few experts of Mixtral are chosen about equally often (Jiang et al., arXiv 2401.04088, figure
+    7)."""
 
     vocab_size: Extent = 32000
     num_key_value_heads: Count | None = 8
@@ -66,6 +70,15 @@ class Mixtral(RotaryConfig):
                 self.num_experts_per_tok,
             )
         return self
+
+    def derived(self) -> Derived:
+        """Return the model's sizes under the names that all families share; a size missing in
+        config.json gets its default."""
+        return (
+            super()
+            .derived()
+            ._replace(num_experts=self.num_local_experts, experts_per_token=self.num_experts_per_tok)
+        )
 
     @property
     def _share(self) -> float:
