@@ -134,7 +134,7 @@ def test_an_assumed_rate_of_the_overflow_check_is_an_estimate(
     as uncertain as any estimate."""
     known = repository / platform if "/" in platform else platform
     machine = load_platform(known).machine(nodes=1)
-    found = machine_spreads(machine, ranks=1, training=True).get(TimeInput.OVERFLOW_CHECK)
+    found = machine_spreads(machine, ranks=1, host_costs=()).get(TimeInput.OVERFLOW_CHECK)
     assert (found and found[:2]) == spread
 
 

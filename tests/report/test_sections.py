@@ -117,7 +117,7 @@ def test_a_checkpoint_alone_is_told() -> None:
     assert text.startswith(
         "llama-3.1-8b · float16 · ZeRO checkpoint of 8 GPUs · FastPersist · 96 GB · dgx-h100"
     )
-    assert "96 GB are saved after 12 s [8.37 to 17.2] (8 GB/s [" in text
+    assert "96 GB are saved after 12 s [8.36 to 17.2] (8 GB/s [" in text
     assert "]), training stalls for 9.6 s (0.3 % of the time)" in text
     assert "bottleneck: pfs write, 80 %; 80 % intervals in brackets." in text
     assert "bottleneck: pfs write, 80 % of the checkpoint, limited by pfs write" in text
@@ -215,8 +215,8 @@ def test_results_side_by_side(tmp_path: Path) -> None:
     assert "does not fit" in text
     (group,) = groups([checkpoint(), other])
     assert group_verdict(group) == (
-        "llama-3.1-8b, time per checkpoint [80 % interval]: pfs 12 s [8.37 to 17.2], "
-        "nfs 48 s [33.5 to 68.8] (4×)."
+        "llama-3.1-8b, time per checkpoint [80 % interval]: pfs 12 s [8.36 to 17.2], "
+        "nfs 48 s [33.4 to 68.9] (4×)."
     )
     write_comparison([checkpoint(), other], tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()

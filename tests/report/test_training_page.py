@@ -103,7 +103,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     page = text_of(path.read_text())
     for description in (
         "time per token [80 % interval]: hbm+dram 160 us [",
-        "] (0.525×), hbm+raid 305 us [255 to 365]; does not fit: raid+raid.",
+        "] (0.525×), hbm+raid 305 us [255 to 366]; does not fit: raid+raid.",
         "weights optimizer step forward backward opt. step tokens/s time/token vs hbm+raid bottleneck",
         "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
         "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",
