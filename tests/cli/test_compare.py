@@ -29,7 +29,7 @@ def test_one_scenario_on_several_targets(program) -> None:
 
 def test_targets_may_be_given_one_by_one(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram", "--on", "gpu,nfs", "--json", *WIDE))
-    assert list(rows) == ["dram", "hbm", "nfs"]
+    assert list(rows) == ["dram", "hbm", "nfs", "tensor_parallel"]
 
 
 def test_ratios_refer_to_the_first_by_default(program) -> None:

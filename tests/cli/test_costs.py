@@ -68,7 +68,7 @@ def test_compare_has_them_in_text_json_and_columns(program, tmp_path: Path) -> N
         assert one["economics"]["metrics"]["purchase"] == float(row["purchase"]) == 87_660
         million = one["economics"]["metrics"]["cost_per_million_tokens"]
         assert float(row["cost_per_million_tokens"]) == million
-    assert [row["tie_with_baseline"] for row in rows] == ["", "false"]
+    assert [row["tie_with_baseline"] for row in rows] == ["", "false", "false"]
     assert rows[0]["margin"] == ""
     for row, one in zip(rows, compared, strict=True):
         for name, ends in one["intervals"].items():

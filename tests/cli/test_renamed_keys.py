@@ -56,7 +56,7 @@ def test_every_result_has_each_warning_once(program: Program, command: str) -> N
 def test_a_comparison_has_each_warning_once(program: Program) -> None:
     answer = program("compare", "old.yaml", "--on", "dram,raid")
     text = " ".join(answer.out.split())
-    assert [text.count(f"dram; raid: {one}") for one in WARNINGS] == [1, 1]
+    assert [text.count(f"dram; raid; tensor parallel: {one}") for one in WARNINGS] == [1, 1]
     assert text.count("was renamed") == 2
 
 
