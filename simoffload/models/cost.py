@@ -49,7 +49,7 @@ class WeightCost(NamedTuple):
     unfused_bytes: float = 0.0
     """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
     slower_bytes: float = 0.0
-    """Bytes [B] that could be moved in the time that the others lose by reading quantized weights."""
+    """Bytes [B] that an A100 could move in the time that the others lose by reading quantized weights."""
     kernels: int = 0
     """Number of kernels that write quantized weights in full."""
     operations: int = 0

@@ -37,6 +37,12 @@ _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
 
 
+_A100_BYTES_PER_FLOP = 1631e9 / 19.5e12
+"""HBM rate over single-precision rate of the GPU with which rates of kernels with quantized weights were
+measured (``formats``). Weights are decoded outside of tensor cores, so that a GPU with more arithmetic for
+each byte loses less by it (an estimate)."""
+
+
 def picoseconds(seconds: float) -> int:
     """Convert a duration [s] to the engine's unit [ps], rounded."""
     return round(seconds * 1e12)
@@ -133,7 +139,7 @@ class Timing:
             return 0.0
         weights, traffic = self._quantized(module), cost.bytes
         if weights is not None:
-            traffic += weights.slower_bytes - weights.unfused_bytes
+            traffic += weights.slower_bytes * self._decoding - weights.unfused_bytes
         seconds = max(self._arithmetic_s(cost, products=products), traffic / gpu.hbm_rate)
         if weights is not None:
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
@@ -174,6 +180,12 @@ class Timing:
         weights = self._quantized(module)
         count = operations(self._model, module) + (0 if weights is None else weights.operations)
         return call + count * costs.operation.value
+
+    @property
+    def _decoding(self) -> float:
+        """What the GPU loses by reading quantized weights, over what an A100 loses."""
+        gpu = self.machine.accelerator
+        return gpu.hbm_rate / gpu.compute.float32.value / _A100_BYTES_PER_FLOP
 
     def _quantized(self, module: Module) -> WeightCost | None:
         """Return the cost of a module's tensors; None if none is quantized."""
