@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from simoffload.hardware import Machine, Path
+from simoffload.hardware import FsdpCosts, Machine, Path
 from simoffload.models import ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
@@ -65,8 +65,8 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """Modules of the model; those of a layer are listed once."""
-        return self.model.distinct_modules
+        """Modules of the model; those of equal layers are listed once."""
+        return self.tree.modules
 
     # -- homes ----------------------------------------------------------------------------------
 
@@ -142,6 +142,11 @@ class AcceleratePlan(InferencePlan):
             return self.options.page_cache
         needed = sum(term.size for term in self.memory if term.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
+
+    @cached_property
+    def element_wise(self) -> FsdpCosts:
+        """Rates at which the host copies tensors into new ones."""
+        return self.machine.host.fsdp_costs
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -298,7 +303,7 @@ class _Writer(StreamWriter):
             self.add("read", HOST, fixed=picoseconds(path.latency), size=size, route=route)
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / cpu.numa_nodes.value
-        rate = machine.host.fsdp_costs.adamw_rate(self._threads, traffic=2 * size, new=size, share=share)
+        rate = self._plan.element_wise.adamw_rate(self._threads, traffic=2 * size, new=size, share=share)
         self.add("cpu", HOST, size=2 * size, route=self.cpu_work("copying mapped files", rate))
 
     def kernels(self, label: str, duration: int, launch: int, *, gpu: int) -> None:

@@ -79,9 +79,14 @@ class ModuleTree:
         for number, module in enumerate(model.modules_after):
             yield Call(module.name, end + number, "tail")
 
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """The modules of the model; those of equal layers are listed once."""
+        return self.model.distinct_modules
+
     def module(self, call: Call) -> Module:
         """Return the module of a call."""
-        return self.model.distinct_modules[call.number]
+        return self.modules[call.number]
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
