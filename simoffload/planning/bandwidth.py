@@ -235,8 +235,8 @@ class _Storage:
         for number in profile_parameters(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
             if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES.get(kind, _OTHERS)):
-                if one := scaled(number, 1 / factor if quicker else factor):  # None for a factor of 1
-                    found.append(edit_of(number.profile, number.key, one[0]))
+                one = scaled(number, 1 / factor if quicker else factor)
+                found += [] if one is None else [edit_of(number.profile, number.key, one[0])]  # a factor of 1
         return *found, *self._ports(target, factor), *self._lanes(target, factor)
 
     def _adapters(self, machine: Machine) -> int:

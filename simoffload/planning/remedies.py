@@ -10,6 +10,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
+from simoffload.planning.serving import formats
 from simoffload.results import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
@@ -148,8 +149,9 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield 16 instead of 32 bit, and 4-bit frozen weights where adapters are trained."""
-    for step in (*_halved(evaluator), *evaluator.strategy.precisions()):
+    """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
+    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator.scenario))
+    for step in steps:
         yield from _first(evaluator, [step], step.description)
 
 

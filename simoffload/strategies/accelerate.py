@@ -65,6 +65,7 @@ class Accelerate(Strategy):
     names."""
 
     gpu_keys: ClassVar = ("num_gpus",)
+    formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"offload_folder": "storage"}
 

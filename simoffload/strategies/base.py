@@ -220,6 +220,8 @@ class Strategy(Frozen, ABC):
     """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
     gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
     """Keys that set the number of GPUs, the one to change first."""
+    formats: ClassVar[tuple[str, ...]] = ()
+    """Formats with fewer bits in which its program loads weights, as ``model.quantization`` names them."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""

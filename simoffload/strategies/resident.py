@@ -30,6 +30,7 @@ class Resident(Strategy):
 
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
+    formats: ClassVar = ("nf4-dq",)
     placement_name: ClassVar = "resident"
     placement_words: ClassVar = "a whole copy of {} in each GPU"
 

@@ -46,6 +46,7 @@ class TensorParallel(Strategy):
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
     gpu_keys: ClassVar = _DEGREES
+    formats: ClassVar = ("fp8", "int4-g128")
     placement_name: ClassVar = "tensor parallel"
     placement_words: ClassVar = "parts of {} in each GPU"
 

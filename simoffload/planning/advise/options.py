@@ -24,6 +24,7 @@ from simoffload.hardware import (
 )
 from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.serving import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
@@ -69,6 +70,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
+    yield from other_ways(scenario)
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
     )

@@ -1,0 +1,57 @@
+"""Changes of how weights are served: stored with fewer bits, or from the HBM of several GPUs together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simoffload.documents import Edit
+from simoffload.results import Change
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import Strategy, strategy_for, strategy_of
+
+
+def formats(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield the formats with fewer bits in which the strategy's program loads weights, for inference with a
+    model that is not quantized."""
+    for name, edit in _formats(scenario, scenario.scenario.strategy):
+        yield Change("precision", f"weights stored as {name}", (edit,), key=f"format-{name}")
+
+
+def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield ``formats`` and ``together``, as options of ``advise``."""
+    yield from (one._replace(kind="workload") for one in formats(scenario))
+    yield from together(scenario)
+
+
+def together(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield strategies by which the GPUs of the machine hold the weights together, with the model unchanged
+    and with fewer bits, as far as it fits."""
+    work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+    if work.kind != "inference" or strategy.gpus == scenario.machine.gpus == 1:
+        return
+    for kind in strategy_for(work.kind):
+        other = strategy_of(kind)
+        assert other is not None
+        for name, stored in (("", ()), *((one, (edit,)) for one, edit in _formats(scenario, other))):
+            variant = scenario.edited(*stored) if stored else scenario
+            edits = other.baseline(strategy, variant.model, work, variant.machine)
+            if edits:
+                gpus = variant.edited(*edits).scenario.strategy.gpus
+                words = f"weights divided among {gpus} GPUs ({kind})" + (f", stored as {name}" * bool(name))
+                yield Change("placement", words, (*stored, *edits), key=f"{kind}{f'-{name}' * bool(name)}")
+
+
+def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> Iterator[tuple[str, Edit]]:
+    if scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None:
+        return
+    for name in strategy.formats:
+        if name != "fp8" or scenario.machine.accelerator.compute.float8 is not None:
+            yield name, _stored_as(scenario, name)
+
+
+def _stored_as(scenario: LoadedScenario, name: str) -> Edit:
+    model: Any = scenario.document.data["model"]
+    if isinstance(model, str):  # a name alone has no keys
+        return Edit(("model",), {"name": model, "quantization": name})
+    return Edit(("model", "quantization"), name)
