@@ -98,8 +98,12 @@ class AcceleratePlan(InferencePlan):
         """Return the size of the weights with a home [B]."""
         return sum(self.stored.get(home, {}).values())
 
-    def copied(self, call: Call, home: Home | None) -> tuple[int, ...]:
-        """Return the sizes [B] of the tensors that the hook of a module brings to the main GPU."""
+    @cached_property
+    def copied(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
+        return tuple(self._copied(call, home) for call, home in self.placed)
+
+    def _copied(self, call: Call, home: Home | None) -> tuple[int, ...]:
         if home not in ("cpu", "disk"):
             return ()
         kept = self.stored.get(self.main, {})
@@ -206,7 +210,7 @@ class AcceleratePlan(InferencePlan):
             term._replace(size=round(share * term.size)) if term.name == "key-value cache" else term
             for term in working_memory(self.model, self.workload, self.machine)
         ]
-        loaded = max((sum(self.copied(*one)) for one in self.placed), default=0) if gpu == self.main else 0
+        loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
         if loaded:
             terms.insert(0, MemoryTerm("hbm", "offloaded module, largest", loaded))
         if kept := self.bytes_at(gpu):
@@ -231,12 +235,12 @@ class AcceleratePlan(InferencePlan):
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
         segment: tuple[str, int] | None = None
-        for (call, home), gpu in zip(self.placed, self.executed, strict=True):
+        for (call, home), gpu, sizes in zip(self.placed, self.executed, self.copied, strict=True):
             if segment != (call.segment, call.layer):
                 segment = call.segment, call.layer
                 writer.begin(call.segment)
             module = self.modules[call.number]
-            writer.hook(module, self.copied(call, home), disk=home == "disk")
+            writer.hook(module, sizes, disk=home == "disk")
             writer.kernels(module.name, durations[call.number], launches[call.number], gpu=gpu)
         return writer.end()
 

@@ -51,7 +51,7 @@ class ModuleTree:
 
     model: ModelShape
 
-    @property
+    @cached_property
     def layers_name(self) -> str:
         """Name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
         owner = next(one.name for one in self.model.modules_before if one.kind == "embedding")

@@ -144,7 +144,7 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
     found = plan(file)
     host, step = found.machine.host, so.simulate(loaded(file)).passes[-1]
     path = found.machine.host_to_device(0, pinned=False)
-    sizes = [size for call, home in found.placed for size in found.copied(call, home)]
+    sizes = [size for one in found.copied for size in one]
     copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
     owners = sum(1 for call, _ in found.placed if found.tree.module(call).parameters)
     costs = host.accelerate_costs
@@ -166,8 +166,8 @@ def test_pinned_weights_are_copied_at_the_pinned_rate(file: Path) -> None:
     gap = sum(
         size / found.machine.host_to_device(0, pinned=False).curve.rate(size)
         - size / found.machine.host_to_device(0, pinned=True).curve.rate(size)
-        for call, home in found.placed
-        for size in found.copied(call, home)
+        for one in found.copied
+        for size in one
     )
     assert pageable - pinned == pytest.approx(gap, rel=1e-3)
     assert any(term.pinned for term in plan(file, "pin_memory=true").memory)
