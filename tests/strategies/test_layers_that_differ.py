@@ -1,0 +1,87 @@
+"""Models whose layers differ, and quantized ones, under strategies of inference that divide or offload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.models import ModelShape, load_model
+from simoffload.models.shape import stored_bytes
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies.divided import divide
+
+MODELS: dict[str, dict[str, Any]] = {
+    "dense first": {"name": "deepseek-v2-lite"},
+    "in turn": {"name": "llama-4-scout", "num_hidden_layers": 8},
+    "quantized": {"name": "gpt-oss-20b", "quantization": "mxfp4_moe", "attention": "sdpa"},
+    "more bits in some layers": {"name": "llama-2-7b", "quantization": "q4_k_m"},
+}
+every = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+
+
+def scenario(model: dict[str, Any], **strategy: Any) -> LoadedScenario:
+    text = {
+        "name": "layers",
+        "model": model,
+        "platform": "dgx-a100-80g",
+        "workload": {"batch_size": 2, "prompt_length": 32, "output_length": 3},
+        "strategy": strategy,
+    }
+    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def times(model: dict[str, Any], **strategy: Any) -> list[int]:
+    return [one["time_ps"] for one in so.simulate(scenario(model, **strategy)).to_dict()["passes"]]
+
+
+def layer_bytes(model: ModelShape) -> int:
+    return sum(stored_bytes(layer, model) for layer in model.layers)
+
+
+@every
+def test_all_on_one_gpu_is_the_same(model: dict[str, Any]) -> None:
+    expected = times(model, kind="resident")
+    assert times(model, kind="tensor_parallel") == expected
+    assert times(model, kind="accelerate", device_map="cuda") == expected
+
+
+@every
+def test_accelerate_copies_every_stored_byte_once(model: dict[str, Any]) -> None:
+    plan: Any = scenario(model, kind="accelerate", device_map="cpu").plan()
+    assert sum(map(sum, plan.copied)) == plan.model.weight_bytes
+    assert sum(one.size for one in plan.tree.units) == plan.model.weight_bytes
+
+
+@every
+def test_vllm_offloads_the_layers_as_they_are_stored(model: dict[str, Any]) -> None:
+    plan = scenario(model, kind="vllm_cpu_offload", cpu_offload_gb=100).plan()
+    (stage,) = plan.memory_stages
+    sizes = {(one.tier, one.name): one.size for one in stage.terms}
+    layers = layer_bytes(load_model(model))
+    assert sizes["dram", "weights"] == layers
+    assert sizes["hbm", "weights"] == load_model(model).weight_bytes - layers
+
+
+@every
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_pipeline_divides_the_list_of_layers(model: dict[str, Any], tensor: int) -> None:
+    whole = load_model(model)
+    count = 2 if whole.num_hidden_layers % 2 == 0 else 3
+    one = divide(whole, tensor=tensor, pipeline=1, fused=False).stages[0]
+    stages = divide(whole, tensor=tensor, pipeline=count, fused=False).stages
+    assert [layer for stage in stages for layer in stage.layers] == list(one.layers)
+    assert {stage.num_hidden_layers for stage in stages} == {whole.num_hidden_layers // count}
+    if tensor == 1:
+        assert one.layers == whole.layers
+
+
+def test_two_gpus_hold_half_of_the_quantized_weights() -> None:
+    """Norms and what has no equal parts are on both."""
+    model = load_model({"name": "llama-2-7b", "quantization": "int4-g128"})
+    (part,) = divide(model, tensor=2, pipeline=1, fused=True).stages
+    norms = (2 * 32 + 1) * 4096 * 2
+    # The rows of down_proj have 5504 columns in each part, 43 groups of 128: as many as in the whole.
+    assert part.weight_bytes == (model.weight_bytes - norms) // 2 + norms
