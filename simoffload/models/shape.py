@@ -88,6 +88,11 @@ class ModelShape:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def unquantized_name(self) -> str:
+        """The name of the model without that of its quantization."""
+        return self.name.removesuffix(f", {self.quantization}")
+
+    @property
     def num_hidden_layers(self) -> int:
         """Length of the stack of layers, over all groups."""
         return sum(len(group.layers) * group.repeat for group in self.groups)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simoffload.documents import Edit
+from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
@@ -34,12 +35,14 @@ def together(scenario: LoadedScenario) -> Iterator[Change]:
         other = strategy_of(kind)
         assert other is not None
         for name, stored in (("", ()), *((one, (edit,)) for one, edit in _formats(scenario, other))):
-            variant = scenario.edited(*stored) if stored else scenario
-            edits = other.baseline(strategy, variant.model, work, variant.machine)
-            if edits:
-                gpus = variant.edited(*edits).scenario.strategy.gpus
-                words = f"weights divided among {gpus} GPUs ({kind})" + (f", stored as {name}" * bool(name))
-                yield Change("placement", words, (*stored, *edits), key=f"{kind}{f'-{name}' * bool(name)}")
+            model = quantized(scenario.model, QUANTIZATIONS[name]) if name else scenario.model
+            edits = other.baseline(strategy, model, work, scenario.machine)
+            for section in (one.value for one in edits if one.path == ("strategy",)):
+                gpus = other.model_validate(section).gpus
+                description = f"weights divided among {gpus} GPUs ({kind})"
+                description += f", stored as {name}" if name else ""
+                key = f"{kind}-{name}" if name else kind
+                yield Change("placement", description, (*stored, *edits), key=key)
 
 
 def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> Iterator[tuple[str, Edit]]:

@@ -260,12 +260,13 @@ class Accelerate(Strategy):
                 loaded.append(f"max_memory={each}")
             if "disk" in homes:
                 loaded.append(f"offload_folder={folder}")
+        stored = f", of weights stored as {plan.model.quantization}" if plan.model.quantization else ""
         lines = [
             "import torch",
             *([f"from accelerate import {call.partition('(')[0]}"] if call else []),
             "from transformers import AutoModelForCausalLM",
             "",
-            f'name = "{plan.model.name}"  # name on Hugging Face, or folder',
+            f'name = "{plan.model.unquantized_name}"  # name on Hugging Face, or folder{stored}',
             f"model = AutoModelForCausalLM.from_pretrained(name, {', '.join(loaded)})",
             *([call] if call else []),
         ]

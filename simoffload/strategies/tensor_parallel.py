@@ -150,7 +150,7 @@ class TensorParallel(Strategy):
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model, or, for transformers' eager code, a program."""
-        name, dtype = plan.model.name, plan.model.dtype
+        name, dtype = plan.model.unquantized_name, plan.model.dtype
         if not self._uses_vllm:
             return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
         assert isinstance(plan, TensorParallelPlan)
@@ -180,8 +180,9 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    lines = " \\\n  ".join((f"vllm serve {quote(plan.model.name)}", *options))
-    return f"# Replace the name by that of your files or of the model on the Hub.\n{lines}\n"
+    stored = f", with weights stored as {plan.model.quantization}" if plan.model.quantization else ""
+    lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
+    return f"# Replace the name by that of your files or of the model on the Hub{stored}.\n{lines}\n"
 
 
 @dataclass(frozen=True)

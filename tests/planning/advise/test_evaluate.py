@@ -84,7 +84,9 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = list(recommended(stored))
-    assert names[:4] == ["01-on-resident.yaml", "02-batch-32.yaml", "03-on-hbm.yaml", "04-batch-16.yaml"]
+    together = ["01-tensor_parallel-int4-g128.yaml", "02-tensor_parallel.yaml"]
+    assert names[:2] == together
+    assert names[2:6] == ["03-on-resident.yaml", "04-batch-32.yaml", "05-on-hbm.yaml", "06-batch-16.yaml"]
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -245,7 +247,8 @@ def test_costs_are_those_of_the_result(stored: Advice) -> None:
 def test_plain_values(stored: Advice) -> None:
     rendered = stored.to_dict()
     assert rendered["schema"] == "simoffload/advice/1"
-    assert rendered["options"][0]["key"] == "on-resident"
+    keys = [one["key"] for one in rendered["options"]]
+    assert keys[:4] == ["tensor_parallel-int4-g128", "tensor_parallel", "on-resident", "batch-32"]
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
-    assert rendered["options"][1]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
+    assert rendered["options"][3]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
