@@ -127,9 +127,9 @@ def test_two_results_are_a_tie_if_the_interval_of_their_ratio_contains_1(
 
 
 def test_errors_of_one_model_in_one_place_of_one_machine_mostly_cancel(memory: SimulationResult) -> None:
-    """sigma is 1.2533 x 4 % x sqrt(2 - 2 x 0.6); of another model nothing cancels."""
+    """sigma is 1.2533 x 4 % x sqrt(2 - 2 x 0.8); of another model nothing cancels."""
     one = exact(memory)
-    assert ratio_sigma(one, one) == pytest.approx(0.04 * sqrt(0.8))
+    assert ratio_sigma(one, one) == pytest.approx(0.04 * sqrt(0.4))
     assert ratio_sigma(one, replace(one, model="other")) == pytest.approx(0.04 * sqrt(2))
 
 

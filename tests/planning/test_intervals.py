@@ -219,7 +219,7 @@ def test_the_same_error_of_an_input_cancels_in_a_ratio(simulated: InferenceResul
         a_pass(simulated.prefill, host_thread=100),
     )
     one, two = generated(simulated, some, some, 7), generated(simulated, all_, all_, 7)
-    model = MODEL * sqrt(2 - 2 * 0.6)
+    model = MODEL * sqrt(2 - 2 * 0.8)
     assert ratio_sigma(one, two) == pytest.approx(hypot(0.6 * 0.2, 0.6 * 0.05, model))
     other = SPREADS | {TimeInput.HOST: Spread(0.2, False, "host/b")}
     two = replace(two, provenance=replace(two.provenance, spreads=other))
