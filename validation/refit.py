@@ -71,8 +71,12 @@ def main(names: Sequence[str]) -> None:
     """Write the profiles of the named machines; without names the reference, all machines and shipped hosts.
 
     Machines and shipped hosts are written twice: shipped hosts have the mean factor of machines, and a
-    machine has the shipped host's value of what was not measured on it.
+    machine has the shipped host's value of what was not measured on it. Raises SystemExit for names without
+    a record.
     """
+    known = {folder.name for folder in machines(_MEASURED)} | _SAME_PROFILE.keys()
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no record of {', '.join(unknown)}")
     if names:
         _write(names)
         return
@@ -84,12 +88,14 @@ def main(names: Sequence[str]) -> None:
 
 
 def _write(names: Sequence[str]) -> None:
-    for folder in machines():
+    for folder in machines(_MEASURED):
         if names and folder.name not in names:
             continue
         for file, text in refitted(folder).items():
             (folder / file).write_text(text, encoding="utf-8")
     for name, other in _SAME_PROFILE.items():
+        if names and not {name, other} & set(names):
+            continue
         for file in _REFITTED:
             for target in _MEASURED.glob(f"*/{name}/{file}"):
                 shutil.copy(next(_MEASURED.glob(f"*/{other}/{file}")), target)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from simoffload.calibration.host_costs import of_real_models
+from simoffload.calibration.host_costs import COSTS, SCALED, of_real_models
 from simoffload.calibration.micro.fitted import seconds_text
 from simoffload.calibration.reference import reference_costs
 from simoffload.hardware import TimeInput, load_platform
@@ -26,10 +26,6 @@ _ROOT = Path(__file__).parents[1]
 _FIT = _ROOT / "validation" / "measured" / "fit"
 HOSTS = {"dgx-h100-2tb": "H100", "dgx-h200-2tb": "H200", "h200-8gpu-vm-host": "H200"}
 """Shipped hosts, and the GPU of the machines that stand for each."""
-
-
-_SHARE = "graph"
-"""The cost that is a share, not a time."""
 
 
 class Factor(NamedTuple):
@@ -79,7 +75,8 @@ def host_text(text: str, factor: Factor) -> str:
 
 
 def _lines(lines: list[str], factor: Factor) -> Iterator[str]:
-    costs = of_real_models({key: row.value for key, row in reference_costs().items()})
+    shallow = {key: row.value for key, row in reference_costs().items()}
+    costs, real = of_real_models(shallow), of_real_models(dict.fromkeys(shallow, 1.0))
     for line in lines:
         key = line.strip().partition(":")[0]
         if line.startswith("host_factor:"):
@@ -88,9 +85,10 @@ def _lines(lines: list[str], factor: Factor) -> Iterator[str]:
             about = f'origin: estimate, source: "{factor.source}", date: {factor.date}'
             yield f"host_factor: {{value: {factor.value}, {about}, spread: {factor.spread}}}"
         if line.startswith("  ") and key in costs:
-            shown, scaled = seconds_text(costs[key] * factor.value), f" x {factor.value}"
-            if key == _SHARE:
-                shown, scaled = f"{costs[key]:.4g}", ""
+            is_share = key in COSTS and key not in SCALED
+            shown = f"{costs[key]:.4g}" if is_share else seconds_text(costs[key] * factor.value)
+            scaled = f" x {real[key]} (models of real size)" if real[key] != 1 else ""
+            scaled += "" if is_share else f" x {factor.value}"
             source = f'source: "cost of the reference host{scaled} (docs/measurements/host-thread.md)"'
             yield f"  {key}: {{value: {shown}, origin: estimate, {source}, date: {factor.date}}}"
         else:

@@ -127,7 +127,8 @@ def _is_deep(plan: Plan) -> bool:
 
 
 def _of_repetitions(times: Sequence[float]) -> tuple[float, float]:
-    """Return the lower quartile of the times [s] and its relative standard deviation, 0 for a single time.
+    """Return the lower quartile of the times [s], of fewer than ``_FEW`` their median, and its relative
+    standard deviation, 0 for a single time.
 
     A host that is shared with others has stretches of time, of seconds to minutes, in which everything takes
     up to twice as long; the lower quartile is the time without them. Of a few times it would be nearly the

@@ -213,8 +213,29 @@ def _huber(residual: Array, noise: Array) -> Array:
     return grown
 
 
+class _Solution(NamedTuple):
+    """The estimate after all rounds, and the last round's equations with their solution."""
+
+    state: HostState
+    around: Equations
+    found: Ridge
+
+
+def _solve(times: HostTimes, known: Mapping[str, float], spreads: Array) -> _Solution:
+    """Return the estimate after Gauss-Newton rounds, with new noise in each."""
+    state = times.begin(known)
+    for _ in range(_ROUNDS):
+        around = times.equations(known, state, spreads)
+        found = ridge(around.table, around.target, noise=around.noise, prior=around.prior)
+        state = state.after(found.values)
+    return _Solution(state, around, found)
+
+
 def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost]) -> HostFit:
     """Fit factor and costs of one host to at least one step.
+
+    Where costs deviate so much that they are not believed, everything else is fitted again with the
+    reference's for these.
 
     Raises FactorError for a factor out of ``FACTORS``.
     """
@@ -222,16 +243,15 @@ def fit_host(steps: Sequence[Observation], reference: Mapping[str, ReferenceCost
     known = {key: reference[key].value for key in COSTS}
     few = len(passes) < _FEWEST
     spreads = np.array([reference[key].spread for key in COSTS])
-    times = HostTimes(steps)
-    state = times.begin(known)
-    for _ in range(_ROUNDS):  # Gauss-Newton, with new noise in each round
-        around = times.equations(known, state, np.full(len(COSTS), _NOTHING) if few else spreads)
-        found = ridge(around.table, around.target, noise=around.noise, prior=around.prior)
-        state = state.after(found.values)
+    times, free = HostTimes(steps), np.full(len(COSTS), _NOTHING) if few else spreads
+    state, around, found = _solve(times, known, free)
+    refused = np.abs(state.own) > log(_OWN)
+    if refused.any():
+        state, around, found = _solve(times, known, np.where(refused, _NOTHING, free))
+        refused |= np.abs(state.own) > log(_OWN)
     factor = exp(state.factor)
     if not FACTORS[0] <= factor <= FACTORS[1]:
         raise FactorError(f"small models took {factor:.2g} times as long as on the reference host")
-    refused = np.abs(state.own) > log(_OWN)
     values = state._replace(own=np.where(refused, 0.0, state.own)).costs(known)
     remarks = [
         f"{key} deviated by more than a factor of {_OWN:g} and is that of the reference host"

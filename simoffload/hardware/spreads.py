@@ -125,12 +125,19 @@ class _OwnProfiles:
 
 def _host(machine: Machine, own: _OwnProfiles, costs: Sequence[Provenance]) -> Spread:
     """Return the spread of the thread's speed: of its costs and their factor, where the profile states
-    them; costs that were measured do not contain a factor that was not."""
+    them; costs that were measured do not contain a factor that was not.
+
+    A measured factor is the speed of DeepSpeed's costs, also of those that are the reference host's times it.
+    FSDP's are not measured with it.
+    """
     factor, profile = machine.host.host_factor, f"host/{machine.host.id}"
-    numbers = list(costs)
+    numbers, speed = list(costs), list(costs)
     if factor is not None and (factor.origin == "measured" or not own.measured(profile, costs)):
         numbers.append(factor)
-    return own.spread(TimeInput.HOST, profile, numbers)
+        of_deepspeed = [cost for _, cost in machine.host.deepspeed]
+        if factor.origin == "measured" and all(cost in of_deepspeed for cost in costs):
+            speed = [factor]
+    return own.spread(TimeInput.HOST, profile, numbers)._replace(measured=own.measured(profile, speed))
 
 
 def _storage(machine: Machine, own: _OwnProfiles) -> dict[str, Spread]:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from simoffload.hardware import Spread, TimeInput
 from simoffload.results import PassResult, Share, SimulationResult, by_name
-from simoffload.strategies import strategy_of
+from simoffload.strategies import Strategy, strategy_of
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers that recorded real runs used."""
@@ -84,8 +84,9 @@ _OUTSIDE = 1.4
 """Factor of the error outside the range in which the machine was measured: geometric mean of 0.9, 1.4, 1.6,
 1.6 and 1.6 for recorded runs of decode steps, prefills (in memory and from drives) and FSDP."""
 _PHASE = 1.2
-"""Error of a single phase of a step over that of the step: 14.5, 14.1 and 9.1 % of forward, backward and
-optimizer, 10.2 % of steps (held-out runs, docs/VALIDATION.md)."""
+"""Error of a single phase of a step over that of the step. It was chosen from 18 earlier held-out runs: 14.5,
+14.1 and 9.1 % of forward, backward and optimizer, 10.2 % of steps. For the present ones (docs/VALIDATION.md)
+it is conservative: 11.4, 7.5 and 10.1 %, and 9.3 % of steps, which is a factor of 1.04."""
 _CORRELATION = 0.8
 """Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
 real runs in memory that differ in one setting, the ratio is 2.2 % (decode) and 2.9 % (prefill) wrong, single
@@ -154,8 +155,7 @@ class Confidence:
         machine are correlated, so that those of a sum are weighted by time.
         """
         passes = self._passes(metric)
-        total = sum(time for _, time in passes)
-        mean = sum(time * self._row(one).mean for one, time in passes) / total
+        mean = sum(time * self._row(one).mean for one, time in passes) / sum(time for _, time in passes)
         phase = _PHASE if metric in _PHASES else 1.0
         unknown = _UNKNOWN if self.unlike else _OUTSIDE if self.extrapolates else 1.0
         return mean * phase * unknown
@@ -202,9 +202,10 @@ class Confidence:
         host = next((term for term in self.terms() if term.part == TimeInput.HOST), None)
         if host is None or host.spread.measured or host.share <= _DECIDES:
             return ""
+        _, strategy = _strategy(self.result)
         return (
             f"{host.share * 100:.0f} % of this time is the host thread's, whose speed was not measured on "
-            f"this machine (±{host.spread.value * 100:.0f} %); simoffload calibrate micro measures it"
+            f"this machine (±{host.spread.value * 100:.0f} %); {strategy.calibration} measures it"
         )
 
     @property
@@ -272,8 +273,7 @@ class Confidence:
 
     def _interval(self) -> dict[str, Any]:
         """Return the interval of the time of a step and what it consists of; nothing without times."""
-        metric = self.result.step_by
-        if metric not in self.result.composed:
+        if (metric := self.result.step_by) not in self.result.composed:
             return {}
         low, high = self.interval(metric)
         return {
@@ -296,13 +296,17 @@ def confidence(result: SimulationResult) -> Confidence:
     """
     kinds = {use.tier: use.kind for use in result.capacity}
     held = [kinds.get(tier, "hbm") for tier in result.targets]
-    kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
-    strategy = strategy_of(kind)
-    group = strategy.evidence if strategy is not None else ""
-    unlike = _unlike(result, held) or (f"used strategy.kind {kind}" if not group else "")
+    kind, strategy = _strategy(result)
+    unlike = _unlike(result, held) or (f"used strategy.kind {kind}" if not strategy.evidence else "")
     far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
-    row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
+    row = _row(strategy.evidence or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations), result=result)
+
+
+def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
+    """Return the kind of a result's strategy, and its class."""
+    kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
+    return kind, strategy_of(kind) or Strategy
 
 
 def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
@@ -362,9 +366,7 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
     """
     pair = confidence(first), confidence(second)
     names = [one.unit_by if unit else one.compared_by for one in (first, second)]
-    ours, theirs = (
-        {term.part: term for term in one.terms(name)} for one, name in zip(pair, names, strict=True)
-    )
+    ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
     squares = 0.0
     for part in ours.keys() | theirs.keys():
         mine, other = ours.get(part), theirs.get(part)
@@ -373,11 +375,9 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
         else:
             squares += sum(term.contribution**2 for term in (mine, other) if term)
     one, two = (each.of_model(name) for each, name in zip(pair, names, strict=True))
-    correlated = pair[0].row == pair[1].row and (first.model, first.platform) == (
-        second.model,
-        second.platform,
-    )
-    squares += one**2 + two**2 - 2 * (_CORRELATION if correlated else 0.0) * one * two
+    same = (first.model, first.platform) == (second.model, second.platform)
+    correlation = _CORRELATION if same and pair[0].row == pair[1].row else 0.0
+    squares += one**2 + two**2 - 2 * correlation * one * two
     return sqrt(squares)
 
 

@@ -90,6 +90,38 @@ def test_a_host_bound_step_is_as_uncertain_as_the_host(simulated: InferenceResul
     )
 
 
+def test_the_advice_names_the_command_that_measures_the_host_under_fsdp(simulated: InferenceResult) -> None:
+    assert simulated.prefill
+    whole = a_pass(simulated.prefill, host_thread=100)
+    result = generated(simulated, whole, whole, 7)
+    fsdp = replace(result.provenance, scenario={"strategy": {"kind": "fsdp"}})
+    caution = confidence(replace(result, provenance=fsdp)).caution
+    assert caution.endswith("(±20 %); python -m simoffload.calibration.fsdp measures it")
+
+
+@pytest.mark.parametrize(("origin", "measured"), [("measured", True), ("estimate", False)])
+def test_a_measured_factor_is_the_speed_of_estimated_costs(
+    origin: str, measured: bool, repository: Path
+) -> None:
+    """Of a host with probes alone, or with a few small models, only the factor is measured."""
+    machine = load_platform(repository / "validation/measured/fit/h200-a/platform.yaml").machine(nodes=1)
+    host = machine.host
+    estimates = {
+        key: getattr(host.deepspeed, key).model_copy(update={"origin": "estimate"})
+        for key in ("linear_call", "hook")
+    }
+    assert host.host_factor
+    update = {
+        "deepspeed": host.deepspeed.model_copy(update=estimates),
+        "host_factor": host.host_factor.model_copy(update={"origin": origin}),
+    }
+    machine = replace(machine, host=host.model_copy(update=update))
+    costs = (machine.host.deepspeed.linear_call, machine.host.deepspeed.hook)
+    found = machine_spreads(machine, ranks=1, host_costs=costs)[TimeInput.HOST]
+    assert found.measured == measured
+    assert found.value == max(one.spread or 0.0 for one in (*costs, host.host_factor))
+
+
 def test_a_step_bound_by_copies_ignores_the_host(simulated: InferenceResult) -> None:
     assert simulated.prefill
     whole = a_pass(simulated.prefill, copies=100)

@@ -70,6 +70,30 @@ def test_a_file_that_cannot_be_read_leaves_nothing_half_written(folder: Path, fi
     assert contents(folder) == before
 
 
+def test_an_unknown_machine_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refit, "_MEASURED", folder.parents[1])
+    before = contents(folder)
+    with pytest.raises(SystemExit, match="no record of h200-zz"):
+        refit.main([folder.name, "h200-zz"])
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(("name", "copied"), [("box", False), ("source", True), ("follower", True)])
+def test_a_machine_with_anothers_profile_is_written_only_if_it_or_the_other_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
+) -> None:
+    monkeypatch.setattr(refit, "_MEASURED", folder.parents[1])
+    monkeypatch.setattr(refit, "_SAME_PROFILE", {"follower": "source"})
+    monkeypatch.setattr(refit, "refitted", lambda folder: {HOST: f"fitted: {folder.name}\n"})
+    shutil.copytree(folder, folder.parent / "source")
+    follower = folder.parent / "follower"
+    follower.mkdir()
+    (follower / HOST).write_text("old: yes\n", "utf-8")
+    (follower / ACCELERATOR).write_text("old: yes\n", "utf-8")
+    refit.main([name])
+    assert ((follower / HOST).read_text("utf-8") != "old: yes\n") == copied
+
+
 def test_machines_have_a_profile_and_a_record(folder: Path) -> None:
     for name in (RECORD, HOST):
         other = folder.parent / f"only {name}"

@@ -29,6 +29,20 @@ def test_a_cost_is_that_of_the_reference_host_times_the_factor() -> None:
     assert host.training.graph.value == pytest.approx(reference_costs()["graph"].value, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("hook", " x 1.04 (models of real size) x 1.52"),
+        ("backward_call", " x 1.12 (models of real size) x 1.52"),
+        ("cold_limit", " x 1.52"),
+        ("graph", ""),
+    ],
+)
+def test_the_source_of_a_cost_has_all_of_its_factors(key: str, said: str) -> None:
+    text = host_text(f"  {key}: 1\n", pooled_factor({"a": (1.52, 0.1)}, DAY))
+    assert f'"cost of the reference host{said} (docs/measurements/host-thread.md)"' in text
+
+
 def test_factors_are_pooled_by_their_logarithms() -> None:
     pooled = pooled_factor({"a": (1.0, 0.3), "b": (4.0, 0.4)}, DAY)
     assert pooled.value == 2.0

@@ -86,12 +86,12 @@ class ThreadFit(NamedTuple):
         """Return the fields of ``DeepSpeedCosts`` and of ``TrainingCosts``, for models of real size."""
         reference = reference_costs()
         known = {key: reference[key].value for key in COSTS}
-        values = of_real_models(self.fit.values if self.fit else scaled(known, self.factor))
+        base = of_real_models(scaled(known, self.factor))
+        values = of_real_models(self.fit.values) if self.fit else base
         tables: tuple[dict[str, Fitted], dict[str, Fitted]] = {}, {}
         for key, value in values.items():
             kinds = _TRAINING if key in TRAINING else _DECODE
-            own = value / of_real_models(scaled(known, self.factor))[key] - 1
-            tables[key in TRAINING][key] = self._fitted(key, value, kinds, own)
+            tables[key in TRAINING][key] = self._fitted(key, value, kinds, value / base[key] - 1)
         for key in _ESTIMATES:
             value = reference[key].value * self.factor
             tables[0][key] = self._fitted(key, value, (), 0.0)

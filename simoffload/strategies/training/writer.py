@@ -273,11 +273,15 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
         in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
         if in_memory:
-            pinned = self._settings.pin_memory and not self._hooks.shared
             sizes = [SINGLE * tensor.slice_numel for tensor in in_memory]
-            self.move(sizes, to_device=False, pinned=pinned, blocking=self._blocking)
+            self.move(sizes, to_device=False, pinned=self._singles_pinned, blocking=self._blocking)
         if self.swapper is not None:
             self.swapper.insert(self, leaving)
+
+    @property
+    def _singles_pinned(self) -> bool:
+        """Whether the buffers of gradients in single precision are pinned."""
+        return self._settings.pin_memory and not self._hooks.shared
 
     @property
     def _blocking(self) -> bool:
@@ -291,8 +295,8 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         There are none if the host waits for the gradients of a bucket.
         """
         settings = self._settings
-        pinned = settings.pin_memory and not self._hooks.shared
-        if self.gradients == COMPUTE or self.swapper is not None or self._blocking or not pinned:
+        at_once = self._blocking or not self._singles_pinned
+        if self.gradients == COMPUTE or self.swapper is not None or at_once:
             return
         numel = sum(tensor.slice_numel for tensor in tensors)
         mean = max(1, settings.gradient_bytes * numel // len(tensors))
@@ -344,7 +348,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.move(kept, to_device=False, pinned=settings.pin_memory)
         if self._stage.boundary:
             mine = self._single_precision(tensors)
-            self.move(mine, to_device=False, pinned=settings.pin_memory and not self._hooks.shared)
+            self.move(mine, to_device=False, pinned=self._singles_pinned)
         self._by_tensor(len(kept), to_and_fro=False)
 
     def move(

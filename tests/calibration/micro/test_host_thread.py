@@ -14,7 +14,7 @@ from simoffload.calibration.host_costs import COSTS, REAL_MODELS, TRAINING, Obse
 from simoffload.calibration.micro import fit_deepspeed
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_thread
 from simoffload.calibration.micro.fitted import Fitted
-from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
+from simoffload.calibration.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 from simoffload.calibration.small_models import held_back_cases, small_cases
 from simoffload.errors import InputError
 from simoffload.hardware import DEFAULT_SPREADS, TimeInput
@@ -160,14 +160,35 @@ def test_without_small_models_the_probes_give_the_factor(raw: dict[str, Any]) ->
     assert fit_thread(raw, machine.base()) is None
 
 
+def deviating(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, key: str, times: float
+) -> dict[str, ReferenceCost]:
+    """Let one cost be so many times the reference's, and return a reference that allows it to be."""
+    wide = reference_costs()
+    wide = {**wide, key: wide[key]._replace(spread=2.0)}
+    monkeypatch.setattr(fit_deepspeed, "reference_costs", lambda: wide)
+    costs = machine.COSTS | {key: times * machine.COSTS[key]}
+    raw["sections"]["hooks"]["runs"] = [machine.timed(case, costs) for case in small_cases(1)]
+    return wide
+
+
+@pytest.mark.parametrize(("key", "error"), [("linear_call", 0.09), ("fetch_wait", 0.07)])
+def test_all_else_is_fitted_again_without_a_cost_that_is_not_believed(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, key: str, error: float
+) -> None:
+    """With what else was fitted beside it, decode steps would be 32 and 17 % too fast."""
+    deviating(raw, monkeypatch, key, 6 if key == "fetch_wait" else 5)
+    fit = fitted(raw).fit
+    assert fit is not None
+    assert fit.residuals["decode"][0] < error
+    assert fit.values[key] == pytest.approx(fit.factor * reference_costs()[key].value, rel=1e-3)
+
+
 def test_a_cost_that_is_not_believed_is_an_estimate(
     raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With priors so wide that the times alone decide, hooks take ten times as long as on the reference."""
-    wide = {key: one._replace(spread=2.0) for key, one in reference_costs().items()}
-    monkeypatch.setattr(fit_deepspeed, "reference_costs", lambda: wide)
-    costs = machine.COSTS | {"hook": 10 * machine.COSTS["hook"]}
-    raw["sections"]["hooks"]["runs"] = [machine.timed(case, costs) for case in small_cases(1)]
+    """With a prior so wide that the times alone decide, hooks take six times as long as on the reference."""
+    wide = deviating(raw, monkeypatch, "hook", 6)
     thread = fitted(raw)
     assert "hook deviated by more than a factor of 4" in thread.summary()
     inference, _ = thread.costs()
