@@ -48,7 +48,11 @@ def test_the_package_carries_the_published_ratios() -> None:
 
 
 def test_errors_of_fsdp_are_those_of_the_documentation() -> None:
-    (row,) = (one for one in calibration_errors() if (one.profile, one.group, one.part) == ("own", "fsdp", "holdout"))
+    (row,) = (
+        one
+        for one in calibration_errors()
+        if (one.profile, one.group, one.part) == ("own", "fsdp", "holdout")
+    )
     assert row.runs == 14
     assert (f"{row.mean:.0%}", f"{row.worst:.0%}") == ("17%", "39%"), "docs/limits.md"
 
