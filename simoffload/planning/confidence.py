@@ -89,8 +89,8 @@ _PHASE = 1.2
 it is conservative: 11.4, 7.5 and 10.1 %, and 9.3 % of steps, which is a factor of 1.04."""
 _CORRELATION = 0.8
 """Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
-real runs in memory that differ in one setting, the ratio is 2.2 % (decode) and 2.9 % (prefill) wrong, single
-times 3.6 and 4.4 % (root mean squares; docs/VALIDATION.md, Settings): 1 - 0.022² / (2 x 0.036²)."""
+runs that differ in one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and
+4.4 %: 1 - 0.022² / (2 x 0.036²). The present table (docs/VALIDATION.md, Settings) would give about 0.6."""
 _PHASES = ("forward_s", "backward_s", "optimizer_s")
 _LEAST = 0.005
 """Smallest part of the error that a sentence names; our choice."""
