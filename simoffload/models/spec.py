@@ -45,6 +45,8 @@ class Size(Frozen):
     """Other names of the same shape, without their organisation."""
     config: dict[str, Any]
     """Configuration in Hugging Face's keys; checked by the family."""
+    quantization: str | None = None
+    """Quantization of the released weights; None where they have 16 bits."""
 
 
 @cache
@@ -109,7 +111,8 @@ class ModelSpec(Frozen):
     gpt-oss and Falcon-7B ("eager")."""
     quantization: str | None = None
     """Form in which weights are stored, such as int4-g128, nf4-dq, fp8 or q4_k_m; "none": ``dtype``. By
-    default the one that ``quantization_config`` of the ``config`` describes."""
+    default the one that ``quantization_config`` of the ``config`` describes, or in which the named model was
+    released (gpt-oss, DeepSeek-V3, Kimi-K2)."""
     routing: Literal["uniform"] | Routing | None = None
     """How tokens are routed to experts: ``uniform``, ``{zipf: s}`` or ``{frequencies: [...]}``, one for each
     expert of a layer; by default ``{zipf: 0.76}``, and ``uniform`` for Mixtral."""
@@ -188,9 +191,11 @@ class ModelSpec(Frozen):
     def _resolved(
         self, *, root: Path | None, allow_path: bool
     ) -> tuple[str, FamilyConfig, Quantization | None]:
-        """Return label and configuration, and the quantization that a config.json describes."""
+        """Return label and configuration, and the quantization that a config.json describes, or in which the
+        named model was released."""
         if self.config is None:
-            return *self._named(), None
+            released = find_size(self.name)[1].quantization if self.name is not None else None
+            return *self._named(), QUANTIZATIONS[released] if released is not None else None
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
         config = self._from_file(document)

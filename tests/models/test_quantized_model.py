@@ -110,3 +110,22 @@ def test_parts_of_a_tensor_have_their_own_scales() -> None:
 def test_an_unknown_quantization() -> None:
     with pytest.raises(InputError, match=r'unknown quantization; did you mean "int4-g128"'):
         llama("int4-g129")
+
+
+@pytest.mark.parametrize(
+    ("name", "released", "least", "most"),
+    [
+        ("gpt-oss-120b", "mxfp4", 63e9, 64.5e9),
+        ("deepseek-v3", "fp8-block128", 671e9, 689e9),
+        ("qwen3-30b-a3b", None, 61e9, 61.2e9),
+    ],
+)
+def test_a_named_model_has_the_form_in_which_it_was_released(
+    name: str, released: str | None, least: float, most: float
+) -> None:
+    shape = load_model(name)
+    assert shape.quantization == released
+    assert least < shape.weight_bytes < most
+    plain = load_model({"name": name, "quantization": "none"})
+    assert plain.quantization is None
+    assert plain.weight_bytes == 2 * plain.num_parameters
