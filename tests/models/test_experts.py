@@ -60,7 +60,7 @@ def test_half_of_the_layers_of_gpt_oss_keep_a_window() -> None:
 
 def test_latent_attention_expands_the_whole_cache_in_every_pass() -> None:
     """DeepSeek-V3: 128 heads of 128 + 64 and of 128, from 512 elements for each position."""
-    shape = load_model("deepseek-v3")
+    shape = load_model({"name": "deepseek-v3", "quantization": "none"})
     expand = next(one for one in shape.layers[0] if one.name == "self_attn.kv_b_proj")
     attend = next(one for one in shape.layers[0] if one.kind == "attention")
     weights = 512 * 128 * (128 + 128)

@@ -179,7 +179,7 @@ def test_every_model_has_the_layers_that_adapters_go_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_size_is_consistent(name: str) -> None:
-    shape = load_model(name)
+    shape = load_model({"name": name, "quantization": "none"})
     everything = (*shape.modules_before, *shape.layers[0], *shape.modules_after)
     # Called twice: the rotation of Gemma 3, for each kind of layer; Llama 4's norm of queries and keys.
     names = [one.name for one in everything if one.kind != "rotary" and not one.name.endswith("qk_norm")]
