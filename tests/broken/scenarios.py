@@ -127,7 +127,7 @@ CASES: tuple[Case, ...] = (
         "kind: zero_inferense",
         (
             "s.yaml:10:9: strategy.kind:",
-            'must be "zero_inference", "zero_training", "fsdp", "resident", ',
+            'must be "zero_inference", "zero_training", "fsdp", "accelerate", "resident", ',
             'did you mean "zero_inference"',
         ),
     ),

@@ -35,6 +35,7 @@ def test_the_studies_are_all_there() -> None:
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
         "vllm/llama-3-70b",
+        "llama-cpp/gpt-oss-120b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
         "accelerate/llama-3.1-70b",
         *TRAINING,

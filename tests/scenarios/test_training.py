@@ -211,7 +211,7 @@ def test_the_example_of_the_documentation_runs(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (repository / "docs" / "scenarios.md").read_text().partition("## Training")[2]
-    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    example, *_ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "training.yaml").write_text(example)
     monkeypatch.chdir(tmp_path)
     assert main(["check", "training.yaml"]) == 0
