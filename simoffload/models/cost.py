@@ -48,8 +48,8 @@ class WeightCost(NamedTuple):
     """Bytes [B] read from and written to HBM."""
     unfused_bytes: float = 0.0
     """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
-    slower_bytes: float = 0.0
-    """Bytes [B] that an A100 could move in the time that the others lose by reading quantized weights."""
+    fused_flops: float = 0.0
+    """Operations [FLOP] in single precision with which fused kernels decode quantized weights."""
     kernels: int = 0
     """Number of kernels that write quantized weights in full."""
     operations: int = 0
@@ -133,15 +133,15 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
         stored, cost = touched * one.storage.bytes, one.storage.format.dequantization
         if cost.fuses(tokens):
             if not rows_only:
-                slower = total.slower_bytes + stored * (1 / cost.fused_rate - 1)
-                total = total._replace(bytes=total.bytes + stored, slower_bytes=slower)
+                flops = total.fused_flops + cost.fused_flops(stored)
+                total = total._replace(bytes=total.bytes + stored, fused_flops=flops)
             continue
         written = stored + touched * one.numel * (cost.elements * size + cost.bytes)
         read = 0.0 if rows_only else touched * one.numel * size
         total = WeightCost(
             total.bytes + written + read,
             total.unfused_bytes + written,
-            total.slower_bytes,
+            total.fused_flops,
             total.kernels + cost.kernels,
             total.operations + cost.operations,
         )

@@ -27,6 +27,8 @@ and cache are read in the step of 6.43 ms less 10 kernels a layer (our count) at
 _INT4_RATE = 0.62
 """The same with 4-bit weights in groups of 32 (row gptf-7b-int4-tp1, 196.8 tokens/s): 4.18 GB in 5.08 ms
 less the same kernels, 1015 of 1631 GB/s."""
+_A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
+"""Single-precision rate over HBM rate of that GPU, from its profile."""
 
 
 class Dequantization(NamedTuple):
@@ -37,7 +39,7 @@ class Dequantization(NamedTuple):
     """
 
     fused_rate: float = 1.0
-    """Read rate of the fused kernel over that of kernels with unquantized weights."""
+    """Read rate of the fused kernel over that of kernels with unquantized weights, on an A100."""
     most_tokens: int | None = None
     """Most tokens that the fused kernel takes; more are multiplied with weights that were written in full.
     None: any number; 0: there is no fused kernel."""
@@ -50,6 +52,14 @@ class Dequantization(NamedTuple):
     """Number of kernels that write one weight in full."""
     operations: int = 1
     """Number of PyTorch operations for that, views included."""
+
+    def fused_flops(self, stored: float) -> float:
+        """Return the operations [FLOP] with which a fused kernel decodes ``stored`` bytes of weights.
+
+        They are what an A100 could compute in the time that it loses. Weights are decoded outside of tensor
+        cores, so that a GPU with more arithmetic for each byte of its HBM loses less (an estimate).
+        """
+        return stored * (1 / self.fused_rate - 1) * _A100_FLOP_PER_BYTE
 
     def fuses(self, tokens: float) -> bool:
         """Return whether the product of that many tokens has a fused kernel."""

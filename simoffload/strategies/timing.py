@@ -37,12 +37,6 @@ _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
 
 
-_A100_BYTES_PER_FLOP = 1631e9 / 19.5e12
-"""HBM rate over single-precision rate of the GPU with which rates of kernels with quantized weights were
-measured (``formats``). Weights are decoded outside of tensor cores, so that a GPU with more arithmetic for
-each byte loses less by it (an estimate)."""
-
-
 def picoseconds(seconds: float) -> int:
     """Convert a duration [s] to the engine's unit [ps], rounded."""
     return round(seconds * 1e12)
@@ -96,8 +90,11 @@ class Timing:
 
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
-        last_only = module.name == "lm_head"
-        return sum(one.number * (1 if last_only else one.new_tokens) for one in self._batch)
+        last_only, cached = module.name == "lm_head", module.cached
+        return sum(
+            one.number * (1 if last_only else one.context if cached else one.new_tokens)
+            for one in self._batch
+        )
 
     def _bias_s(self, module: Module, *, passes: int) -> float:
         """Return the time of a kernel [s] that reads or writes the result of a linear layer ``passes`` times
@@ -137,11 +134,13 @@ class Timing:
         gpu = self.machine.accelerator
         if not (cost.flops or cost.bytes):
             return 0.0
-        weights, traffic = self._quantized(module), cost.bytes
-        if weights is not None:
-            traffic += weights.slower_bytes * self._decoding - weights.unfused_bytes
-        seconds = max(self._arithmetic_s(cost, products=products), traffic / gpu.hbm_rate)
-        if weights is not None:
+        weights = self._quantized(module)
+        if weights is None:
+            seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
+        else:
+            read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
+            read += weights.fused_flops / gpu.compute.float32.value
+            seconds = max(self._arithmetic_s(cost, products=products), read)
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":
             seconds = self._attention_s(cost, backward=backward) or seconds
@@ -180,12 +179,6 @@ class Timing:
         weights = self._quantized(module)
         count = operations(self._model, module) + (0 if weights is None else weights.operations)
         return call + count * costs.operation.value
-
-    @property
-    def _decoding(self) -> float:
-        """What the GPU loses by reading quantized weights, over what an A100 loses."""
-        gpu = self.machine.accelerator
-        return gpu.hbm_rate / gpu.compute.float32.value / _A100_BYTES_PER_FLOP
 
     def _quantized(self, module: Module) -> WeightCost | None:
         """Return the cost of a module's tensors; None if none is quantized."""

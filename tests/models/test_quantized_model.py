@@ -75,7 +75,7 @@ def test_weights_without_a_fused_kernel_are_written_and_read() -> None:
     cost, weights = weight_cost(model, one, tokens=1), 4096 * 4096
     assert cost.unfused_bytes == weights * 9 // 16 + 2 * weights
     assert cost.bytes == cost.unfused_bytes + 2 * weights
-    assert (cost.kernels, cost.slower_bytes, cost.operations) == (1, 0, 10)
+    assert (cost.kernels, cost.fused_flops, cost.operations) == (1, 0, 10)
     moved = module_cost(model, one, batch=1, new_tokens=1, context=1).bytes
     assert moved == cost.bytes + 2 * (4096 + 4096)
     table = next(module for module in model.modules_before if module.kind == "embedding")
@@ -89,7 +89,7 @@ def test_fused_kernels_read_more_slowly() -> None:
     cost = weight_cost(model, one, tokens=1)
     stored = 4096 * 4096 // 2 + 4096 * 32 * 5 // 2
     assert cost.bytes == stored
-    assert cost.slower_bytes == pytest.approx(stored * (1 / 0.62 - 1))
+    assert cost.fused_flops == pytest.approx(stored * (1 / 0.62 - 1) * 19.5e12 / 1631e9)
     assert cost.kernels == 0
 
 

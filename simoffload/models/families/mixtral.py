@@ -11,29 +11,15 @@ decides what DeepSpeed fetches and when:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from simoffload.models.families.base import Count, Derived, Extent, ModuleLists, invalid
-from simoffload.models.families.rotary import RotaryConfig
-from simoffload.models.modules import (
-    EAGER,
-    Module,
-    Operations,
-    Parameter,
-    SavedActivations,
-    Traits,
-    activation,
-    container,
-    linear,
-)
+from simoffload.models.families.base import Count, Extent, ModuleLists
+from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.modules import Module, Traits, activation, container, linear
 from simoffload.models.routing import EVEN, Routing
 
-Experts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
-
-class Mixtral(RotaryConfig):
+class Mixtral(ExpertsConfig):
     """The configuration of Mixtral models: Hugging Face's ``MixtralConfig``, and the layout of the
     experts."""
 
@@ -41,14 +27,14 @@ class Mixtral(RotaryConfig):
     traits: ClassVar[Traits] = Traits(
         architecture="MixtralForCausalLM",
         attention="sdpa",
-        operations=Operations(
-            block=5, mlp=2, norm=8, activation=0, attention=25, eager=EAGER, rotary=15, router=4
-        ),
-        saved=SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=12),
+        operations=EXPERT_OPERATIONS,
+        saved=EXPERT_SAVED,
         leaf_modules=("mlp", "block_sparse_moe"),
         lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+    experts_key: ClassVar[str] = "num_local_experts"
+    width_key: ClassVar[str] = "intermediate_size"
     routing: ClassVar[Routing] = EVEN
     """The few experts of Mixtral are chosen about equally often (Jiang et al., arXiv 2401.04088, figure
     7)."""
@@ -59,72 +45,22 @@ class Mixtral(RotaryConfig):
     num_experts_per_tok: Experts = 2
     expert_layout: Literal["fused", "separate"] = "fused"
 
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        super().checked()
-        if self.num_experts_per_tok > self.num_local_experts:
-            raise invalid(
-                "num_experts_per_tok",
-                f"num_experts_per_tok {self.num_experts_per_tok} is more than num_local_experts "
-                f"{self.num_local_experts}",
-                self.num_experts_per_tok,
-            )
-        return self
-
-    def derived(self) -> Derived:
-        """Return the model's sizes under the names that all families share; a size missing in
-        config.json gets its default."""
-        return (
-            super()
-            .derived()
-            ._replace(num_experts=self.num_local_experts, experts_per_token=self.num_experts_per_tok)
-        )
-
-    @property
-    def _share(self) -> float:
-        return self.num_experts_per_tok / self.num_local_experts
-
     def modules(self) -> ModuleLists:
         """Return the modules of ``MixtralForCausalLM`` in call order."""
         separate = self.expert_layout == "separate"
-        experts = self._separate_experts() if separate else self._fused_experts()
+        experts = self._separate_experts() if separate else self._routed()
         layer = self._normed(self._self_attention(rotary_within=separate), experts)
         return self._around("Mixtral", layer, rotary_outside=not separate)
 
-    def _block(self, name: str) -> tuple[Module, Module]:
-        """Return the sum of the chosen experts' results, weighed (1 read, 1 written) and added (2, 1), and
-        the router."""
-        summed = self.num_experts_per_tok * self.hidden_size
-        return (
-            container(name, reads=3 * summed, writes=2 * summed),
-            linear(f"{name}.gate", self.hidden_size, self.num_local_experts, kind="router"),
-        )
-
-    def _fused_experts(self) -> tuple[Module, ...]:
-        hidden, wide, experts = self.hidden_size, self.intermediate_size, self.num_local_experts
-        name = "mlp.experts"
-        both = Module(
-            name,
-            "linear",
-            (
-                Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden, columns=hidden),
-                Parameter(f"{name}.down_proj", experts * hidden * wide, columns=wide),
-            ),
-            in_features=experts * (hidden + wide),
-            out_features=experts * (2 * wide + hidden),
-            share=self._share,
-        )
-        act = activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=self._share)
-        return (*self._block("mlp"), both, act)
-
     def _separate_experts(self) -> tuple[Module, ...]:
-        modules: list[Module] = [*self._block("block_sparse_moe")]
+        modules = list(self._routed("block_sparse_moe")[:2])  # the block and its router
         for expert in range(self.num_local_experts):
             modules.extend(self._one_expert(f"block_sparse_moe.experts.{expert}"))
         return tuple(modules)
 
     def _one_expert(self, name: str) -> tuple[Module, ...]:
-        hidden, wide, share = self.hidden_size, self.intermediate_size, self._share
+        hidden, wide = self.hidden_size, self.intermediate_size
+        share = self.num_experts_per_tok / self.num_local_experts
         return (
             container(name),
             linear(f"{name}.w1", hidden, wide, share=share),
