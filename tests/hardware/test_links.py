@@ -221,7 +221,7 @@ def test_a_server_whose_ports_are_not_all_mounted(
 
 def test_warnings_of_shipped_platforms() -> None:
     """Three drives write 14.1 GB/s to a chipset of 13; four of another machine read 51.7 into ports of 48;
-    a drive of PCIe 4 is in a slot of PCIe 3."""
+    drives of PCIe 4 are in slots of PCIe 3."""
     found = set()
     for path in sorted((SHIPPED / "platform").glob("*.yaml")):
         machine = load_platform(path.stem).machine()
@@ -231,6 +231,7 @@ def test_warnings_of_shipped_platforms() -> None:
         ("dgx-h200", "nvmeof"),
         ("h100-storage-choices", "nvmeof-rdma"),
         ("rtx-2080-desktop", "nvme"),
+        ("titan-rtx-2gpu", "nvme"),
         ("xinnor-workstation", "raid"),
     }
 

@@ -116,7 +116,7 @@ def test_library_covers_what_the_product_promises() -> None:
     ]
     gpus += ["rtx-pro-6000-blackwell", "rtx-4090", "rtx-a6000", "v100-32g-sxm", "t4", "mi300x"]
     gpus += ["a100-80g-sxm-330w", "h800-sxm", "h20-sxm", "rtx-2080", "rtx-3070-ti", "rtx-3090", "rtx-5090"]
-    gpus += ["gb10"]
+    gpus += ["gb10", "titan-rtx"]
     assert {("accelerator", gpu) for gpu in gpus} <= ids
     assert {("pcie", f"gen{generation}") for generation in (3, 4, 5, 6)} <= ids
     levels = {loaded(path)["level"] for path in FILES if path.parent.name == "raid"}
@@ -124,7 +124,7 @@ def test_library_covers_what_the_product_promises() -> None:
     machines = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-2", "h100-2nvme", "l40s-workstation"]
     machines += ["xinnor-workstation", "rtx-4090-desktop", "a100-330w-8gpu", "hgx-h800"]
     machines += ["hgx-h20", "rtx-2080-desktop", "rtx-3070-ti-desktop", "rtx-3090-workstation"]
-    machines += ["rtx-5090-workstation", "dgx-spark"]
+    machines += ["rtx-5090-workstation", "dgx-spark", "rtx-4090-2gpu", "titan-rtx-2gpu"]
     assert {("platform", machine) for machine in machines} <= ids
 
 
