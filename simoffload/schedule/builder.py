@@ -65,6 +65,7 @@ class ScheduleBuilder:
         self._events = 0
         self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
         self._numbers: list[int] = []  # of those that are closed
+        self._last: tuple[str, tuple[Op, ...]] = "", ()  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
         """Operations written so far, per stream."""
@@ -76,10 +77,21 @@ class ScheduleBuilder:
 
     def _close(self) -> None:
         if self._ops:
-            self._numbers.append(
-                self._distinct.setdefault((self._segment_name, tuple(self._ops)), len(self._distinct))
-            )
+            self._last = self._segment_name, tuple(self._ops)
+            self._numbers.append(self._distinct.setdefault(self._last, len(self._distinct)))
             self._ops = []
+
+    def again(self) -> None:
+        """Write the operations of the last segment once more, as a segment of its own."""
+        self._close()
+        _, ops = self._last
+        self._numbers.append(self._numbers[-1])
+        for op in ops:
+            self.written[op.stream] += 1
+            self._events += self._ranks[op.stream]
+        self._count += len(ops)
+        if self._count % _BETWEEN_COUNTS < len(ops):
+            count_operations(self._empty.name, self._events)
 
     @property
     def segments(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from simoffload.hardware import FsdpCosts, Machine, Path
@@ -49,6 +50,18 @@ class AccelerateOptions(NamedTuple):
     pin_memory: bool
     fixed: bool
     """Whether the user gave the device map or the memory limits, which a number of layers would replace."""
+
+
+class _Called(NamedTuple):
+    """_Called is one call of a pass."""
+
+    number: int
+    """Number of its module in ``modules``."""
+    gpu: int
+    """Number of the GPU that computes it."""
+    sizes: tuple[int, ...]
+    """Sizes [B] of the tensors that its hook brings to that GPU."""
+    on_disk: bool
 
 
 @dataclass(frozen=True)
@@ -229,19 +242,34 @@ class AcceleratePlan(InferencePlan):
             found.append(home if isinstance(home, int) else before if home is None else self.main)
         return tuple(found)
 
+    @cached_property
+    def parts(self) -> tuple[tuple[str, tuple[_Called, ...]], ...]:
+        """Parts of a pass, each layer being one, with the calls in them."""
+        calls = zip(self.placed, self.executed, self.copied, strict=True)
+        return tuple(
+            (
+                segment,
+                tuple(_Called(call.number, gpu, sizes, home == "disk") for (call, home), gpu, sizes in of),
+            )
+            for (segment, _), of in groupby(calls, key=lambda one: (one[0][0].segment, one[0][0].layer))
+        )
+
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of one pass."""
+        """Return the schedule of one pass. The third and later ones of equal layers repeat the second, after
+        which all streams and the GPU in use are as before it."""
         writer = _Writer(self, forward, self.timings.timing(forward.batch))
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
-        segment: tuple[str, int] | None = None
-        for (call, home), gpu, sizes in zip(self.placed, self.executed, self.copied, strict=True):
-            if segment != (call.segment, call.layer):
-                segment = call.segment, call.layer
-                writer.begin(call.segment)
-            module = self.modules[call.number]
-            writer.hook(module, sizes, disk=home == "disk")
-            writer.kernels(module.name, durations[call.number], launches[call.number], gpu=gpu)
+        last = len(self.parts) - 1
+        for number, part in enumerate(self.parts):
+            if 1 < number < last and part == self.parts[number - 1] == self.parts[number - 2]:
+                writer.again()
+                continue
+            writer.begin(part[0])
+            for call in part[1]:
+                module = self.modules[call.number]
+                writer.hook(module, call.sizes, disk=call.on_disk)
+                writer.kernels(module.name, durations[call.number], launches[call.number], gpu=call.gpu)
         return writer.end()
 
 
@@ -269,6 +297,11 @@ class _Writer(StreamWriter):
         """Begin a layer, or the part before or after the layers."""
         self.flush()
         self.builder.segment(segment)
+
+    def again(self) -> None:
+        """Write the operations of the last layer once more."""
+        self.flush()
+        self.builder.again()
 
     def hook(self, module: Module, sizes: tuple[int, ...], *, disk: bool) -> None:
         """Run the hook before a module: it brings tensors of ``sizes`` [B] to the main GPU, one by one."""

@@ -33,6 +33,28 @@ def test_a_pattern_over_several_layers_is_one_block() -> None:
     assert blocks == (Block("layer", (A, B), 10), Block("layer", (C,), 1))
 
 
+def test_a_segment_that_is_written_again_is_equal() -> None:
+    """Blocks, operations per stream, and the limit on their number are those of a segment written twice."""
+    builder = ScheduleBuilder(name="pass", ranks=2, streams=("gpu",))
+    builder.segment("layer")
+    builder.add(A)
+    builder.add(B)
+    builder.again()
+    builder.segment("tail")
+    assert builder.written == [4]
+    builder.add(C)
+    assert builder.build([]).blocks == blocks_of(*[("layer", (A, B))] * 2, ("tail", (C,)))
+
+    @limited
+    def write() -> None:
+        keep(Limits(max_events=5000))
+        for _ in range(4000):
+            builder.again()
+
+    with pytest.raises(WorkLimitError):
+        write()
+
+
 def test_dependencies_count_back_so_equal_layers_are_equal() -> None:
     builder = ScheduleBuilder(name="pass", ranks=1, streams=("host", "gpu"))
     for _ in range(3):
