@@ -11,12 +11,16 @@ from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 
+_CHANGED = "(answers change)"
+"""Fewer bits for each weight are another model, whose answers differ."""
+
 
 def formats(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield the formats with fewer bits in which the strategy's program loads weights, for inference with a
     model that is not quantized."""
     for name, edit in _formats(scenario, scenario.scenario.strategy):
-        yield Change("precision", f"weights stored as {name}", (edit,), key=f"format-{name}")
+        description = f"weights stored as {name} {_CHANGED}"
+        yield Change("precision", description, (edit,), key=f"format-{name}", same_work=False)
 
 
 def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
@@ -40,9 +44,9 @@ def together(scenario: LoadedScenario) -> Iterator[Change]:
             for section in (one.value for one in edits if one.path == ("strategy",)):
                 gpus = other.model_validate(section).gpus
                 description = f"weights divided among {gpus} GPUs ({kind})"
-                description += f", stored as {name}" if name else ""
+                description += f", stored as {name} {_CHANGED}" if name else ""
                 key = f"{kind}-{name}" if name else kind
-                yield Change("placement", description, (*stored, *edits), key=key)
+                yield Change("placement", description, (*stored, *edits), key=key, same_work=not name)
 
 
 def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> Iterator[tuple[str, Edit]]:

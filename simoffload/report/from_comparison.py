@@ -35,7 +35,7 @@ from simoffload.report.document import (
 from simoffload.report.formatting import NameFirst, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
-from simoffload.report.sections.background import inputs, limits, scenario, versions
+from simoffload.report.sections.background import commands, inputs, limits, scenario, versions
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
@@ -68,7 +68,7 @@ def comparison_document(
         None,
         tuple(map(group_verdict, found)),
         tuple(warnings(found)),
-        (*_side_by_side(found), *_charts(found), _capacity(found), *_costs(found)),
+        (*_side_by_side(found), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -102,6 +102,14 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
             tuple(_legend(mine)),
             notes_on_terminal=True,
         )
+
+
+def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
+    """Return what to type for the fastest result of each group, where that is a command or a script."""
+    for group in found:
+        timed = [row for row in group.rows if row.result.compared_s is not None]
+        for row in sorted(timed, key=lambda row: row.result.compared_s or 0.0)[:1]:
+            yield from commands(row.result.provenance, f"with the fastest, {row.label}")
 
 
 def _missing(group: Group) -> Iterator[str]:

@@ -116,19 +116,29 @@ class Change(NamedTuple):
     priced: bool = True
     """Whether the price of the change is known."""
     same_work: bool = True
-    """Whether the result of the work is the same; it is not if adapters are trained instead of the model."""
+    """Whether the result of the work is the same; it is not if adapters are trained instead of the model, or
+    weights are stored with fewer bits."""
     barred: str = ""
     """Reason why the change is impossible; empty if it is possible."""
 
     def with_(self, other: Change) -> Change:
         """Return one change with the edits of this one and of another one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
-        return Change(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
+        description, edits = f"{self.description}, {other.description}", (*self.edits, *other.edits)
+        return Change(kind, description, edits, same_work=self.same_work and other.same_work)
 
     @property
     def assignments(self) -> tuple[str, ...]:
         """Edits in the form of arguments of ``--set``."""
         return tuple(one.assignment for one in self.edits)
+
+    @property
+    def sets_program(self) -> bool:
+        """Whether the change sets what a user types: a setting, another program, or another form of the
+        weights."""
+        return self.kind == "setting" or any(
+            one.path == ("strategy",) or one.path[0] == "model" for one in self.edits
+        )
 
     @property
     def tightest(self) -> TierUse:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from simoffload.errors import InputError, Problem, WorkLimitError
+from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.results import InferenceResult, SimulationResult, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity
@@ -73,8 +73,8 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
         "warnings": scenario.warnings,
         "refused": messages,
     }
-    if weights not in scenario.machine.tiers:  # another strategy was asked for, such as "resident"
-        fields["placement_name"] = weights
+    if isinstance(error, PlacementError):  # named by its target, which may be a strategy such as "resident"
+        fields["placement_name"] = "" if weights in scenario.machine.tiers else weights
         other = strategy_of(weights)
         fields["placement_words"] = other.placement_words if other is not None else ""
     return measures_of(scenario).empty(fields, optimizer=optimizer)

@@ -95,6 +95,11 @@ class Accelerate(Strategy):
     them."""
 
     @property
+    def placement_name(self) -> str:  # type: ignore[override]  # of one of its maps only
+        """Name of the map that fills one tier after the other."""
+        return "device_map auto" if self.device_map == "auto" else ""
+
+    @property
     def gpus(self) -> int:
         """Number of GPUs that the process uses."""
         return self.num_gpus

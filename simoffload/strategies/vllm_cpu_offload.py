@@ -57,7 +57,6 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(TensorParallel):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
-    placement_name: ClassVar = "vLLM offload"
     placement_words: ClassVar = "{} in GPU and host memory"
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"  # type: ignore[assignment]
@@ -71,6 +70,11 @@ class VllmCpuOffload(TensorParallel):
     """Number of offloaded layers at the end of each group."""
     offload_prefetch_step: Count = 1
     """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
+
+    @property
+    def placement_name(self) -> str:  # type: ignore[override]  # the tier identifies it if all is on GPUs
+        """Name of weights in GPU and host memory."""
+        return "vLLM offload" if self.cpu_offload_gb or self.offload_group_size else ""
 
     @property
     def options(self) -> OffloadOptions:

@@ -88,6 +88,8 @@ def test_everything_shipped_passes(program, repository: Path, folder: str) -> No
         f"{one}.yaml: nvme: samsung-980-pro-2tb reads 7 GB/s"
         for one in ("rtx-2080-desktop", "titan-rtx-2gpu")
     ]
+    # The model of a shipped scenario is larger than the memory of its machine.
+    known += ["39.8 GB of files on nvme do not stay in the page cache"]
     rendered = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
     assert rendered == []
     assert answer.out.count(": ok (") == len(files)

@@ -124,7 +124,7 @@ def test_library_covers_what_the_product_promises() -> None:
     machines = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-2", "h100-2nvme", "l40s-workstation"]
     machines += ["xinnor-workstation", "rtx-4090-desktop", "a100-330w-8gpu", "hgx-h800"]
     machines += ["hgx-h20", "rtx-2080-desktop", "rtx-3070-ti-desktop", "rtx-3090-workstation"]
-    machines += ["rtx-5090-workstation", "dgx-spark", "rtx-4090-2gpu", "titan-rtx-2gpu"]
+    machines += ["rtx-5090-workstation", "dgx-spark", "rtx-4090-2gpu", "titan-rtx-2gpu", "h200-2gpu-vm"]
     assert {("platform", machine) for machine in machines} <= ids
 
 

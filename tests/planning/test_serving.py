@@ -29,8 +29,11 @@ def test_gpus_hold_what_fits_into_them() -> None:
     words = {key: one.description for key, one in found.items()}
     assert words == {
         "tensor_parallel": "weights divided among 4 GPUs (tensor_parallel)",
-        "tensor_parallel-int4-g128": "weights divided among 2 GPUs (tensor_parallel), stored as int4-g128",
+        "tensor_parallel-int4-g128": (
+            "weights divided among 2 GPUs (tensor_parallel), stored as int4-g128 (answers change)"
+        ),
     }
+    assert [key for key, one in found.items() if not one.same_work] == ["tensor_parallel-int4-g128"]
     for one in found.values():
         assert fit(scenario("dgx-a100", num_gpus=2).edited(*one.edits)).fits
 

@@ -76,7 +76,8 @@ def test_a_terminal_shows_every_number_whole(
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice) == (
         "TPOT is 1.2 s [892 ms to 1.61 s]; bottleneck: raid read; largest gain: weights divided among 8 "
-        "GPUs (tensor_parallel), stored as int4-g128 (270× [270 to 270]); largest gain per cost: "
+        "GPUs (tensor_parallel), stored as int4-g128 (answers change) (270× [270 to 270]); with the same "
+        "answers: weights divided among 8 GPUs (tensor_parallel) (249× [249 to 249]); largest gain per cost: "
         "5 drives in raid instead of 4 (1.16× [1.16 to 1.16]); best setting: "
         "reads straight into the GPU (use_gds) (1.22× [1.22 to 1.22]); "
         "80 % intervals in brackets."
@@ -139,6 +140,14 @@ def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
     assert config["aio"]["use_gds"] is True
     assert config["zero_optimization"]["offload_param"]["buffer_size"] == 3_000_000_000
     assert "3000000000," in files[name] or "3000000000\n" in files[name], "a whole number, not 3e9"
+
+
+def test_a_terminal_shows_the_command_of_the_best_program(advice: Advice) -> None:
+    (typed,) = (one for one in advised(advice, None) if one.title == "What to type")
+    command = recommended(advice)["01-tensor_parallel-int4-g128.vllm-serve.sh"]
+    assert typed.listings[0].text == command
+    assert not typed.page_only
+    assert "stored as int4-g128.\nvllm serve bloom-7b1 " in command
 
 
 def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Advice, search: Search) -> None:

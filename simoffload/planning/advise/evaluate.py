@@ -244,7 +244,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     for rank, one in enumerate(advice.helping, start=1):
         name = f"{rank:02d}-{one.change.key}".replace("+", "-and-")
         found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.description)
-        if one.change.kind == "setting":
+        if one.change.sets_program:
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
     if search is not None and search.best is not None:

@@ -23,7 +23,7 @@ from simoffload.report.formatting import (
     uncapitalized,
 )
 from simoffload.report.presentation import BRACKETS, presentation, ranged
-from simoffload.report.sections.background import settings
+from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.costs import money
 from simoffload.results import SimulationResult
 from simoffload.units import format_number, plural
@@ -121,6 +121,9 @@ def advice_verdict(advice: Advice) -> str:
         return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
     limit = limited_by(result.step) if result.step is not None else ""
     gains = [f"largest gain: {_with_gain(one)}" for one in advice.helping[:1]]
+    if advice.helping and not advice.helping[0].change.same_work:
+        same = [one for one in advice.helping if one.change.same_work]
+        gains += [f"with the same answers: {_with_gain(one)}" for one in same[:1]]
     gains += [f"largest gain per cost: {_with_gain(one)}" for one in advice.by_cost[:1]]
     settings_found = [
         one for one in advice.helping if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR
@@ -139,7 +142,13 @@ def _what_fits(advice: Advice) -> str:
     fastest = helping[0]
     cheapest = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
     text = f"Fastest change that makes it fit: {fastest.change.description}"
-    return f"{text}." if cheapest is fastest else f"{text}; cheapest: {cheapest.change.description}."
+    text += "" if cheapest is fastest else f"; cheapest: {cheapest.change.description}"
+    first = advice.helping[0]
+    return (
+        f"{text}."
+        if first is fastest
+        else f"{text}; faster, but not the same work: {first.change.description}."
+    )
 
 
 def _took(result: SimulationResult) -> str:
@@ -257,11 +266,17 @@ def _cost(one: Tried, currency: str) -> Entry:
 
 
 def _settings(advice: Advice) -> tuple[ReportSection, ...]:
-    """Show the complete ds_config of the setting that gains most."""
-    for one in advice.helping:
-        if one.change.kind == "setting" and one.gain is not None:
-            return settings(one.result.provenance, f"with {_with_gain(one)}", title="Settings to copy")
-    return ()
+    """Show what to type for the largest gain of another program or form of the weights, and the complete
+    ds_config of the setting that gains most."""
+    found: list[ReportSection] = []
+    for title, of_setting in ((COMMAND, False), ("Settings to copy", True)):
+        for one in advice.helping:
+            is_setting = one.change.kind == "setting"
+            if one.change.sets_program and is_setting is of_setting and one.gain is not None:
+                sections = settings(one.result.provenance, f"with {_with_gain(one)}", title=title)
+                found += [section._replace(page_only=of_setting) for section in sections]
+                break
+    return tuple(found) or commands(advice.result.provenance, "without changes")
 
 
 # -- search --------------------------------------------------------------------------------------

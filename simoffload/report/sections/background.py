@@ -41,6 +41,9 @@ def scenario(tree: Mapping[str, Any], command: str = "") -> ReportSection:
     return ReportSection("Scenario", listings=(*listings, Listing("", yaml_text(tree))), page_only=True)
 
 
+COMMAND = "What to type"
+
+
 def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") -> tuple[ReportSection, ...]:
     """Return the configuration files that were simulated, to be copied; nothing if there are none."""
     listings = tuple(Listing(name, ds_config_text(content)) for name, content in origins.exports.items())
@@ -55,6 +58,13 @@ def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") ->
         parts.append(f"OMP_NUM_THREADS={threads}")
     sentences = (*texts, f"for {', '.join(parts)}")
     return (ReportSection(title, sentences, notes=notes, listings=listings, page_only=True),)
+
+
+def commands(origins: ResultProvenance, *texts: str) -> tuple[ReportSection, ...]:
+    """Return what to type, also for the terminal; nothing if that is a configuration file or nothing."""
+    if not all(isinstance(content, str) for content in origins.exports.values()):
+        return ()
+    return tuple(one._replace(page_only=False) for one in settings(origins, *texts, title=COMMAND))
 
 
 def versions(
