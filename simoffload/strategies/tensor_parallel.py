@@ -168,7 +168,7 @@ _PROGRAM = """\
 import torch
 from transformers import AutoModelForCausalLM
 
-# Replace the name by that of your files or of the model on the Hub.
+# Replace the name by your files or one on the Hub.
 model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.{dtype}, tp_plan="auto")
 """
 
@@ -180,9 +180,9 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    stored = f",\n# with weights stored as {plan.model.quantization}" if plan.model.quantization else ""
+    stored = f"\n# Its weights are stored as {plan.model.quantization}." if plan.model.quantization else ""
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"# Replace the name by that of your files or of the model on the Hub{stored}.\n{lines}\n"
+    return f"# Replace the name by your files or one on the Hub.{stored}\n{lines}\n"
 
 
 @dataclass(frozen=True)
