@@ -30,20 +30,23 @@ def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def together(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield strategies by which the GPUs of the machine hold the weights together, with the model unchanged
-    and with fewer bits, as far as it fits."""
+    """Yield strategies by which one GPU, or several together, hold the weights, with the model unchanged and
+    with fewer bits, as far as it fits."""
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-    if work.kind != "inference" or strategy.gpus == scenario.machine.gpus == 1:
+    if work.kind != "inference":
         return
     for kind in strategy_for(work.kind):
         other = strategy_of(kind)
         assert other is not None
         for name, stored in (("", ()), *((one, (edit,)) for one, edit in _formats(scenario, other))):
             model = quantized(scenario.model, QUANTIZATIONS[name]) if name else scenario.model
-            edits = other.baseline(strategy, model, work, scenario.machine)
+            edits = other.baseline(strategy, model, work, scenario.machine, least=1)
             for section in (one.value for one in edits if one.path == ("strategy",)):
-                gpus = other.model_validate(section).gpus
-                description = f"weights divided among {gpus} GPUs ({kind})"
+                served = other.model_validate(section)
+                if served == strategy and not name:
+                    continue
+                where = f"divided among {served.gpus} GPUs" if served.gpus > 1 else "in the HBM of one GPU"
+                description = f"weights {where} ({kind})"
                 description += f", stored as {name} {_CHANGED}" if name else ""
                 key = f"{kind}-{name}" if name else kind
                 yield Change("placement", description, (*stored, *edits), key=key, same_work=not name)

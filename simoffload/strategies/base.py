@@ -251,10 +251,17 @@ class Strategy(Frozen, ABC):
 
     @classmethod
     def baseline(
-        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
+        cls,
+        _other: Strategy,
+        _model: ModelShape,
+        _workload: Any,
+        _machine: Machine,
+        *,
+        least: int = 2,  # noqa: ARG003
     ) -> tuple[Edit, ...]:
-        """Return edits that do the work of another strategy with this one, as the baseline without offloading
-        that ``compare`` adds; none if it is not such a baseline or the machine is too small."""
+        """Return edits that do the work of another strategy with this one on at least ``least`` GPUs, as the
+        baseline without offloading that ``compare`` adds; none if it is not such a baseline or the machine is
+        too small."""
         return ()
 
     @property

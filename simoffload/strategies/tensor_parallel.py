@@ -120,10 +120,11 @@ class TensorParallel(Strategy):
 
     @classmethod
     def baseline(
-        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, *, least: int = 2
     ) -> tuple[Edit, ...]:
         """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
-        a multiple of them; tensor parallelism within a host, a pipeline stage for each host.
+        a multiple of them, and at least ``least``; tensor parallelism within a host, a pipeline stage for
+        each host.
 
         All of them work on the sequences of all replicas of ``other``.
         """
@@ -134,7 +135,7 @@ class TensorParallel(Strategy):
             sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
             strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
             with suppress(InputError):
-                if gpus > 1 and _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                if gpus >= least and _fits(cls.model_validate(strategy).plan(model, work, machine)):
                     return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
             gpus *= 2
         return ()

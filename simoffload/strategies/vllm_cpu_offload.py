@@ -107,7 +107,13 @@ class VllmCpuOffload(TensorParallel):
 
     @classmethod
     def baseline(
-        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
+        cls,
+        _other: Strategy,
+        _model: ModelShape,
+        _workload: Any,
+        _machine: Machine,
+        *,
+        least: int = 2,  # noqa: ARG003
     ) -> tuple[Edit, ...]:
         """Return no edits: it is not a baseline without offloading."""
         return ()
