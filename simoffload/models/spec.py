@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
 from simoffload.documents import (
     Document,
     Frozen,
+    Location,
     file_errors,
     listing,
     parse_yaml,
@@ -33,6 +34,19 @@ from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
 _UNQUANTIZED = "none"
+_SavedDtype = Literal[
+    "auto",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float32",
+]
+"""Types of PyTorch in which checkpoints are saved."""
 
 
 class Size(Frozen):
@@ -85,6 +99,15 @@ def find_size(name: str) -> tuple[str, Size]:
     if wanted.endswith(".json"):
         hint = f"; for a file write {{config: {shortened(name)}}}"
     raise ValueError(f"unknown model {quoted(name)}{hint}")
+
+
+class _Saved(Frozen):
+    """What every config.json may say about its checkpoint, which has no influence."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    dtype: _SavedDtype | None = None
+    torch_dtype: _SavedDtype | None = None
 
 
 class ModelSpec(Frozen):
@@ -198,13 +221,16 @@ class ModelSpec(Frozen):
             return *self._named(), QUANTIZATIONS[released] if released is not None else None
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
-        config = self._from_file(document)
+        family, at = _family_of(document)
+        config = self._from_file(document, family, at)
         # What the scenario replaces need not be supported.
-        described = None if self.quantization is not None else read_quantization(document)
+        described = (
+            None if self.quantization is not None else read_quantization(document, _rows(config), at=at)
+        )
         return self._label(_label_of(path)), config, described
 
-    def _from_file(self, document: Document) -> FamilyConfig:
-        family, at = _family_of(document)
+    def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
+        validate(document, _Saved, at=at)
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:
@@ -258,23 +284,33 @@ def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> l
     ]
 
 
-def _family_of(document: Document) -> tuple[type[FamilyConfig], tuple[str, ...]]:
+def _rows(config: FamilyConfig) -> frozenset[int]:
+    """Return the lengths of rows of the matrices within the layers."""
+    layers = set(config.modules().layers)
+    return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
+
+
+def _family_of(document: Document) -> tuple[type[FamilyConfig], Location]:
     """Return the family of a config.json and where its keys are: in ``text_config`` in that of a model that
     takes more than text."""
     known = ", ".join(FAMILIES)
-    if "model_type" not in document.data:
+    given = document.data.get("model_type")
+    if given is None:
         raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
-    given, inner = document.data["model_type"], document.data.get("text_config")
-    family = FAMILIES.get(given) if isinstance(given, str) else None
-    at: tuple[str, ...] = ()
-    if family is None and isinstance(inner, Mapping):
-        held = FAMILIES.get(str(inner.get("model_type")))
-        if held is not None and held.within == given:
-            family, at = held, ("text_config",)
-    if family is None:
+    if isinstance(given, str) and given in FAMILIES:
+        return FAMILIES[given], ()
+    held = next((one for one in FAMILIES.values() if one.within == given), None)
+    if held is None:
         message = f"this family is not supported; supported: {known}; {_as_the_nearest(document.data)}"
         raise InputError([document.problem(("model_type",), message)])
-    return family, at
+    inner = document.data.get("text_config")
+    if not isinstance(inner, Mapping):
+        message = f"must be a mapping with the configuration of the language model ({held.family})"
+        raise InputError([document.problem(("text_config",), message)])
+    if inner.get("model_type", held.family) != held.family:
+        message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}"
+        raise InputError([document.problem(("text_config", "model_type"), message)])
+    return held, ("text_config",)
 
 
 def _as_the_nearest(config: Mapping[str, Any]) -> str:

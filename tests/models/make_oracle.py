@@ -10,7 +10,8 @@ It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
 * ``sizes``: for every name in ``sizes.yaml``, built on the meta device at full depth: the total (tied
   weights once), and the tensors outside the layers and in each of them; where layers differ, ``runs`` lists
   the tensors of each run of equal layers with its length, or those of one period where kinds alternate.
-* ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only).
+* ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only);
+  ``within``: the same as ``text_config`` of a model that takes more than text.
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
   and a decode step with a cache and eager attention, and the matrix FLOPs that torch counts in that step.
   Names of a layer's modules are relative to the layer; the model's own and the layer's own are class names.
@@ -41,8 +42,11 @@ WRITTEN = (
     *("phi-3-mini", "phi-4-mini", "pythia-70m", "gpt-neox-20b", "falcon-7b", "falcon-40b"),
     *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
+    *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
 )
-"""Sizes whose ``config.json`` is kept."""
+"""Sizes whose ``config.json`` is kept: at least one of each family."""
+WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3"}
+"""Sizes whose ``config.json`` is kept as that of a model of this type, which takes more than text."""
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
 TINY = {
     "bloom": ("bloom", SMALL),
@@ -214,6 +218,11 @@ def call_entry(model: torch.nn.Module) -> dict[str, object]:
     }
 
 
+def written(config: PretrainedConfig, family: str) -> dict[str, Any]:
+    """What the class writes; ``model_type`` is the family's own."""
+    return {**json.loads(config.to_json_string()), "model_type": family}
+
+
 def configured(family: str, config: Mapping[str, object]) -> PretrainedConfig:
     return AutoConfig.for_model(CLASSES.get(family, family), **config)
 
@@ -249,8 +258,12 @@ def main() -> None:
         print(f"{name:16} {entry['total']:>20,}", flush=True)
     if MAJOR != "4":
         oracle["configs"] = {
-            name: json.loads(configured(sizes[name]["family"], sizes[name]["config"]).to_json_string())
+            name: written(configured(sizes[name]["family"], sizes[name]["config"]), sizes[name]["family"])
             for name in WRITTEN
+        }
+        oracle["within"] = {
+            name: written(AutoConfig.for_model(outer, text_config=sizes[name]["config"]), outer)
+            for name, outer in WITHIN.items()
         }
     (HERE / f"oracle-{MAJOR}.json").write_text(json.dumps(oracle, indent=1) + "\n", encoding="utf-8")
 
