@@ -45,6 +45,7 @@ class Derived(NamedTuple):
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
+    num_encoder_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
 
