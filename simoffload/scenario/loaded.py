@@ -137,7 +137,8 @@ class LoadedScenario:
             text = (
                 f"{self.model.family} has an encoder, which only the prompt passes through; times and "
                 "training of such models are not modelled. `simoffload models show` prints sizes, "
-                "`simoffload fit` the memory of inference; to simulate, use a model without encoder, such as mixtral-8x7b"
+                "`simoffload fit` the memory of inference; to simulate, use a model without encoder, such as "
+                "mixtral-8x7b"
             )
             raise InputError([self.document.problem(("model",), text)])
 
