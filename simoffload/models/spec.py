@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
@@ -26,7 +26,7 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
-from simoffload.models.families.base import all_invalid, invalid
+from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import read_quantization
@@ -47,6 +47,8 @@ _SavedDtype = Literal[
     "torch.float32",
 ]
 """Types of PyTorch in which checkpoints are saved."""
+_Positive = Annotated[float, Field(strict=True, gt=0)]
+_Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
 class Size(Frozen):
@@ -101,13 +103,26 @@ def find_size(name: str) -> tuple[str, Size]:
     raise ValueError(f"unknown model {quoted(name)}{hint}")
 
 
-class _Saved(Frozen):
-    """What every config.json may say about its checkpoint, which has no influence."""
+class _Common(Frozen):
+    """Keys of any config.json without influence on sizes and times: a wrong value shows a damaged file."""
 
     model_config = ConfigDict(extra="ignore")
 
     dtype: _SavedDtype | None = None
     torch_dtype: _SavedDtype | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    activation_function: str | None = None
+    rms_norm_eps: _Positive | None = None
+    layer_norm_eps: _Positive | None = None
+    layer_norm_epsilon: _Positive | None = None
+    rope_theta: _Positive | None = None
+    routed_scaling_factor: _Positive | None = None
+    attention_dropout: _Fraction | None = None
+    initializer_range: _Fraction | None = None
+    num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
+    use_cache: Flag | None = None
+    transformers_version: str | None = None
 
 
 class ModelSpec(Frozen):
@@ -230,7 +245,7 @@ class ModelSpec(Frozen):
         return self._label(_label_of(path)), config, described
 
     def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
-        validate(document, _Saved, at=at)
+        validate(document, _Common, at=at)
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:

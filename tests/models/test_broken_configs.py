@@ -211,6 +211,12 @@ EDITS = (
     # types and positions
     edit(LLAMA, "dtype", "int3", '"float16", "bfloat16"', 'got "int3"'),
     edit(LLAMA, "torch_dtype", 16, '"float16", "bfloat16"', "got 16"),
+    edit(LLAMA, "rms_norm_eps", "small", 'must be a number, got "small"'),
+    edit(LLAMA, "hidden_act", 3, "must be text, got 3"),
+    edit(LLAMA, "rope_theta", 0, "must be above 0, got 0"),
+    edit(LLAMA, "attention_dropout", 2, "must be at most 1, got 2"),
+    edit("bloom-560m", "use_cache", "yes", 'must be true or false, got "yes"'),
+    edit("gemma-3-1b", "rope_parameters.full_attention", "x", "a mapping for each", at="rope_parameters"),
     edit(LLAMA, "rope_parameters", {"rope_type": "spiral"}, 'rope_type "spiral" is unknown; known: default'),
     edit(LLAMA, "rope_scaling", {"type": "spiral", "factor": 2}, 'rope_type "spiral" is unknown; known:'),
     edit(LLAMA, "rope_scaling", {"type": "yarn"}, 'rope_type "yarn" needs the key factor'),

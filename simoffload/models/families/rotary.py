@@ -67,7 +67,9 @@ _SCALED = ("linear", "dynamic", "yarn", "llama3")
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters, which may be those of each kind of layer. Raises ValueError."""
     each = [one for one in parameters.values() if isinstance(one, dict)]
-    for one in each if len(each) == len(parameters) else [parameters]:
+    if each and len(each) < len(parameters):
+        raise ValueError("must have the keys of one kind of positions, or a mapping for each kind of layers")
+    for one in each or [parameters]:
         kind = one.get("rope_type", one.get("type", "default"))
         if kind not in ROPE_TYPES:
             raise ValueError(f"rope_type {quoted(str(kind))} is unknown; known: {', '.join(ROPE_TYPES)}")
