@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from typing import Annotated, Literal, Self
 
@@ -209,11 +209,11 @@ METHODS: Mapping[str, type[Section]] = {
 
 
 def read_quantization(
-    document: Document, rows: Collection[int] = (), *, at: Location = ()
+    document: Document, rows: Callable[[], Collection[int]] = tuple, *, at: Location = ()
 ) -> Quantization | None:
     """Return the quantization of a config.json; None if it is not quantized. Raises InputError.
 
-    ``rows`` are the lengths of rows of the model's matrices, one of which a group must divide. ``at`` is
+    ``rows`` returns the lengths of rows of the model's matrices, one of which a group must divide. ``at`` is
     where the keys of the model are; the section may also be at the top.
     """
     outer, inner = document.data, document.data
@@ -231,16 +231,23 @@ def read_quantization(
         method = "bitsandbytes"  # older configurations do not name it
     found = METHODS.get(method) if isinstance(method, str) else None
     if found is None:
-        known = (
-            f"{suggest(str(method), list(METHODS)) if method else ''}; supported: {listing(list(METHODS))}"
-        )
-        message = f"{'is missing' if method is None else 'this method is not supported'}{known}; {_REPLACED}"
+        near = suggest(str(method), list(METHODS)) if method else ""
+        wrong = "is missing" if method is None else "this method is not supported"
+        message = f"{wrong}{near}; supported: {listing(list(METHODS))}; {_REPLACED}"
         raise InputError([document.problem((*at, "quant_method"), message)])
     quantization = validate(document, found, at=at).quantization()
-    sizes = quantization.format.scales if quantization.format is not None else ()
-    for group in (one.columns for one in sizes if one.columns and not one.flat and one.rows == 1):
+    if quantization.format is not None and (wrong := _wrong_group(quantization.format, rows())):
+        place = (*at, "group_size") if "group_size" in section else at
+        raise InputError([document.problem(place, wrong)])
+    return quantization
+
+
+def _wrong_group(one: WeightFormat, rows: Collection[int]) -> str:
+    """Return what is wrong with groups that divide none of the rows of these lengths; "" if nothing is."""
+    groups = (scales.columns for scales in one.scales if not scales.flat and scales.rows == 1)
+    for group in filter(None, groups):
         if rows and all(columns % group for columns in rows):
             lengths = listing([str(columns) for columns in sorted(rows)])
             message = f"groups of {group} weights divide no row of the model's matrices ({lengths} weights)"
-            raise InputError([document.problem(at, f"{message}; correct group_size")])
-    return quantization
+            return f"{message}; correct group_size, or in a scenario write model.quantization"
+    return ""

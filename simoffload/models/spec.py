@@ -240,7 +240,9 @@ class ModelSpec(Frozen):
         config = self._from_file(document, family, at)
         # What the scenario replaces need not be supported.
         described = (
-            None if self.quantization is not None else read_quantization(document, _rows(config), at=at)
+            None
+            if self.quantization is not None
+            else read_quantization(document, lambda: _rows(config), at=at)
         )
         return self._label(_label_of(path)), config, described
 

@@ -281,7 +281,7 @@ EDITS = (
     ),
     section(
         {"quant_method": "gptq", "bits": 4, "group_size": 100},
-        "",
+        ".group_size",
         "groups of 100 weights divide no row",
         "(2048, 8192 weights); correct group_size",
     ),
