@@ -167,6 +167,9 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
     else:
         config = _default_config(checked)
     shape = checked.model.shape(root=document.root)
+    if shape.num_encoder_layers:
+        text = f"{shape.family} has an encoder; only models that are a decoder alone can be measured"
+        raise InputError([document.problem((*at, "model"), text)])
     _check_length(document, at, checked, shape.max_position_embeddings)
     return CalibrationRun(
         request=checked,

@@ -134,7 +134,10 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return finding._replace(message=str(context["error"]) or "is not valid")
     if kind in _EXPECTED:
         numbers = {name: _plain(value) for name, value in context.items()}
-        return finding._replace(expected=_EXPECTED[kind].format(**numbers))
+        expected = _EXPECTED[kind].format(**numbers)
+        if context.get("field_type") == "Dictionary":
+            expected = f"{expected.replace('a list', 'a mapping')} key"
+        return finding._replace(expected=expected)
     if kind in _BUILT_IN:
         return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])
     return finding._replace(message=error["msg"])  # a message of our own validators

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from simoffload.documents import Document, Frozen, listing, suggest, validate
+from simoffload.documents import Document, Frozen, Location, either, listing, suggest, validate
 from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, grouped
 from simoffload.models.quantization import Quantization
 
 KEY = "quantization_config"
+_REPLACED = "in a scenario, model.quantization replaces this section"
 
 
 def _pattern(name: str) -> str:
@@ -31,8 +32,19 @@ def _pattern(name: str) -> str:
     return name
 
 
+def _two_sizes(block: object) -> object:
+    """Raise ValueError for a block that has not two sizes."""
+    sizes = block if isinstance(block, list | tuple) else ()
+    if len(sizes) != 2 or not all(type(one) is int and 0 < one <= 1_000_000 for one in sizes):
+        raise ValueError("must be a list of two whole numbers above 0 (rows, columns), such as [128, 128]")
+    return block
+
+
 Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 """Names of modules, of which some may be regular expressions."""
+Block = Annotated[tuple[int, int], BeforeValidator(_two_sizes)]
+"""Rows and columns of weights that share a scale."""
+Flag = Annotated[bool, Field(strict=True)]
 
 
 class Section(Frozen, ABC):
@@ -53,7 +65,16 @@ class Section(Frozen, ABC):
 
 
 Bits = Literal[2, 3, 4, 8]
-Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000)]
+
+
+def _not_empty(size: int) -> int:
+    """Raise ValueError for a group of no weights."""
+    if size == 0:
+        raise ValueError("must be the number of weights of a group, or -1 for a whole row, got 0")
+    return size
+
+
+Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_not_empty)]
 
 
 def _group(size: int) -> int | None:
@@ -63,7 +84,7 @@ def _group(size: int) -> int | None:
 class _Gptq(Section):
     bits: Bits
     group_size: Group = 128
-    lm_head: bool = False
+    lm_head: Flag = False
 
     def quantization(self) -> Quantization:
         one = gptq(self.bits, _group(self.group_size))
@@ -80,9 +101,11 @@ class _Awq(Section):
 
 
 class _BitsAndBytes(Section):
-    load_in_4bit: bool = False
-    load_in_8bit: bool = False
-    bnb_4bit_use_double_quant: bool = False
+    load_in_4bit: Flag = False
+    load_in_8bit: Flag = False
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "fp4"
+    """Code of four bits; both have the same size."""
+    bnb_4bit_use_double_quant: Flag = False
     llm_int8_skip_modules: Names | None = None
 
     @model_validator(mode="after")
@@ -100,7 +123,7 @@ class _BitsAndBytes(Section):
 
 
 class _Fp8(Section):
-    weight_block_size: tuple[int, int] | None = None
+    weight_block_size: Block | None = None
 
     def quantization(self) -> Quantization:
         one = fp8(block=self.weight_block_size)
@@ -127,8 +150,8 @@ class _Weights(Frozen):
     type: Literal["int", "float"] = "int"
     strategy: Literal["tensor", "channel", "group", "block", "tensor_group"]
     group_size: Group | None = None
-    block_structure: tuple[int, int] | None = None
-    symmetric: bool = True
+    block_structure: Block | None = None
+    symmetric: Flag = True
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -137,6 +160,8 @@ class _Weights(Frozen):
 
     def format(self) -> WeightFormat:
         """Return the format; scales are of 2 B. Raises ValueError for one that is not supported."""
+        if self.strategy == "group" and self.group_size is None:
+            raise ValueError("strategy group needs the key group_size, such as 128")
         if self.type == "int" and self.strategy in ("group", "channel"):
             group = _group(self.group_size or -1) if self.strategy == "group" else None
             zero = Fraction(0) if self.symmetric else Fraction(self.num_bits, 8)
@@ -149,7 +174,11 @@ class _Weights(Frozen):
         if (self.type, self.num_bits) == ("float", 8) and "group" not in self.strategy:
             block = (self.block_structure or (128, 128)) if self.strategy == "block" else None
             return fp8(block=block, per_row=self.strategy == "channel", scale=2)
-        raise ValueError(f"weights of {self.num_bits} bits, {self.type}, by {self.strategy}: not supported")
+        raise ValueError(
+            f"weights of {self.num_bits} bits, {self.type}, by {self.strategy} are not supported; supported: "
+            "int of 4 or 8 bits by group or channel, float of 8 bits by tensor, channel or block, float of 4 "
+            f"bits in groups of 16 or 32; {_REPLACED}"
+        )
 
 
 class _Targets(Frozen):
@@ -179,24 +208,46 @@ METHODS: Mapping[str, type[Section]] = {
 """Classes of sections by their ``quant_method``."""
 
 
-def read_quantization(document: Document) -> Quantization | None:
-    """Return the quantization of a config.json; None if it is not quantized. Raises InputError."""
-    section = document.data.get(KEY)
+def read_quantization(
+    document: Document, rows: Callable[[], Collection[int]] = tuple, *, at: Location = ()
+) -> Quantization | None:
+    """Return the quantization of a config.json; None if it is not quantized. Raises InputError.
+
+    ``rows`` returns the lengths of rows of the model's matrices, one of which a group must divide. ``at`` is
+    where the keys of the model are; the section may also be at the top.
+    """
+    outer, inner = document.data, document.data
+    for key in at:
+        inner = inner[key]
+    at, section = (at, inner[KEY]) if inner.get(KEY) is not None else ((), outer.get(KEY))
     if section is None:
         return None
+    at = (*at, KEY)
     if not isinstance(section, Mapping):
-        raise InputError([document.problem((KEY,), "must be a mapping")])
+        message = f"must be a mapping with quant_method ({either(list(METHODS))}); {_REPLACED}"
+        raise InputError([document.problem(at, message)])
     method = section.get("quant_method")
     if method is None and ("load_in_4bit" in section or "load_in_8bit" in section):
         method = "bitsandbytes"  # older configurations do not name it
     found = METHODS.get(method) if isinstance(method, str) else None
     if found is None:
-        known = (
-            f"{suggest(str(method), list(METHODS)) if method else ''}; supported: {listing(list(METHODS))}"
-        )
-        message = (
-            f"{'is missing' if method is None else 'this method is not supported'}{known}; in a scenario, "
-            "model.quantization replaces this section"
-        )
-        raise InputError([document.problem((KEY, "quant_method"), message)])
-    return validate(document, found, at=(KEY,)).quantization()
+        near = suggest(str(method), list(METHODS)) if method else ""
+        wrong = "is missing" if method is None else "this method is not supported"
+        message = f"{wrong}{near}; supported: {listing(list(METHODS))}; {_REPLACED}"
+        raise InputError([document.problem((*at, "quant_method"), message)])
+    quantization = validate(document, found, at=at).quantization()
+    if quantization.format is not None and (wrong := _wrong_group(quantization.format, rows())):
+        place = (*at, "group_size") if "group_size" in section else at
+        raise InputError([document.problem(place, wrong)])
+    return quantization
+
+
+def _wrong_group(one: WeightFormat, rows: Collection[int]) -> str:
+    """Return what is wrong with groups that divide none of the rows of these lengths; "" if nothing is."""
+    groups = (scales.columns for scales in one.scales if not scales.flat and scales.rows == 1)
+    for group in filter(None, groups):
+        if rows and all(columns % group for columns in rows):
+            lengths = listing([str(columns) for columns in sorted(rows)])
+            message = f"groups of {group} weights divide no row of the model's matrices ({lengths} weights)"
+            return f"{message}; correct group_size, or in a scenario write model.quantization"
+    return ""

@@ -68,6 +68,9 @@ class ModelShape:
     latent_width: int | None = None
     """Elements that latent attention (MLA) caches for each token and layer, from which every pass computes
     keys and values; None where keys and values themselves are cached."""
+    num_encoder_layers: int = 0
+    """Number of layers, the first ones, that process the prompt once and cache nothing. Those after them, the
+    decoder's, cache keys and values of the prompt for cross-attention and of the result for their own."""
     num_experts: int = 0
     """Routed experts of a layer that has some; 0 in a dense model."""
     experts_per_token: int = 0
@@ -173,12 +176,12 @@ class ModelShape:
 
     def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
-        layers.
+        layers but those of an encoder; positions are those of the prompt and of the result.
 
         A sliding layer keeps those of its window, as transformers' DynamicSlidingWindowLayer does from the
         first decode step on (until then, what it keeps of a longer prompt is a view of all of it).
         """
-        positions = tokens * self.num_hidden_layers
+        positions = tokens * (self.num_hidden_layers - self.num_encoder_layers)
         if self.sliding_window is not None:
             positions -= max(0, tokens - self.sliding_window) * self.num_sliding_layers
         return batch * positions * self.cache_width * self.dtype_bytes

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
     Frozen,
+    Location,
     file_errors,
     listing,
     parse_yaml,
@@ -25,7 +26,7 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
-from simoffload.models.families.base import all_invalid, invalid
+from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import read_quantization
@@ -33,6 +34,21 @@ from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
 _UNQUANTIZED = "none"
+_SavedDtype = Literal[
+    "auto",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float32",
+]
+"""Types of PyTorch in which checkpoints are saved."""
+_Positive = Annotated[float, Field(strict=True, gt=0)]
+_Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
 class Size(Frozen):
@@ -85,6 +101,28 @@ def find_size(name: str) -> tuple[str, Size]:
     if wanted.endswith(".json"):
         hint = f"; for a file write {{config: {shortened(name)}}}"
     raise ValueError(f"unknown model {quoted(name)}{hint}")
+
+
+class _Common(Frozen):
+    """Keys of any config.json without influence on sizes and times: a wrong value shows a damaged file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    dtype: _SavedDtype | None = None
+    torch_dtype: _SavedDtype | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    activation_function: str | None = None
+    rms_norm_eps: _Positive | None = None
+    layer_norm_eps: _Positive | None = None
+    layer_norm_epsilon: _Positive | None = None
+    rope_theta: _Positive | None = None
+    routed_scaling_factor: _Positive | None = None
+    attention_dropout: _Fraction | None = None
+    initializer_range: _Fraction | None = None
+    num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
+    use_cache: Flag | None = None
+    transformers_version: str | None = None
 
 
 class ModelSpec(Frozen):
@@ -198,13 +236,18 @@ class ModelSpec(Frozen):
             return *self._named(), QUANTIZATIONS[released] if released is not None else None
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
-        config = self._from_file(document)
+        family, at = _family_of(document)
+        config = self._from_file(document, family, at)
         # What the scenario replaces need not be supported.
-        described = None if self.quantization is not None else read_quantization(document)
+        described = (
+            None
+            if self.quantization is not None
+            else read_quantization(document, lambda: _rows(config), at=at)
+        )
         return self._label(_label_of(path)), config, described
 
-    def _from_file(self, document: Document) -> FamilyConfig:
-        family, at = _family_of(document)
+    def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
+        validate(document, _Common, at=at)
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:
@@ -258,23 +301,33 @@ def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> l
     ]
 
 
-def _family_of(document: Document) -> tuple[type[FamilyConfig], tuple[str, ...]]:
+def _rows(config: FamilyConfig) -> frozenset[int]:
+    """Return the lengths of rows of the matrices within the layers."""
+    layers = set(config.modules().layers)
+    return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
+
+
+def _family_of(document: Document) -> tuple[type[FamilyConfig], Location]:
     """Return the family of a config.json and where its keys are: in ``text_config`` in that of a model that
     takes more than text."""
     known = ", ".join(FAMILIES)
-    if "model_type" not in document.data:
+    given = document.data.get("model_type")
+    if given is None:
         raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
-    given, inner = document.data["model_type"], document.data.get("text_config")
-    family = FAMILIES.get(given) if isinstance(given, str) else None
-    at: tuple[str, ...] = ()
-    if family is None and isinstance(inner, Mapping):
-        held = FAMILIES.get(str(inner.get("model_type")))
-        if held is not None and held.within == given:
-            family, at = held, ("text_config",)
-    if family is None:
+    if isinstance(given, str) and given in FAMILIES:
+        return FAMILIES[given], ()
+    held = next((one for one in FAMILIES.values() if one.within == given), None)
+    if held is None:
         message = f"this family is not supported; supported: {known}; {_as_the_nearest(document.data)}"
         raise InputError([document.problem(("model_type",), message)])
-    return family, at
+    inner = document.data.get("text_config")
+    if not isinstance(inner, Mapping):
+        message = f"must be a mapping with the configuration of the language model ({held.family})"
+        raise InputError([document.problem(("text_config",), message)])
+    if inner.get("model_type", held.family) != held.family:
+        message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}"
+        raise InputError([document.problem(("text_config", "model_type"), message)])
+    return held, ("text_config",)
 
 
 def _as_the_nearest(config: Mapping[str, Any]) -> str:

@@ -118,6 +118,8 @@ class LoadedScenario:
             raise self._mismatch()
         if self.model.quantization is not None and workload.kind != "inference":
             raise self._quantized_training()
+        if workload.kind == "training":
+            self.check_passes()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
@@ -128,6 +130,17 @@ class LoadedScenario:
             text = f"checkpoints of {strategy.kind} are not modelled; remove this section"
             raise InputError([self.document.problem(("checkpoint",), text, at_key=True)])
         return saving
+
+    def check_passes(self) -> None:
+        """Raise InputError for a model with an encoder, whose passes are not modelled."""
+        if self.model.num_encoder_layers:
+            text = (
+                f"{self.model.family} has an encoder, which only the prompt passes through; times and "
+                "training of such models are not modelled. `simoffload models show` prints sizes, "
+                "`simoffload fit` the memory of inference; to simulate, use a model without encoder, such as "
+                "mixtral-8x7b"
+            )
+            raise InputError([self.document.problem(("model",), text)])
 
     def exports(self) -> dict[str, Any]:
         """Return the configuration files with which real programs do what is simulated, by file name.

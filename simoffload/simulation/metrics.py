@@ -109,6 +109,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         return replace(result, spread_bound_tokens_per_s=bound, warnings=warnings)
 
     def timed(self, plan: Plan, result: InferenceResult, runner: Runner) -> InferenceResult:
+        self.scenario.check_passes()
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
         found = dict(zip((one.kind for one in passes), runner.phases(passes), strict=True))

@@ -218,7 +218,8 @@ class AcceleratePlan(InferencePlan):
     def _on_gpu(self, gpu: int) -> tuple[MemoryTerm, ...]:
         """Return the memory of one GPU: the cache of the layers that it computes, and all activations."""
         layers = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
-        share = len(layers - {-1}) / self.model.num_hidden_layers
+        first, count = self.model.num_encoder_layers, self.model.num_hidden_layers
+        share = sum(layer >= first for layer in layers) / (count - first)
         terms = [
             term._replace(size=round(share * term.size)) if term.name == "key-value cache" else term
             for term in working_memory(self.model, self.workload, self.machine)

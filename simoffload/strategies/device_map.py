@@ -45,6 +45,10 @@ class Unit(NamedTuple):
     """Size [B] of its tensors, without a tensor that an earlier unit owns."""
 
 
+_LISTS = {"transformer": "h", "encoder": "block", "decoder": "block"}
+"""Names of lists of layers that are not called "layers", by the module that has them."""
+
+
 @dataclass(frozen=True)
 class ModuleTree:
     """A ModuleTree gives the modules of a model their full names, in the order of their calls."""
@@ -52,11 +56,23 @@ class ModuleTree:
     model: ModelShape
 
     @cached_property
-    def layers_name(self) -> str:
-        """Name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
-        owner = next(one.name for one in self.model.modules_before if one.kind == "embedding")
-        parent = owner.rpartition(".")[0]
-        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
+    def lists(self) -> Mapping[str, int]:
+        """Names of the lists of layers, each next to its embedding, with their lengths."""
+        model, encoder = self.model, self.model.num_encoder_layers
+        parts = [(model.modules_before, encoder or model.num_hidden_layers)]
+        if encoder:  # the decoder's embedding is called after the encoder
+            parts.append((model.modules_after, model.num_hidden_layers - encoder))
+        found = {}
+        for modules, length in parts:
+            *_, owner = (one.name for one in modules if one.kind == "embedding")
+            parent = owner.rpartition(".")[0]
+            found[f"{parent}.{_LISTS.get(parent, 'layers')}"] = length
+        return found
+
+    @cached_property
+    def layer_names(self) -> tuple[str, ...]:
+        """Full name of every layer."""
+        return tuple(f"{name}.{index}" for name, length in self.lists.items() for index in range(length))
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
@@ -73,7 +89,7 @@ class ModuleTree:
             begins[kind] = end
             end += len(kind)
         for layer, modules in enumerate(model.layers):
-            name, begin = f"{self.layers_name}.{layer}", begins[modules]
+            name, begin = self.layer_names[layer], begins[modules]
             for number, module in enumerate(modules):
                 yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
@@ -90,7 +106,7 @@ class ModuleTree:
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
-        owner = f"{self.layers_name}.{call.layer}." if call.layer >= 0 else ""
+        owner = f"{self.layer_names[call.layer]}." if call.layer >= 0 else ""
         size = self.model.dtype_bytes
         return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
 
@@ -105,9 +121,8 @@ class ModuleTree:
                     yield Unit(module.name, stored_bytes((module,), model))
 
         sizes = {kind: stored_bytes(kind, model) for kind, _ in model.kinds}
-        layers = (
-            Unit(f"{self.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
-        )
+        named = zip(self.layer_names, model.layers, strict=True)
+        layers = (Unit(name, sizes[layer]) for name, layer in named)
         return (*outside(model.modules_before), *layers, *outside(model.modules_after))
 
     @property
@@ -194,12 +209,16 @@ class ModuleTree:
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
-        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.layers_name}.")}
+        inside = {name: home for name, home in homes.items() if self._list_of(name)}
         if len(set(homes.values())) == 1:
             return {"": next(iter(homes.values()))}
         if len(set(inside.values())) != 1:
             return dict(homes)
-        return {self.layers_name if name in inside else name: home for name, home in homes.items()}
+        return {self._list_of(name) or name: home for name, home in homes.items()}
+
+    def _list_of(self, name: str) -> str | None:
+        """Return the list of layers that a module is in; None outside of the layers."""
+        return next((one for one in self.lists if name.startswith(f"{one}.")), None)
 
     def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
         """Return a given map itself.
@@ -210,8 +229,9 @@ class ModuleTree:
         names = [call.name for call in self.calls]
         for name, home in homes.items():
             if name and not any(one == name or one.startswith(f"{name}.") for one in names):
-                outer = ", ".join(one.name for one in self.units if not one.name.startswith(self.layers_name))
-                has = f"{outer}, and {self.layers_name}.0 to .{self.model.num_hidden_layers - 1}"
+                outer = ", ".join(one.name for one in self.units if self._list_of(one.name) is None)
+                inner = ", ".join(f"{one}.0 to .{length - 1}" for one, length in self.lists.items())
+                has = f"{outer}, and {inner}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"

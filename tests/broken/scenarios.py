@@ -335,10 +335,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "alias-twice-in-config-json",
         ("check", "c.json"),
-        (
-            ("c.json:2:14: n_layer:", "is 2, and num_hidden_layers, another name of it, 3; keep one"),
-            ("c.json:4:24: num_hidden_layers:", "is 3, and n_layer, another name of it, 2; keep one"),
-        ),
+        (("c.json:4:24: num_hidden_layers:", "is 3, and n_layer, another name of it, 2; keep one"),),
         {
             "c.json": '{"model_type": "bloom",\n  "n_layer": 2,\n  "n_embed": 64, "n_head": 8,\n'
             '  "num_hidden_layers": 3}'
@@ -349,7 +346,6 @@ CASES: tuple[Case, ...] = (
         ("check", "c.json"),
         (
             ("c.json:2:14: n_layer:", "must be at least 1, got 0"),
-            ("c.json:3:18: hidden_size:", "is 4096, and n_embed, another name of it, 4097; keep one"),
             ("c.json:3:35: n_embed:", "is 4097, and hidden_size, another name of it, 4096; keep one"),
         ),
         {

@@ -9,8 +9,10 @@ It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
 
 * ``sizes``: for every name in ``sizes.yaml``, built on the meta device at full depth: the total (tied
   weights once), and the tensors outside the layers and in each of them; where layers differ, ``runs`` lists
-  the tensors of each run of equal layers with its length, or those of one period where kinds alternate.
-* ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only).
+  the tensors of each run of equal layers with its length, or those of one period where kinds alternate, or
+  ``kinds`` and ``order`` those of every kind and the kind of every layer.
+* ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only);
+  ``within``: the same as ``text_config`` of a model that takes more than text.
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
   and a decode step with a cache and eager attention, and the matrix FLOPs that torch counts in that step.
   Names of a layer's modules are relative to the layer; the model's own and the layer's own are class names.
@@ -29,7 +31,7 @@ import torch
 import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 
 HERE = Path(__file__).parent
 SIZES = HERE.parents[1] / "simoffload" / "models" / "sizes.yaml"
@@ -41,8 +43,11 @@ WRITTEN = (
     *("phi-3-mini", "phi-4-mini", "pythia-70m", "gpt-neox-20b", "falcon-7b", "falcon-40b"),
     *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
+    *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2", "switch-base-8"),
 )
-"""Sizes whose ``config.json`` is kept."""
+"""Sizes whose ``config.json`` is kept: at least one of each family."""
+WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3"}
+"""Sizes whose ``config.json`` is kept as that of a model of this type, which takes more than text."""
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
 TINY = {
     "bloom": ("bloom", SMALL),
@@ -152,7 +157,14 @@ TINY |= {
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""
 PROMPT = 5
-LAYER = re.compile(r"^.*?\.(?:h|layers)\.(\d+)(?:\.|$)")
+SEQUENCE_TO_SEQUENCE = ("switch_transformers",)
+"""Families with an encoder and a decoder, of which the order of hooks differs between passes."""
+GATED_EXPERTS = ("switch-xxl-128",)
+"""Sizes of which transformers' class lacks a part."""
+LAYER = re.compile(r"^.*?\.(?:h|layers|(?P<block>block))\.(\d+)(?:\.|$)")
+EXPERT = re.compile(r"\.experts\.expert_\d+")
+DECODER = 1000
+"""Number of a decoder's first layer, above those of an encoder."""
 
 
 def place(name: str, class_name: str) -> tuple[int | None, str]:
@@ -160,7 +172,8 @@ def place(name: str, class_name: str) -> tuple[int | None, str]:
     match = LAYER.match(name)
     if match is None:
         return None, name or class_name
-    return int(match[1]), name[match.end() :] or class_name
+    above = DECODER if match["block"] and name.startswith("decoder.") else 0
+    return above + int(match[2]), name[match.end() :] or class_name
 
 
 def own_tensors(module: torch.nn.Module, name: str) -> dict[str, int]:
@@ -169,21 +182,33 @@ def own_tensors(module: torch.nn.Module, name: str) -> dict[str, int]:
     }
 
 
+def add(tensors: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add tensors; those of experts that are modules of their own are one tensor for all."""
+    for name, numel in more.items():
+        joined = EXPERT.sub(".experts", name)
+        tensors[joined] = tensors.get(joined, 0) + numel if joined != name else numel
+
+
 def size_entry(model: torch.nn.Module) -> dict[str, object]:
     outside: dict[str, int] = {}
     layers: dict[int, dict[str, int]] = {}
     for full_name, module in model.named_modules():
         layer, name = place(full_name, type(module).__name__)
         tensors = outside if layer is None else layers.setdefault(layer, {})
-        tensors.update(own_tensors(module, name))
+        add(tensors, own_tensors(module, name))
     total = sum(parameter.numel() for parameter in model.parameters())  # a shared tensor comes once
     runs = [(tensors, len(list(run))) for tensors, run in groupby(layers[index] for index in sorted(layers))]
     if len(runs) == 1:
         return {"total": total, "outside": outside, "layer": layers[0]}
-    if len(runs) > 2:  # kinds in turn
-        runs = [(layers[index], 1) for index in sorted(layers)]
-        period = next(p for p in range(1, len(runs)) if all(runs[i] == runs[i % p] for i in range(len(runs))))
-        runs = runs[:period]
+    if len(runs) > 2:  # kinds in turn, or in any order
+        every = [layers[index] for index in sorted(layers)]
+        count = len(every)
+        period = next(p for p in range(1, count + 1) if all(every[i] == every[i % p] for i in range(count)))
+        if period == count:
+            kinds = [one for at, one in enumerate(every) if one not in every[:at]]
+            order = [kinds.index(one) for one in every]
+            return {"total": total, "outside": outside, "kinds": kinds, "order": order}
+        runs = [(one, 1) for one in every[:period]]
     return {"total": total, "outside": outside, "runs": runs}
 
 
@@ -214,15 +239,22 @@ def call_entry(model: torch.nn.Module) -> dict[str, object]:
     }
 
 
+def written(config: PretrainedConfig, family: str) -> dict[str, Any]:
+    """What the class writes; ``model_type`` is the family's own."""
+    return {**json.loads(config.to_json_string()), "model_type": family}
+
+
 def configured(family: str, config: Mapping[str, object]) -> PretrainedConfig:
     return AutoConfig.for_model(CLASSES.get(family, family), **config)
 
 
 def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn.Module:
     hf_config = configured(family, config)
-    hf_config.pad_token_id = None  # tiny vocabularies do not have it
+    if family not in SEQUENCE_TO_SEQUENCE:
+        hf_config.pad_token_id = None  # tiny vocabularies do not have it
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
+        auto = AutoModelForSeq2SeqLM if family in SEQUENCE_TO_SEQUENCE else AutoModelForCausalLM
+        model = auto.from_config(hf_config, attn_implementation="eager")
     model.tie_weights()
     return model.eval()
 
@@ -231,7 +263,7 @@ def main() -> None:
     sizes = {
         name: size
         for name, size in yaml.safe_load(SIZES.read_text(encoding="utf-8")).items()
-        if MAJOR != "4" or size["family"] in BEFORE_5
+        if (MAJOR != "4" or size["family"] in BEFORE_5) and name not in GATED_EXPERTS
     }
     oracle: dict[str, Any] = {
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -249,8 +281,12 @@ def main() -> None:
         print(f"{name:16} {entry['total']:>20,}", flush=True)
     if MAJOR != "4":
         oracle["configs"] = {
-            name: json.loads(configured(sizes[name]["family"], sizes[name]["config"]).to_json_string())
+            name: written(configured(sizes[name]["family"], sizes[name]["config"]), sizes[name]["family"])
             for name in WRITTEN
+        }
+        oracle["within"] = {
+            name: written(AutoConfig.for_model(outer, text_config=sizes[name]["config"]), outer)
+            for name, outer in WITHIN.items()
         }
     (HERE / f"oracle-{MAJOR}.json").write_text(json.dumps(oracle, indent=1) + "\n", encoding="utf-8")
 

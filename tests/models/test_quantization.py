@@ -130,7 +130,7 @@ def test_a_list_of_skipped_modules_replaces_the_head() -> None:
         ({"quant_method": "gptq", "bits": 5}, "bits", "must be"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size", "whole number"),
         ({"quant_method": "bitsandbytes"}, "", "exactly one of load_in_4bit and load_in_8bit"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size", "required"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size", "two whole numbers"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert", "a list"),
         ({"quant_method": "compressed-tensors"}, "config_groups", "required key is missing"),
         (

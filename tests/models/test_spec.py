@@ -321,7 +321,7 @@ def test_a_damaged_config_of_transformers(
             "model: {family: bloom, num_hidden_layers: 30, hidden_size: 4096, num_attention_heads: 32}",
         ),
         (
-            {"model_type": "gemma3", "text_config": WRITTEN["gemma-3-1b"]},
+            {"model_type": "paligemma", "text_config": WRITTEN["gemma-3-1b"]},
             "num_attention_heads: 4, vocab_size: 262144, intermediate_size: 6912, num_key_value_heads: 1, ",
         ),
         ({"model_type": "mystery", "d_model": 5}, "num_hidden_layers: …"),

@@ -306,20 +306,21 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
         "1": free,
         "cpu": machine.tiers["dram"].capacity - machine.tiers["dram"].reserved,
     }
-    assert own.layers_name == "model.layers"
+    assert own.lists == {"model.layers": 32}
     assert set(plan(file, "device_map=auto").homes.values()) == {0}
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"),
+    ("name", "lists"),
     [
-        ("bloom-7b1", "transformer.h"),
-        ("opt-6.7b", "model.decoder.layers"),
-        ("gpt-neox-20b", "gpt_neox.layers"),
+        ("bloom-7b1", {"transformer.h": 30}),
+        ("opt-6.7b", {"model.decoder.layers": 32}),
+        ("gpt-neox-20b", {"gpt_neox.layers": 44}),
+        ("switch-base-8", {"encoder.block": 12, "decoder.block": 12}),
     ],
 )
-def test_layers_have_their_names_in_hugging_face(name: str, layers: str) -> None:
-    assert ModuleTree(load_model(name)).layers_name == layers
+def test_layers_have_their_names_in_hugging_face(name: str, lists: dict[str, int]) -> None:
+    assert ModuleTree(load_model(name)).lists == lists
 
 
 # -- disk -------------------------------------------------------------------------------------------

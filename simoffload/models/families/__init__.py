@@ -36,6 +36,7 @@ _OWN = {
     "llama4_text": "Llama4Text",
     "glm4_moe": "Glm4Moe",
     "phimoe": "PhiMoe",
+    "switch_transformers": "SwitchTransformers",
 }
 """The package's own families: the class of each, in the module of its name."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from inspect import isabstract
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -45,6 +45,7 @@ class Derived(NamedTuple):
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
+    num_encoder_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
 
@@ -90,25 +91,20 @@ class FamilyConfig(Frozen, ABC):
         if not isinstance(raw, Mapping):
             return check(raw)
         written: dict[str, str] = {}
-        clashes: dict[str, str] = {}
+        clashes: set[str] = set()
+        found: list[InitErrorDetails] = []
         for given, value in raw.items():
             other = written.setdefault(cls.spellings.get(given, given), given)
             if (type(raw[other]), raw[other]) != (type(value), value):
-                clashes |= {other: given, given: other}
-        found = [
-            _detail(
-                one,
-                f"is {_shown(raw[one])}, and {two}, another name of it, {_shown(raw[two])}; keep one",
-                raw[one],
-            )
-            for one, two in clashes.items()
-        ]
+                clashes |= {other, given}
+                twice = f"is {_shown(value)}, and {other}, another name of it, {_shown(raw[other])}; keep one"
+                found.append(_detail(given, twice, value))
         try:
             config = check({name: raw[given] for name, given in written.items()})
             if not found:
                 return config.checked()
         except ValidationError as error:
-            found += (one for one in _as_written(error, written) if clashes.keys().isdisjoint(one["loc"]))
+            found += (one for one in _as_written(error, written) if clashes.isdisjoint(one["loc"]))
         raise ValidationError.from_exception_data("model", found)
 
     @classmethod
@@ -168,6 +164,11 @@ class FamilyConfig(Frozen, ABC):
     @abstractmethod
     def modules(self) -> ModuleLists:
         """Return every module in the order of the pre-forward hooks."""
+
+    def _one_for_each_layer(self, key: str, listed: Sized | None) -> None:
+        if listed is not None and len(listed) != self.num_hidden_layers:
+            message = f"{key} lists {len(listed)} layers, num_hidden_layers is {self.num_hidden_layers}"
+            raise invalid(key, message, len(listed))
 
     def _whole_heads(self) -> None:
         if self.hidden_size % self.num_attention_heads:

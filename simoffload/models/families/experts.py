@@ -64,6 +64,12 @@ class ExpertsConfig(RotaryConfig):
             raise invalid("num_experts_per_tok", f"num_experts_per_tok {message}", self.num_experts_per_tok)
         return self
 
+    def _within_depth(self, key: str, layers: Iterable[int] | None) -> None:
+        beyond = [index for index in layers or () if index >= self.num_hidden_layers]
+        if beyond:
+            depth = f"num_hidden_layers is {self.num_hidden_layers}, counted from 0"
+            raise invalid(key, f"{key} lists layer {beyond[0]}; {depth}", beyond[0])
+
     def derived(self) -> Derived:
         """Return the model's sizes under the names that all families share; a size missing in
         config.json gets its default."""
@@ -118,6 +124,11 @@ class SparseStepConfig(ExpertsConfig):
     decoder_sparse_step: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1
     mlp_only_layers: Positions | None = None
 
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._within_depth("mlp_only_layers", self.mlp_only_layers)
+        return super().checked()
+
     @property
     def _dense(self) -> list[bool]:
         only, step = self.mlp_only_layers or (), self.decoder_sparse_step
@@ -131,6 +142,22 @@ class FirstDenseConfig(ExpertsConfig):
 
     n_shared_experts: Experts = 1
     first_k_dense_replace: Index | None = 0
+    n_group: Experts | None = None
+    """Groups of experts, of which the router chooses some; without influence on sizes."""
+    topk_group: Experts | None = None
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        first, groups, chosen = self.first_k_dense_replace or 0, self.n_group or 1, self.topk_group
+        if first > self.num_hidden_layers:
+            message = f"first_k_dense_replace {first} is more than num_hidden_layers {self.num_hidden_layers}"
+            raise invalid("first_k_dense_replace", message, first)
+        if self._experts % groups:
+            message = f"{self.experts_key} {self._experts} is not a multiple of n_group {groups}"
+            raise invalid("n_group", message, groups)
+        if self.n_group is not None and chosen is not None and chosen > groups:
+            raise invalid("topk_group", f"topk_group {chosen} is more than n_group {groups}", chosen)
+        return super().checked()
 
     @property
     def _dense(self) -> list[bool]:

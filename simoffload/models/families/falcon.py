@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
+from simoffload.models.families.rotary import RopeParameters
 from simoffload.models.modules import (
     EAGER,
     Attention,
@@ -57,6 +58,8 @@ class Falcon(FamilyConfig):
     num_ln_in_parallel_attn: Literal[1, 2] | None = None
     bias: Flag = False
     alibi: Flag = False
+    rope_parameters: RopeParameters | None = None
+    rope_scaling: RopeParameters | None = None
     tie_word_embeddings: Flag = True
 
     def checked(self) -> Self:

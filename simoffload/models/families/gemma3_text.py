@@ -20,6 +20,7 @@ class Gemma3Text(GemmaConfig):
     """The configuration of Gemma 3 text models: Hugging Face's ``Gemma3TextConfig``."""
 
     family: ClassVar[str] = "gemma3_text"
+    within: ClassVar[str | None] = "gemma3"
     traits: ClassVar[Traits] = Traits(
         architecture="Gemma3ForCausalLM",
         attention="sdpa",
@@ -32,6 +33,7 @@ class Gemma3Text(GemmaConfig):
     )
     spellings: ClassVar[dict[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
 
+    num_attention_heads: Count = 8
     vocab_size: Extent = 262208
     sliding_window_pattern: Count = 6
 

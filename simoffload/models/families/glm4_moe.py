@@ -6,7 +6,7 @@ measured for Mixtral. The layer that predicts a further token is left out, as in
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
 from simoffload.models.families.experts import (
@@ -16,7 +16,7 @@ from simoffload.models.families.experts import (
     FirstDenseConfig,
     Index,
 )
-from simoffload.models.families.rotary import after, rotary_factor
+from simoffload.models.families.rotary import RotatedPart, after, rotary_factor
 from simoffload.models.modules import Traits
 
 
@@ -41,13 +41,7 @@ class Glm4Moe(FirstDenseConfig):
     first_k_dense_replace: Index | None = 1
     attention_bias: Flag = False
     use_qk_norm: Flag = False
-    partial_rotary_factor: float = 0.5
-    rope_parameters: dict[str, Any] | None = None
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        rotary_factor(self.rope_parameters, self.partial_rotary_factor)
-        return super().checked()
+    partial_rotary_factor: RotatedPart = 0.5
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Glm4MoeForCausalLM`` in call order."""

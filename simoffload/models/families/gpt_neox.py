@@ -7,10 +7,10 @@ slices and a join for queries and for keys; its feed-forward network has no prod
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
-from simoffload.models.families.rotary import rotary_factor
+from simoffload.models.families.rotary import RopeParameters, RotatedPart, rotary_factor
 from simoffload.models.modules import (
     EAGER,
     Module,
@@ -47,8 +47,9 @@ class GptNeoX(FamilyConfig):
 
     intermediate_size: Extent
     max_position_embeddings: Extent = 2048
-    rotary_pct: float = 0.25
-    rope_parameters: dict[str, Any] | None = None
+    rotary_pct: RotatedPart = 0.25
+    rope_parameters: RopeParameters | None = None
+    rope_scaling: RopeParameters | None = None
     attention_bias: Flag = True
     use_parallel_residual: Flag = True
     tie_word_embeddings: Flag = False

@@ -7,7 +7,7 @@ subtract, slice, cast), which the fused kernels of PyTorch do not know.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
@@ -38,7 +38,6 @@ class GptOss(ExpertsConfig, SlidingConfig):
     num_experts_per_tok: Experts = 4
     sliding_window: Extent | None = 128
     attention_bias: Flag = True
-    rope_parameters: dict[str, Any] | None = None
 
     def pattern(self) -> int:
         """Return the number of every other layer, beginning with the first."""

@@ -9,7 +9,7 @@ attention in chunks counts as a sliding window of the same length, which has the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -22,9 +22,11 @@ from simoffload.models.families.experts import (
     Positions,
     without_lists,
 )
-from simoffload.models.families.rotary import after
+from simoffload.models.families.rotary import after, kinds_of_layers
 from simoffload.models.modules import Module, Traits
 
+Rotated = Literal[0, 1]
+LayerType = Literal["full_attention", "chunked_attention"]
 Step = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 
 
@@ -54,7 +56,9 @@ class Llama4Text(ExpertsConfig):
     interleave_moe_layer_step: Step = 1
     moe_layers: Positions | None = None
     no_rope_layer_interval: Step = 4
-    no_rope_layers: Positions | None = None
+    no_rope_layers: Annotated[tuple[Rotated, ...], kinds_of_layers(Rotated)] | None = None
+    """1 for each layer that has rotary positions."""
+    layer_types: Annotated[tuple[LayerType, ...], kinds_of_layers(LayerType)] | None = None
     attention_chunk_size: Extent | None = 8192
     use_qk_norm: Flag = True
     attention_bias: Flag = False
@@ -64,19 +68,27 @@ class Llama4Text(ExpertsConfig):
         """Return the replaced keys; with another number of layers the pattern applies, not a file's
         lists."""
         merged = super().replaced(base, overrides)
-        return without_lists(merged, overrides, "moe_layers", "no_rope_layers")
+        return without_lists(merged, overrides, "moe_layers", "no_rope_layers", "layer_types")
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._one_for_each_layer("no_rope_layers", self.no_rope_layers or None)
+        self._one_for_each_layer("layer_types", self.layer_types)
+        self._within_depth("moe_layers", self.moe_layers)
+        return super().checked()
 
     @property
     def _rotated(self) -> list[bool]:
         given, interval = self.no_rope_layers, self.no_rope_layer_interval
         if given:
-            return [bool(one) for one in given[: self.num_hidden_layers]]
+            return [bool(one) for one in given]
         return [(index + 1) % interval != 0 for index in range(self.num_hidden_layers)]
 
     def derived(self) -> Derived:
         """Return the model's sizes under the names that all families share; a size missing in
         config.json gets its default."""
-        sizes, chunked = super().derived(), sum(self._rotated)
+        sizes, kinds = super().derived(), self.layer_types
+        chunked = sum(self._rotated) if kinds is None else kinds.count("chunked_attention")
         if self.attention_chunk_size is None or not chunked:
             return sizes
         return sizes._replace(sliding_window=self.attention_chunk_size, num_sliding_layers=chunked)

@@ -15,11 +15,12 @@ from typing import ClassVar, Literal
 
 from simoffload.models.families.base import Count, Extent, ModuleLists
 from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Module, Traits, activation, container, linear
 from simoffload.models.routing import EVEN, Routing
 
 
-class Mixtral(ExpertsConfig):
+class Mixtral(ExpertsConfig, SlidingConfig):
     """The configuration of Mixtral models: Hugging Face's ``MixtralConfig``, and the layout of the
     experts."""
 
@@ -43,7 +44,12 @@ class Mixtral(ExpertsConfig):
     num_key_value_heads: Count | None = 8
     num_local_experts: Experts = 8
     num_experts_per_tok: Experts = 2
+    sliding_window: Extent | None = None
     expert_layout: Literal["fused", "separate"] = "fused"
+
+    def pattern(self) -> int:
+        """Return the number of all layers, as every layer has the window."""
+        return self.num_hidden_layers
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``MixtralForCausalLM`` in call order."""

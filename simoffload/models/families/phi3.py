@@ -7,10 +7,10 @@ keys, two slices and a join of the rotated and the other part; in the feed-forwa
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from simoffload.models.families.base import Extent, ModuleLists
-from simoffload.models.families.rotary import SlidingConfig, rotary_factor
+from simoffload.models.families.rotary import RotatedPart, SlidingConfig, rotary_factor
 from simoffload.models.modules import (
     EAGER,
     Module,
@@ -45,17 +45,11 @@ class Phi3(SlidingConfig):
 
     vocab_size: Extent = 32064
     sliding_window: Extent | None = None
-    partial_rotary_factor: float = 1.0
-    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: RotatedPart = 1.0
 
     def pattern(self) -> int:
         """Return the number of all layers, as every layer has the window."""
         return self.num_hidden_layers
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        rotary_factor(self.rope_parameters, self.partial_rotary_factor)
-        return super().checked()
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Phi3ForCausalLM`` in call order."""

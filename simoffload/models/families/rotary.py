@@ -3,12 +3,16 @@ windows."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from math import inf
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from simoffload.documents import either, listing, quoted
+from simoffload.errors import shortened
 from simoffload.models.families.base import (
     Count,
     Derived,
@@ -38,6 +42,52 @@ LayerType = Literal["full_attention", "sliding_attention"]
 """Hugging Face's names of kinds of layers."""
 
 
+def kinds_of_layers(kinds: Any) -> BeforeValidator:
+    """Return the check of a list with an entry for each layer, which reports all unknown entries together."""
+    known = get_args(kinds)
+
+    def checked(listed: object) -> object:
+        unknown = [one for one in listed if one not in known] if isinstance(listed, list) else []
+        if unknown:
+            found = listing(list(dict.fromkeys(shortened(json.dumps(one)) for one in unknown)))
+            raise ValueError(
+                f"lists {found}; each entry must be {either([json.dumps(one) for one in known])}"
+            )
+        return listed
+
+    return BeforeValidator(checked)
+
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope")
+"""Kinds of rotary positions that transformers 5.23 has (modeling_rope_utils.py), and two former names."""
+_SCALED = ("linear", "dynamic", "yarn", "llama3")
+"""Kinds that need a ``factor``."""
+
+
+def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters, which may be those of each kind of layer. Raises ValueError."""
+    each = [one for one in parameters.values() if isinstance(one, dict)]
+    if each and len(each) < len(parameters):
+        raise ValueError("must have the keys of one kind of positions, or a mapping for each kind of layers")
+    for one in each or [parameters]:
+        kind = one.get("rope_type", one.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"rope_type {quoted(str(kind))} is unknown; known: {', '.join(ROPE_TYPES)}")
+        if kind in _SCALED and "factor" not in one:
+            raise ValueError(f"rope_type {quoted(kind)} needs the key factor")
+        for key, most in (("factor", inf), ("rope_theta", inf), ("partial_rotary_factor", 1)):
+            value = one.get(key, 1)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+                limit = ", at most 1" if most == 1 else ""
+                raise ValueError(f"{key} must be a number above 0{limit}, got {quoted(str(value))}")
+    return parameters
+
+
+RopeParameters = Annotated[dict[str, Any], AfterValidator(_rope)]
+"""Rotary positions, which have no influence on sizes, except for the part of a head that is rotated."""
+RotatedPart = Annotated[float, Field(strict=True, gt=0, le=1)]
+
+
 LLAMA_OPERATIONS = Operations(
     block=5, mlp=2, norm=8, activation=0, attention=25, eager=EAGER, rotary=15, router=0
 )
@@ -55,6 +105,8 @@ class RotaryConfig(FamilyConfig):
     head_dim: Width | None = None
     max_position_embeddings: Extent | None = None
     tie_word_embeddings: Flag = False
+    rope_parameters: RopeParameters | None = None
+    rope_scaling: RopeParameters | None = None
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
@@ -190,7 +242,7 @@ class SlidingConfig(RotaryConfig):
     """A model in which some layers have a sliding window, as ``layer_types`` or a pattern specifies."""
 
     sliding_window: Extent | None
-    layer_types: tuple[LayerType, ...] | None = None
+    layer_types: Annotated[tuple[LayerType, ...], kinds_of_layers(LayerType)] | None = None
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,13 +255,7 @@ class SlidingConfig(RotaryConfig):
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
-            raise invalid(
-                "layer_types",
-                f"layer_types lists {len(self.layer_types)} layers, num_hidden_layers is "
-                f"{self.num_hidden_layers}",
-                len(self.layer_types),
-            )
+        self._one_for_each_layer("layer_types", self.layer_types)
         return super().checked()
 
     @abstractmethod
@@ -248,7 +294,4 @@ def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, 
 def rotary_factor(parameters: Mapping[str, Any] | None, given: float) -> float:
     """Return the fraction of a head that is rotated: from ``rope_parameters`` (transformers 5), else
     ``given``."""
-    factor = (parameters or {}).get("partial_rotary_factor", given)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise invalid("rope_parameters", "partial_rotary_factor must be a number above 0, at most 1", factor)
-    return float(factor)
+    return float((parameters or {}).get("partial_rotary_factor", given))
