@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from simoffload.calibration.deepspeed.launch import NEEDED, case_data
 from simoffload.calibration.json_records import write_json
+from simoffload.calibration.launch import NEEDED, case_data
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.micro.plan import (
     SECTION_PLANS,
