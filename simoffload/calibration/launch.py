@@ -23,6 +23,7 @@ from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes, plural
 
 __all__ = [
+    "EAGER_NEEDED",
     "NEEDED",
     "LaunchSettings",
     "Outcome",
@@ -34,6 +35,7 @@ __all__ = [
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
+EAGER_NEEDED = ("torch", "transformers", "accelerate")
 
 
 class _Worker(NamedTuple):

@@ -22,6 +22,7 @@ _SECTIONS = (
     "hbm",
     "matmul",
     "hooks",
+    "eager",
     "cpu_adam",
     "storage",
     "collectives",

@@ -168,7 +168,7 @@ class AcceleratePlan(InferencePlan):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
-        unmeasured = (_UNMEASURED,) if self.hooked and self.machine.host.accelerate is None else ()
+        unmeasured = (_UNMEASURED,) if self.hooked and self.machine.host.eager is None else ()
         return (*unmeasured, *arithmetic_beyond(self.model, self.workload, self.machine))
 
     # -- memory ---------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class _Writer(StreamWriter):
         )
         self.timing = timing
         self._plan, self._at = plan, plan.executed[0]
-        self._own = plan.machine.host.accelerate_costs
+        self._own = plan.machine.host.eager_costs
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
         self._threads = plan.machine.host.cpu_optimizer.cores.value

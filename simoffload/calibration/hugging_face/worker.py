@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from simoffload.calibration.child import release_memory, run_in_turn, select_dev
 from simoffload.calibration.deepspeed.recorders import gpu_activity
 from simoffload.calibration.passes import TimedPasses, architecture, configuration, generation, run_facts
 
-__all__ = ["main"]
+__all__ = ["built", "main"]
 
 _REPETITIONS = 2
 """The number of timed generations; the first one allocates memory."""
@@ -32,7 +32,12 @@ _SPREAD = 0.02
 """The standard deviation of random weights, as in the models' own initialization."""
 
 
-def _built(case: Mapping[str, Any], device: str) -> torch.nn.Module:
+def built(case: Mapping[str, Any], device: str, folder: Path) -> torch.nn.Module:
+    """Return the case's model where its strategy places it; ``folder`` is for its files."""
+    return (_divided if case["ranks"] > 1 else _offloaded)(case, device, folder)
+
+
+def _in_memory(case: Mapping[str, Any], device: str) -> torch.nn.Module:
     """Return the model in host memory, with random weights, on ordinary pages that were written.
 
     Zeros would not do: a GPU draws less power for products of zeros and then runs faster, and pages that were
@@ -57,7 +62,7 @@ def _offloaded(case: Mapping[str, Any], device: str, folder: Path) -> torch.nn.M
 
     The calls are those of the program that the strategy exports.
     """
-    model, strategy = _built(case, device), case["strategy"]
+    model, strategy = _in_memory(case, device), case["strategy"]
     chosen = strategy.get("device_map", "auto")
     pinned: dict[str, Any] = {}
     if strategy.get("pin_memory"):
@@ -90,7 +95,7 @@ def _module(model: Any) -> torch.nn.Module:
 def _divided(case: Mapping[str, Any], device: str, folder: Path) -> torch.nn.Module:
     """Return this rank's part of a model under tensor parallelism, loaded from files that rank 0 writes."""
     if distributed.get_rank() == 0:
-        model: Any = _built(case, device)
+        model: Any = _in_memory(case, device)
         model.save_pretrained(folder)
         del model
         release_memory()
@@ -109,10 +114,9 @@ def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)  # the same tokens on all ranks
     folder = swap_folder / f"{case['index']:03d}"
-    build: Callable[..., torch.nn.Module] = _divided if case["ranks"] > 1 else _offloaded
     try:
         begin = time.perf_counter()
-        model = build(case, device, folder)
+        model = built(case, device, folder)
         loading = time.perf_counter() - begin
         times = TimedPasses(device)
         with torch.no_grad():
