@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["machine_facts"]
 
-_PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "numpy")
 
 
 def machine_facts() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
@@ -114,14 +114,16 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
     strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
     if run.strategy is not None:
-        strategy = run.strategy
+        strategy = dict(run.strategy)
+        if strategy.get("offload_folder") is not None:
+            strategy["offload_folder"] = within.storage
     elif within.deepspeed is not None:
         strategy["deepspeed_version"] = within.deepspeed
     if run.training and run.threads is not None:
         strategy["cpu_threads"] = run.threads.omp
     if run.training and run.optimizer == "nvme":
         strategy["optimizer"] = within.storage
-    if run.offload == "nvme":
+    if run.offload == "nvme" and run.strategy is None:
         strategy["weights"] = within.storage
     return {
         "name": run.name,
@@ -141,7 +143,7 @@ def _remarks(run: RecordedRun) -> tuple[str, ...]:
 def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
     plan, workload = scenario.plan(), scenario.scenario.workload
     assert isinstance(workload, Inference)
-    assert isinstance(plan, ZeroInferencePlan)
+    assert isinstance(plan, InferencePlan)
     result = simulate(scenario, keep_timelines=True)
     assert isinstance(result, InferenceResult)
     prompt, middle = workload.prompt_length, (1 + workload.decode_steps) // 2
@@ -151,7 +153,10 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
         passes = {"first pass": ("first_pass_s", first_pass), **passes}
     if middle:
         passes["decode"] = ("tpot_s", plan.forward(f"decode {middle}", 1, prompt + middle))
-    return _predicted(result, {name: metric for name, (metric, _) in passes.items()})._replace(
+    predicted = _predicted(result, {name: metric for name, (metric, _) in passes.items()})
+    if not isinstance(plan, ZeroInferencePlan):
+        return predicted._replace(model=scenario.model)
+    return predicted._replace(
         naive={name: naive_seconds(plan, forward) for name, (_, forward) in passes.items()},
         model=scenario.model,
         decode=result.timelines[result.decode[0].name] if result.decode else None,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.calibration.json_records import read_json
-from simoffload.calibration.runs import offload_device
+from simoffload.calibration.runs import offload_device, offload_home
 from simoffload.documents import Document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape
@@ -141,12 +141,14 @@ class RecordedRun(_Part):
     @property
     def group(self) -> str:
         """The group of the run, as a strategy names it under ``evidence``."""
-        return "zero" if self.strategy is None else "fsdp"
+        return "zero" if self.strategy is None else str(self.strategy.get("kind", "fsdp"))
 
     @property
     def offload(self) -> str:
         """The device of offloaded parameters: none, cpu or nvme."""
         if self.strategy is not None:
+            if "device_map" in self.strategy:
+                return offload_home(self.strategy)
             return "cpu" if self.strategy.get("cpu_offload") else "none"
         return offload_device(self.ds_config or {})
 

@@ -1,4 +1,4 @@
-"""Requests for real DeepSpeed runs, read from files that are written like scenarios."""
+"""Requests for real runs, read from files that are written like scenarios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pydantic import Field
 from simoffload.documents import Document, Frozen, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
+from simoffload.strategies.accelerate import Accelerate
+from simoffload.strategies.device_map import ModuleTree
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.tensor_parallel import TensorParallel
 from simoffload.workload import Computation, Training
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "RunRequest",
     "offload_config",
     "offload_device",
+    "offload_home",
     "read_requests",
     "request",
 ]
@@ -29,8 +33,8 @@ _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "d
 """The keys of a scenario that a run on a real machine does not use."""
 
 
-class _Strategy(Frozen):
-    """The part of a scenario's strategy that a real run supports."""
+class _ZeroInference(Frozen):
+    """The part of ZeRO's section ``strategy`` that a real run supports."""
 
     kind: Literal["zero_inference"] = "zero_inference"
     ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
@@ -41,53 +45,84 @@ class _Strategy(Frozen):
 
 
 class RunRequest(Frozen):
-    """A request for one run: model, workload, number of ranks and ``ds_config``."""
+    """A request for one run: model, workload and strategy."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     model: ModelSpec
     workload: Computation
-    strategy: _Strategy = _Strategy()
+    strategy: Annotated[_ZeroInference | Accelerate | TensorParallel, Field(discriminator="kind")] = (
+        _ZeroInference()
+    )
 
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A request with everything resolved that the process with DeepSpeed needs."""
+    """A request with everything resolved that the process with PyTorch needs."""
 
     request: RunRequest
     hf_config: Mapping[str, Any]
     """The model's configuration with Hugging Face's keys, including ``model_type``."""
     num_parameters: int
+    weight_bytes: int
+    """[B]"""
     dtype: str
-    ds_config: Mapping[str, Any]
+    ds_config: Mapping[str, Any] | None = None
+    """DeepSpeed's configuration; None for a run without DeepSpeed."""
+    homes: Mapping[str, int | str] | None = None
+    """Accelerate's device map by name of module; None with ``auto``, and for a run without Accelerate."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the strategy."""
+        return self.request.strategy.kind
 
     @property
     def ranks(self) -> int:
-        """The number of processes, each with one GPU."""
+        """The number of processes, each with one GPU; one process of Accelerate may have several."""
         return self.request.strategy.ranks
 
     @property
     def device(self) -> str:
         """The device of offloaded parameters: none, cpu or nvme."""
-        return offload_device(self.ds_config)
+        if self.ds_config is not None:
+            return offload_device(self.ds_config)
+        strategy = self.request.strategy
+        return offload_home(strategy.model_dump()) if isinstance(strategy, Accelerate) else "none"
 
     @property
     def host_bytes(self) -> int:
-        """[B] Estimate of host memory: 16-bit weights, and 16 B per parameter for an optimizer."""
+        """[B] Estimate of host memory: weights, and 16 B per parameter for an optimizer."""
         training = isinstance(self.request.workload, Training)
-        weights = 0 if self.device == "none" else 2
-        return self.num_parameters * (weights + (16 if training else 0))
+        weights = 0 if self.device == "none" else self.weight_bytes
+        return weights + self.num_parameters * (16 if training else 0)
 
     @property
     def swap_bytes(self) -> int:
         """[B] Most bytes that the run writes to storage.
 
-        These are 16-bit weights and, with the optimizer on storage, 12 B of states and 4 B of gradients per
-        parameter (seen in DeepSpeed's swap folders).
+        These are the weights, also under tensor parallelism, whose ranks load them from files, and with the
+        optimizer on storage 12 B of states and 4 B of gradients per parameter (seen in DeepSpeed's swap
+        folders).
         """
-        zero = self.ds_config.get("zero_optimization", {})
+        weights = self.weight_bytes if self.device == "nvme" or self.kind == "tensor_parallel" else 0
+        zero = (self.ds_config or {}).get("zero_optimization", {})
         optimizer = (zero.get("offload_optimizer") or {}).get("device")
         states = 16 if optimizer == "nvme" and isinstance(self.request.workload, Training) else 0
-        return self.num_parameters * (states + (2 if self.device == "nvme" else 0))
+        return self.num_parameters * states + weights
+
+
+def offload_home(strategy: Mapping[str, Any]) -> str:
+    """Return the device of parameters that Accelerate offloads, in the words of ``offload_device``.
+
+    It is the slowest that the device map names; with ``auto``, and if a number of layers stays on the GPU,
+    the one of the others.
+    """
+    chosen, folder = strategy["device_map"], strategy.get("offload_folder")
+    homes = set(chosen.values()) if isinstance(chosen, Mapping) else {chosen}
+    if "disk" in homes or (folder is not None and not isinstance(chosen, Mapping)):
+        return "nvme"
+    offloaded = "cpu" in homes if isinstance(chosen, Mapping) else chosen != "cuda"
+    return "cpu" if offloaded else "none"
 
 
 def offload_device(config: Mapping[str, Any]) -> str:
@@ -159,29 +194,48 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
     if isinstance(node, dict):
         for key in _SCENARIO_ONLY:
             node.pop(key, None)
+        if isinstance(strategy := node.get("strategy"), dict):
+            strategy.setdefault("kind", "zero_inference")
     checked = validate(document, RunRequest, at=at)
-    if checked.strategy.ds_config:
-        config = checked.strategy.ds_config
-        known = validate(document, DeepSpeedConfig, at=(*at, "strategy", "ds_config"))
-        _check_config(document, at, checked, known)
-    else:
-        config = _default_config(checked)
     shape = checked.model.shape(root=document.root)
     if shape.num_encoder_layers:
         text = f"{shape.family} has an encoder; only models that are a decoder alone can be measured"
         raise InputError([document.problem((*at, "model"), text)])
     _check_length(document, at, checked, shape.max_position_embeddings)
+    settings = checked.strategy
+    config, homes = None, None
+    if isinstance(settings, _ZeroInference):
+        config = _zero_config(document, at, checked, settings)
+    elif isinstance(checked.workload, Training):
+        text = f"must be inference: {settings.kind} does not train"
+        raise InputError([document.problem((*at, "workload", "kind"), text)])
+    elif isinstance(settings, Accelerate):
+        homes = settings.given_homes(ModuleTree(shape))
     return CalibrationRun(
         request=checked,
         hf_config=checked.model.hf_config(root=document.root),
         num_parameters=shape.num_parameters,
+        weight_bytes=shape.weight_bytes,
         dtype=shape.dtype,
         ds_config=config,
+        homes=homes,
     )
 
 
+def _zero_config(
+    document: Document, at: tuple[str | int, ...], checked: RunRequest, settings: _ZeroInference
+) -> Mapping[str, Any]:
+    """Return the ``ds_config`` of a run. Raises InputError for one that the run would not follow."""
+    if not settings.ds_config:
+        device = _DEVICES.get(settings.weights or "", "none")
+        return offload_config(device, optimizer=device if isinstance(checked.workload, Training) else None)
+    config = validate(document, DeepSpeedConfig, at=(*at, "strategy", "ds_config"))
+    _check_config(document, at, settings, config)
+    return settings.ds_config
+
+
 def _check_config(
-    document: Document, at: tuple[str | int, ...], checked: RunRequest, config: DeepSpeedConfig
+    document: Document, at: tuple[str | int, ...], checked: _ZeroInference, config: DeepSpeedConfig
 ) -> None:
     """Refuse settings that the run would not follow."""
     zero = config.zero_optimization
@@ -190,11 +244,9 @@ def _check_config(
         text = f"must be 3: these runs measure ZeRO-3 offload, got {zero.stage}"
         raise InputError([document.problem((*place, "stage"), text)])
     device = (zero.offload_param.device if zero.offload_param else None) or "none"
-    wanted = _DEVICES.get(checked.strategy.weights or "")
+    wanted = _DEVICES.get(checked.weights or "")
     if wanted is not None and wanted != device:
-        text = (
-            f'"{checked.strategy.weights}" contradicts ds_config, which offloads to "{device}"; leave one out'
-        )
+        text = f'"{checked.weights}" contradicts ds_config, which offloads to "{device}"; leave one out'
         raise InputError([document.problem((*at, "strategy", "weights"), text)])
 
 
@@ -208,9 +260,3 @@ def _check_length(
         key = "sequence_length" if training else "prompt_length"
         text = f"{tokens} tokens in total exceed the {limit} positions of the model"
         raise InputError([document.problem((*at, "workload", key), text)])
-
-
-def _default_config(checked: RunRequest) -> dict[str, Any]:
-    device = _DEVICES.get(checked.strategy.weights or "", "none")
-    training = isinstance(checked.workload, Training)
-    return offload_config(device, optimizer=device if training else None)

@@ -7,7 +7,13 @@ from typing import Any
 from simoffload.calibration.runs import CalibrationRun, request
 from simoffload.units import plural
 
-__all__ = ["held_back_cases", "held_back_training_cases", "small_cases", "small_training_cases"]
+__all__ = [
+    "eager_cases",
+    "held_back_cases",
+    "held_back_training_cases",
+    "small_cases",
+    "small_training_cases",
+]
 
 _LAYERS, _HIDDEN, _HEADS, _VOCABULARY, _POSITIONS = 8, 256, 4, 1024, 512
 _EVERYTHING = 10**9
@@ -119,6 +125,40 @@ def held_back_cases(ranks: int) -> tuple[CalibrationRun, ...]:
 def held_back_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationRun, ...]:
     """Return a run whose training steps test the fit and are not used by it."""
     return (_training_case(ranks, _TRAINED_LAYERS if deep else _LAYERS, *_HELD_BACK),)
+
+
+_WIDER = 3
+"""Factor of the width of models without DeepSpeed. Their matrices then have more than 1 MB, so that PyTorch
+allocates and releases memory for each, as in large models."""
+_KEPT, _OFFLOADED = {"device_map": "cuda"}, {"device_map": "cpu", "pin_memory": True}
+_DIVIDED = ("llama",)
+"""Families that transformers divides among GPUs (tensor parallelism)."""
+
+
+def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
+    """Return runs without DeepSpeed: on one rank on the GPU and offloaded by Accelerate, on several with the
+    complete model on each GPU and divided among them."""
+    if ranks == 1:
+        return tuple(
+            _eager_case(f"tiny {family} {name}", family, {"kind": "accelerate", **settings})
+            for family in _MODELS
+            for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
+        )
+    divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}
+    strategies = {"whole": {"kind": "accelerate", **_KEPT}, f"divided r{ranks}": divided}
+    return tuple(
+        _eager_case(f"tiny {family} {name}", family, strategy)
+        for family in _DIVIDED
+        for name, strategy in strategies.items()
+    )
+
+
+def _eager_case(name: str, family: str, strategy: dict[str, Any]) -> CalibrationRun:
+    wide = {"hidden_size", "intermediate_size", "ffn_dim", "n_head", "num_attention_heads"}
+    model = {key: _WIDER * value if key in wide else value for key, value in _MODELS[family].items()}
+    if "num_key_value_heads" in model:
+        model["num_key_value_heads"] *= _WIDER
+    return request({"name": name, "model": model, "workload": _WORK, "strategy": strategy})
 
 
 def _training_case(

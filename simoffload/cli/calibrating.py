@@ -22,6 +22,7 @@ _SECTIONS = (
     "hbm",
     "matmul",
     "hooks",
+    "eager",
     "cpu_adam",
     "storage",
     "collectives",
@@ -327,7 +328,7 @@ def _add_deepspeed(actions: SubParsers) -> None:
 
 def calibrate_deepspeed(arguments: Namespace, console: Console) -> ExitCode:
     """Run the cases; the status is 1 if one of them failed."""
-    from simoffload.calibration.deepspeed.launch import LaunchSettings, check, describe, run_cases
+    from simoffload.calibration.launch import LaunchSettings, check, describe, run_cases
     from simoffload.calibration.runs import read_requests
 
     cases = read_requests(arguments.runs)

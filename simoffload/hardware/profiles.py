@@ -24,11 +24,11 @@ from simoffload.hardware.quantities import (
     saturating,
 )
 from simoffload.hardware.thread_costs import (
-    AccelerateCosts,
     DeepSpeedCosts,
+    EagerCosts,
     FsdpCosts,
     TrainingCosts,
-    estimated_accelerate_costs,
+    estimated_eager_costs,
     scaled_costs,
 )
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
@@ -326,9 +326,9 @@ class Host(Profile):
     fsdp: FsdpCosts | None = None
     """Costs of the Python thread under PyTorch's FSDP; None: not measured, so that those of another host are
     scaled."""
-    accelerate: AccelerateCosts | None = None
-    """Costs of the Python thread under Hugging Face Accelerate; None: not measured, so that they are
-    estimated."""
+    eager: EagerCosts | None = None
+    """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
+    are estimated."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
@@ -351,9 +351,9 @@ class Host(Profile):
         )
 
     @property
-    def accelerate_costs(self) -> AccelerateCosts:
-        """The host's own costs under Accelerate, or estimates from its time of a PyTorch operation."""
-        return self.accelerate or estimated_accelerate_costs(operation_s=self.deepspeed.operation.value)
+    def eager_costs(self) -> EagerCosts:
+        """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
+        return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
 
     @property
     def memory_rate(self) -> int:

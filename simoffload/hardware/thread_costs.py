@@ -148,14 +148,20 @@ class FsdpCosts(Frozen):
         return int(traffic / (traffic / loops + new / pages))
 
 
-class AccelerateCosts(Frozen):
-    """Time that the Python thread spends under Hugging Face Accelerate's hooks, per event."""
+class EagerCosts(Frozen):
+    """Time that the Python thread spends in transformers' code without DeepSpeed, per event."""
 
+    operation: Sourced[Seconds]
+    """Time of a PyTorch operation. Calls of modules take longer or shorter than in ``deepspeed`` by the ratio
+    of this time to ``deepspeed.operation``."""
     hook: Sourced[Seconds]
-    """Time of the hooks before and after a module, without the tensors that they move."""
+    """Time of Accelerate's hooks before and after a module, without the tensors that they move."""
     tensor: Sourced[Seconds]
-    """Time for each tensor that is brought to the GPU and dropped, in addition to its copy: Python code,
+    """Time for each tensor that Accelerate brings to the GPU and drops, in addition to its copy: Python code,
     allocation, and emptying PyTorch's cache of GPU memory."""
+    all_reduce: Sourced[Seconds]
+    """Time for each result that the GPUs of tensor parallelism sum or gather, with its share of the wrappers
+    of divided layers."""
 
 
 _REFERENCE_RANKS = 2
@@ -207,32 +213,24 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     return FsdpCosts.model_validate(statements)
 
 
-_HOOK_OPERATIONS = 1
-"""Time of a hook as a number of PyTorch operations: two Python functions that walk over the arguments
-(``AlignDevicesHook``, accelerate 1.15.0, hooks.py), without a kernel; a count in the code."""
-_TENSOR_OPERATIONS = 10
-"""Time of Accelerate's code for a tensor as a number of PyTorch operations: six calls of PyTorch in the two
-calls of ``set_module_tensor_to_device`` (conversion, copy and new Parameter, on the way in and out), three
-walks over the module's tensors, and the checks in ``clear_device_cache`` that are not cached; a count in the
-code."""
-_ALLOCATION_S = 100e-6
-"""Time [s] of cudaMalloc and cudaFree for a tensor, 50 us each: measured up to 512 KB at
-cs.virginia.edu/~mwb7w/cuda_support/memory_management_overhead.html; larger blocks take longer, but part of
-the tensors gets memory that another has left."""
+_EAGER = {"operation": 0.605, "hook": 0.605, "tensor": 5.77, "all_reduce": 10.0}
+"""Times per event as multiples of a PyTorch operation under DeepSpeed. The first and the third: calibrate micro
+on a host with two H200 GPUs (validation/measured/holdout/h200-x); a hook counts as one operation. The last is
+an estimate: two operations for each of 3.5 divided layers, in which the wrapper of transformers 5.17 unwraps
+and wraps tensors, and three for the call of the collective."""
 
 
-def estimated_accelerate_costs(*, operation_s: float) -> AccelerateCosts:
-    """Return the costs of a host on which Accelerate was not measured, from its time of a PyTorch
-    operation."""
-    times = {
-        "hook": _HOOK_OPERATIONS * operation_s,
-        "tensor": _TENSOR_OPERATIONS * operation_s + _ALLOCATION_S,
-    }
+def estimated_eager_costs(*, operation_s: float) -> EagerCosts:
+    """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
+    DeepSpeed."""
     provenance = {
         "origin": "estimate",
-        "source": "operations counted in accelerate 1.15.0, at the host's time of one; allocation 0.1 ms",
-        "date": datetime.date(2026, 11, 22),
+        "source": "calibrate micro on another host (docs/measurements/host-thread.md), scaled",
+        "date": datetime.date(2026, 11, 23),
     }
-    return AccelerateCosts.model_validate(
-        {key: {"value": f"{value * 1e6:.4f} us", **provenance} for key, value in times.items()}
+    return EagerCosts.model_validate(
+        {
+            key: {"value": f"{count * operation_s * 1e6:.4f} us", **provenance, "spread": _SCALED_SPREAD}
+            for key, count in _EAGER.items()
+        }
     )

@@ -199,7 +199,9 @@ class Accelerate(Strategy):
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
         tree = ModuleTree(model)
-        homes = self._homes(tree, machine)
+        homes = self.given_homes(tree)
+        if homes is None:
+            homes = tree.inferred(tree.balanced(self._limits(machine)))
         if "disk" in homes.values() and self.offload_folder is None:
             size = format_bytes(sum(one.size for one in tree.units if homes.get(one.name) == "disk"))
             text = f"{size} of the weights are on disk; name the storage tier that holds them"
@@ -215,14 +217,18 @@ class Accelerate(Strategy):
         )
         return AcceleratePlan(model, workload, machine, options, tree, homes)
 
-    def _homes(self, tree: ModuleTree, machine: Machine) -> Mapping[str, Home]:
+    def given_homes(self, tree: ModuleTree) -> Mapping[str, Home] | None:
+        """Return the home of each module of a model; None with ``auto``, which depends on the machine.
+
+        Raises InputError for a map that does not suit the model.
+        """
         chosen, gpus = self.device_map, self.num_gpus
         if isinstance(chosen, dict):
             return tree.checked(chosen, gpus=gpus)
         if chosen == "cpu" or chosen == "disk":
             return tree.everywhere(chosen)
         if chosen == "auto":
-            return tree.inferred(tree.balanced(self._limits(machine)))
+            return None
         count = tree.model.num_hidden_layers if chosen == "cuda" else int(chosen)
         return tree.first_layers(count, gpus=gpus, rest="disk" if self.offload_folder else "cpu")
 

@@ -36,7 +36,10 @@ from simoffload.workload import Inference
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _READ_AHEAD = 128 << 10
 """[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
-_UNMEASURED = "host-thread costs of Accelerate: estimated from the time of a PyTorch operation"
+_MAPPED = 0.65e-12
+"""[s/B] that allocating and releasing GPU memory takes longer for large tensors: 106 us for 16 MiB, 797 us for
+1 GiB (cudaMalloc and cudaFree on an H100, docs/measurements/host-thread.md)."""
+_UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
 class AccelerateOptions(NamedTuple):
@@ -181,7 +184,7 @@ class AcceleratePlan(InferencePlan):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
-        unmeasured = (_UNMEASURED,) if self.hooked and self.machine.host.accelerate is None else ()
+        unmeasured = (_UNMEASURED,) if self.hooked and self.machine.host.eager is None else ()
         return (*unmeasured, *arithmetic_beyond(self.model, self.workload, self.machine))
 
     # -- memory ---------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ class _Writer(StreamWriter):
         )
         self.timing = timing
         self._plan, self._at = plan, plan.executed[0]
-        self._own = plan.machine.host.accelerate_costs
+        self._own = plan.machine.host.eager_costs
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
         self._threads = plan.machine.host.cpu_optimizer.cores.value
@@ -314,7 +317,7 @@ class _Writer(StreamWriter):
         for size in sizes:
             if disk:
                 self._read(size)
-            self.spend(self._own.tensor.value)
+            self.spend(self._own.tensor.value + _MAPPED * size)
             self.flush()
             compute = 1 + self._plan.main
             route, latency = self.copies(

@@ -166,7 +166,7 @@ class PassWriter:
         """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
         the next stage."""
         machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
-        self._launch(name, self._costs.collective_call.value)
+        self._launch(name, self._machine.host.eager_costs.all_reduce.value)
         size = max(1, round(elements * self._plan.model.dtype_bytes))
         paths = []
         for rank in range(self._each):

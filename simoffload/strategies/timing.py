@@ -66,10 +66,17 @@ class Timing:
     """Whether keys and values are kept in a cache."""
 
     def __init__(
-        self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...], zero3: bool
+        self,
+        *,
+        machine: Machine,
+        model: ModelShape,
+        batch: tuple[Sequences, ...],
+        zero3: bool,
+        launch_factor: float = 1.0,
     ) -> None:
         self.machine = machine
         self._model, self._batch, self._zero3 = model, batch, zero3
+        self._launch_factor = launch_factor
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
@@ -178,7 +185,7 @@ class Timing:
             call = costs.linear_call.value
         weights = self._quantized(module)
         count = operations(self._model, module) + (0 if weights is None else weights.operations)
-        return call + count * costs.operation.value
+        return (call + count * costs.operation.value) * self._launch_factor
 
     def _quantized(self, module: Module) -> WeightCost | None:
         """Return the cost of a module's tensors; None if none is quantized."""
@@ -225,7 +232,11 @@ class PassTimings:
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return Timing(machine=self._machine, model=self._model, batch=batch, zero3=self._zero3)
+        host = self._machine.host
+        factor = 1.0 if self._zero3 else host.eager_costs.operation.value / host.deepspeed.operation.value
+        return Timing(
+            machine=self._machine, model=self._model, batch=batch, zero3=self._zero3, launch_factor=factor
+        )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""

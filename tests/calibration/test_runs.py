@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.deepspeed.launch import LaunchSettings, check, describe
+from simoffload.calibration.launch import LaunchSettings, check, describe
 from simoffload.calibration.runs import read_requests
 from simoffload.errors import InputError
 

@@ -147,7 +147,7 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
     sizes = [size for one in found.copied for size in one]
     copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
     owners = sum(1 for call, _ in found.placed if found.tree.module(call).parameters)
-    costs = host.accelerate_costs
+    costs = host.eager_costs
     fixed = len(sizes) * costs.tensor.value + owners * costs.hook.value
     timing = found.timings.timing(found.forward("decode 2", 1, 18).batch)
     launches = sum(
@@ -184,9 +184,9 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     found = plan(file)
     host = found.machine.host
     operation = host.deepspeed.operation.value
-    assert host.accelerate is None
-    assert host.accelerate_costs.hook.value == pytest.approx(operation, rel=1e-4)
-    assert host.accelerate_costs.tensor.value == pytest.approx(10 * operation + 1e-4, rel=1e-4)
+    assert host.eager is None
+    assert host.eager_costs.hook.value == pytest.approx(operation, rel=1e-4)
+    assert host.eager_costs.tensor.value == pytest.approx(10 * operation + 1e-4, rel=1e-4)
     assert any("Accelerate" in text for text in found.extrapolations)
     section = {
         key: {"value": value, "origin": "measured", "source": "a test", "date": "2026-11-22"}
@@ -199,8 +199,8 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     other: Any = measured.plan()
     assert not other.extrapolations
     tensors, owners = count(decode(found), "copy"), 8 * 9 + 3
-    saved = tensors * (host.accelerate_costs.tensor.value - 2e-6)
-    saved += owners * (host.accelerate_costs.hook.value - 1e-6)
+    saved = tensors * (host.eager_costs.tensor.value - 2e-6)
+    saved += owners * (host.eager_costs.hook.value - 1e-6)
     before, after = (tpot(one) for one in (loaded(file), measured))
     assert 0.9 * saved < before - after < saved, "kernels hide a part"
 

@@ -13,7 +13,7 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.child import release_memory
-from simoffload.models.families import FAMILIES
+from simoffload.calibration.passes import architecture, configuration
 
 __all__ = ["DTYPES", "build", "dtype_of", "engine_config", "forget", "initialize"]
 
@@ -81,22 +81,28 @@ def _layers_initialize() -> Iterator[None]:
 
 def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
     """Construct the model inside ``zero.Init``, which partitions every parameter when it is created."""
-    written = dict(case["hf_config"])
-    hf_config = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
-    if case["attention"] is not None:
-        hf_config._attn_implementation = case["attention"]  # noqa: SLF001 (it has no public name)
-    family = FAMILIES[case["hf_config"]["model_type"]]
-    architecture = getattr(transformers, family.traits.architecture)
     training = case["workload"]["kind"] == "training"
     with (
         _layers_initialize(),
         deepspeed.zero.Init(config_dict_or_path=config, dtype=DTYPES[dtype_of(case)]),
     ):
-        model: torch.nn.Module = architecture(hf_config)
+        model: torch.nn.Module = architecture(case)(configuration(case))
+    _fill_others(model)
     if training and case["workload"]["gradient_checkpointing"]:
         model.gradient_checkpointing_enable({"use_reentrant": case["workload"]["use_reentrant"]})
     model.train(training)
     return model
+
+
+def _fill_others(model: torch.nn.Module) -> None:
+    """Fill matrices of modules that do not initialize themselves, such as experts and routers."""
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if len(getattr(parameter, "ds_shape", ())) > 1:
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                    torch.nn.init.normal_(parameter.data, 0.0, 0.02)
 
 
 def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Recorders of a running model: module times, GPU activity, storage operations, host times and energy.
+"""Recorders of a running model: module times, GPU activity, storage operations and host times.
 
 PyTorch is imported when a recorder is used, which happens only in child processes.
 """
@@ -6,7 +6,6 @@ PyTorch is imported when a recorder is used, which happens only in child process
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ __all__ = [
     "ModuleTrace",
     "Parts",
     "StorageLog",
-    "energy_counter",
     "gpu_activity",
     "timed_parts",
 ]
@@ -330,30 +328,3 @@ def _timed(method: Callable[..., Any], name: str, parts: Parts) -> Callable[...,
             row["seconds"] += time.perf_counter() - begin
 
     return call
-
-
-_NVML = "libnvidia-ml.so.1"
-_MILLI = 1e-3
-
-
-def energy_counter(gpu: int) -> Callable[[], float] | None:
-    """Return a function that reads the energy of a GPU since its driver was loaded [J]; None without a
-    counter.
-
-    The driver updates the counter about ten times a second (nvmlDeviceGetTotalEnergyConsumption counts [mJ],
-    from Volta on).
-    """
-    try:
-        library = ctypes.CDLL(_NVML)
-    except OSError:
-        return None
-    handle = ctypes.c_void_p()
-    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(gpu, ctypes.byref(handle)):
-        return None
-    counted = ctypes.c_ulonglong()
-
-    def read() -> float:
-        library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(counted))
-        return counted.value * _MILLI
-
-    return None if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(counted)) else read

@@ -6,9 +6,7 @@ There is one process per rank. It runs the cases of a job one after the other.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
-import os
 import shutil
 import sys
 import time
@@ -22,17 +20,17 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from simoffload.calibration.child import combined, run_in_turn, select_device, synchronize
+from simoffload.calibration.child import run_in_turn, select_device, synchronize
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.recorders import (
     BACKWARD,
     OPTIMIZER,
     ModuleTrace,
     StorageLog,
-    energy_counter,
     gpu_activity,
     timed_parts,
 )
+from simoffload.calibration.passes import TimedPasses, generation, run_facts
 
 __all__ = ["Run", "main"]
 
@@ -55,9 +53,8 @@ class Run:
         self._storage = StorageLog(self._model, self.engine.optimizer)
         self.case, self.loading_s = case, time.perf_counter() - begin
         self._device = get_accelerator().current_device_name()
-        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self._drawn = None if gpu is None else energy_counter(gpu)
-        self.passes: list[dict[str, Any]] = []
+        self._times = TimedPasses(self._device)
+        self.passes = self._times.passes
         self.traces: dict[str, Any] = {}
 
     def carry_out(self) -> None:
@@ -66,17 +63,6 @@ class Run:
             self._train()
         else:
             self._infer()
-
-    def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
-        synchronize()
-        drawn = self._drawn() if self._drawn else 0.0
-        begin = time.perf_counter()
-        work()
-        synchronize()
-        slowest = combined(time.perf_counter() - begin, "MAX", self._device)
-        self.passes.append({"name": name, "repetition": repetition, "seconds": slowest})
-        if self._drawn:
-            self.passes[-1]["gpu_joules"] = combined(self._drawn() - drawn, "SUM", self._device)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -101,7 +87,7 @@ class Run:
                 name = f"decode {index}" if index else "prefill"
                 if self._storage.swapper is not None:
                     self._storage.start()
-                self._timed(name, repetition, step)
+                self._times.add(name, repetition, step)
                 if self._storage.swapper is not None:
                     self.passes[-1]["storage"] = self._storage.stop()
 
@@ -114,24 +100,7 @@ class Run:
 
     def _generation(self) -> Callable[[], None]:
         """Return a function that runs the next pass of a new generation at each call."""
-        work = self.case["workload"]
-        vocabulary = self.case["hf_config"]["vocab_size"]
-        tokens = torch.randint(
-            0, vocabulary, (work["batch_size"], work["prompt_length"]), device=self._device
-        )
-        state: dict[str, Any] = {"tokens": tokens, "cache": None}
-
-        last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        more = {"logits_to_keep": 1} if last_only else {}
-
-        def step() -> None:
-            output = self.engine.module(
-                input_ids=state["tokens"], past_key_values=state["cache"], use_cache=True, **more
-            )
-            state["tokens"] = output.logits[:, -1:].argmax(-1)
-            state["cache"] = output.past_key_values
-
-        return step
+        return generation(self._model, self.case, self._device, self.engine.module)
 
     def _traced(self, step: Callable[[], None]) -> dict[str, Any]:
         """Run a pass and return its time [s], and the times of every module."""
@@ -197,7 +166,7 @@ class Run:
 
     def _timed_part(self, name: str, index: int, micro_step: int, part: Callable[[], None]) -> None:
         self._storage.start()
-        self._timed(name, index, part)
+        self._times.add(name, index, part)
         self._storage.stop()
         self.passes[-1]["micro_step"] = micro_step
         if self._storage.sums():
@@ -231,24 +200,12 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return everything that was measured, as plain values."""
-        memory = {"hbm_peak": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self._model.parameters())
         return {
-            "name": self.case["name"],
-            "model": self.case["model"],
-            "workload": self.case["workload"],
-            "ranks": comm.get_world_size(),
-            "ds_config": self.case["ds_config"],
-            "attention": getattr(self._model.config, "_attn_implementation", None),
+            **run_facts(self.case, self._model, ranks=comm.get_world_size()),
             "parameters": parameters,
             "dtype": build.dtype_of(self.case),
-            "threads": {
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-                "torch": torch.get_num_threads(),
-                "cores": len(os.sched_getaffinity(0)),
-            },
             "loading_s": round(self.loading_s, 3),
-            "memory": memory,
             "passes": self.passes,
             "traces": self.traces,
         }

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from simoffload.calibration.deepspeed.launch import NEEDED, case_data
 from simoffload.calibration.json_records import write_json
+from simoffload.calibration.launch import EAGER_NEEDED, NEEDED, case_data
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.micro.plan import (
     SECTION_PLANS,
@@ -31,6 +31,7 @@ from simoffload.calibration.micro.plan import (
 )
 from simoffload.calibration.processes import Ranks, missing_packages, thread_environment
 from simoffload.calibration.small_models import (
+    eager_cases,
     held_back_cases,
     held_back_training_cases,
     small_cases,
@@ -197,6 +198,12 @@ class _ThisMachine:
             return {"matmul_shapes": matmul_shapes(), "matmul_variants": matmul_variants()}
         if name == "attention":
             return {"attention_shapes": attention_shapes()}
+        if name.startswith("eager"):
+            missing = missing_packages(EAGER_NEEDED)
+            if missing:
+                raise SkippedError(f"{', '.join(missing)} not installed")
+            cases = [case_data(index, case, trace=False) for index, case in enumerate(eager_cases(ranks))]
+            return {"cases": cases}
         if not name.startswith("hooks_"):
             return {}
         missing = missing_packages(NEEDED)

@@ -113,6 +113,8 @@ SECTION_PLANS = {
     "hbm": SectionPlan("hbm", "plain", 0.7, 0.2, 0.7, rounds=(1, 3), host=False),
     "matmul": SectionPlan("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
     "hooks_decode": SectionPlan("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="any"),
+    "eager": SectionPlan("eager", "plain", 3.0, 10.0, 8.0),
+    "eager_together": SectionPlan("eager", "deepspeed", 2.0, 8.0, 6.0, ranks="several"),
     "cpu_adam": SectionPlan("cpu_adam", "deepspeed", 2.3, 2.1, 1.8),
     "hooks_training": SectionPlan("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="extremes"),
     "storage": SectionPlan("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
@@ -161,6 +163,8 @@ _GIVES = {
     "hooks": "deepspeed and training of host.yaml",
     "hooks_decode": "deepspeed of host.yaml",
     "hooks_training": "training of host.yaml",
+    "eager": "eager of host.yaml",
+    "eager_together": "eager.all_reduce of host.yaml",
     "cpu_adam": "cpu_optimizer of host.yaml",
     "cpu_adam_together": "cpu_optimizer of host.yaml",
 }

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_cpu_optimizer, fit_thread
+from simoffload.calibration.micro.fit_eager import fit_eager
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
 from simoffload.calibration.micro.fit_gpu import fit_attention, fit_gpu
 from simoffload.calibration.micro.fit_parts import (
@@ -257,13 +258,16 @@ class _Profiles:
         more |= self._table("cpu_optimizer", fit_cpu_optimizer(self._sections, self._machine))
         more |= self._thread()
         more |= self._table("fsdp", fit_fsdp(self._sections, self._base.machine(nodes=1)))
+        more |= self._table("eager", fit_eager(self._sections, self._base.machine(nodes=1)))
         return self._replaced("host", fitted, more)
 
     def _table(self, key: str, fitted: Mapping[str, Fitted]) -> dict[str, Any]:
         """Return a section of the host's profile with what was measured in it; empty if nothing was."""
         if not fitted:
             return {}
-        data = {"fsdp": self._base.host.fsdp_costs.model_dump(mode="json", exclude_none=True)}
+        host = self._base.host
+        scaled = {"fsdp": host.fsdp_costs, "eager": host.eager_costs}
+        data = {name: one.model_dump(mode="json", exclude_none=True) for name, one in scaled.items()}
         known = {**data, **self._data["host"]}[key]
         return {key: {**known, **{name: self._statement(one) for name, one in fitted.items()}}}
 

@@ -44,6 +44,8 @@ FUNCTIONS = {
     "dram": ("host", "measure_memory"),
     "hooks_decode": ("hooks", "measure_decode"),
     "hooks_training": ("hooks", "measure_training"),
+    "eager": ("eager", "measure_eager"),
+    "eager_together": ("eager", "measure_eager"),
     "storage": ("storage", "measure_storage"),
     "storage_gds": ("storage", "measure_gds"),
     "cpu_adam": ("host", "measure_adam"),

@@ -1,4 +1,4 @@
-"""Runs of cases with DeepSpeed in child processes; this side does not import DeepSpeed."""
+"""Runs of cases in child processes, which alone import PyTorch, DeepSpeed and Accelerate."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes, plural
 
 __all__ = [
+    "EAGER_NEEDED",
     "NEEDED",
     "LaunchSettings",
     "Outcome",
@@ -34,6 +35,23 @@ __all__ = [
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
+EAGER_NEEDED = ("torch", "transformers", "accelerate")
+
+
+class _Worker(NamedTuple):
+    """The module that runs cases of a strategy, and the packages that it needs."""
+
+    module: str
+    needed: tuple[str, ...]
+
+
+_HUGGING_FACE = _Worker("simoffload.calibration.hugging_face.worker", ("torch", "transformers", "accelerate"))
+_WORKERS = {
+    "zero_inference": _Worker("simoffload.calibration.deepspeed.worker", NEEDED),
+    "accelerate": _HUGGING_FACE,
+    "tensor_parallel": _HUGGING_FACE,
+}
+"""The worker of each kind of strategy."""
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
 """The share of host memory that the runs of one set of processes may pin before new processes start."""
@@ -48,7 +66,7 @@ class LaunchSettings(NamedTuple):
     folder: Path
     """An empty or absent folder for ``runs.json`` and ``log.txt``."""
     swap_folder: Path
-    """The folder of DeepSpeed's swap files during a run."""
+    """The folder of swap files, or of weights on disk, during a run."""
     largest: int
     """[B] The most swap files that a run may write."""
     seconds_per_case: float
@@ -68,14 +86,16 @@ class Outcome(NamedTuple):
 
 def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Return a text for the user about what will run and what it will write."""
-    lines = [f"{plural(len(cases), 'run')} with DeepSpeed; results go to {settings.folder / RUNS}"]
+    lines = [f"{plural(len(cases), 'run')}; results go to {settings.folder / RUNS}"]
     for case in cases:
-        writes = f", writes up to {format_bytes(case.swap_bytes)} of swap files" if case.swap_bytes else ""
+        writes = f", writes up to {format_bytes(case.swap_bytes)} of files" if case.swap_bytes else ""
         parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
         ranks = plural(case.ranks, "rank")
-        lines.append(f"  {case.request.name}: {parameters}, {ranks}, offload {case.device}{writes}")
+        lines.append(
+            f"  {case.request.name}: {case.kind}, {parameters}, {ranks}, offload {case.device}{writes}"
+        )
     if any(case.swap_bytes for case in cases):
-        lines.append(f"swap files go to {settings.swap_folder} and are removed afterwards")
+        lines.append(f"files go to {settings.swap_folder} and are removed afterwards")
     return "\n".join(lines)
 
 
@@ -110,7 +130,8 @@ def run_cases(
         if any(results.values()):
             _write(settings.folder / RUNS, cases, results, facts)
         shutil.rmtree(work_folder, ignore_errors=True)
-        shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)
+        for name in ("zero_stage_3", *(f"{index:03d}" for index in range(len(cases)))):
+            shutil.rmtree(settings.swap_folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             settings.swap_folder.rmdir()
         if not existed and not (settings.folder / LOG).exists():
@@ -129,14 +150,12 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     _check_folder(settings.folder, "is not an empty folder; name another")
     writes = max((case.swap_bytes for case in cases), default=0)
     if writes:
-        above = _check_folder(
-            settings.swap_folder, "is not an empty folder, and DeepSpeed empties it; name another"
-        )
+        above = _check_folder(settings.swap_folder, "is not an empty folder, and runs empty it; name another")
         for case in cases:
             if case.swap_bytes > settings.largest:
                 size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
                 remedy = "raise it or reduce the layers"
-                text = f"would write {size} of swap files, above --max-size {limit}; {remedy}"
+                text = f"would write {size} of files, above --max-size {limit}; {remedy}"
                 raise _refusal(case.request.name, text)
         free = shutil.disk_usage(above).free
         if free < writes * _SPARE:
@@ -144,7 +163,8 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
                 f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
             )
             raise _refusal(str(settings.swap_folder), text)
-    missing = ", ".join(missing_packages(NEEDED))
+    needed = dict.fromkeys(name for case in cases for name in _WORKERS[case.kind].needed)
+    missing = ", ".join(missing_packages(tuple(needed)))
     return (
         f"{missing}: not installed; pip install simoffload[calibrate] (docs/CALIBRATION.md)"
         if missing
@@ -176,12 +196,16 @@ def _run_all(
     progress: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + settings.seconds
-    for ranks in sorted({case.ranks for case in cases}):
-        remaining = [index for index, case in enumerate(cases) if case.ranks == ranks]
+    for module, ranks in dict.fromkeys((_WORKERS[case.kind].module, case.ranks) for case in cases):
+        remaining = [
+            index
+            for index, case in enumerate(cases)
+            if (_WORKERS[case.kind].module, case.ranks) == (module, ranks)
+        ]
         while remaining and time.monotonic() < deadline:
             batch = _batch(cases, remaining)
             progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
-            _run_group(cases, batch, ranks, settings, work_folder, deadline)
+            _run_group(cases, batch, module, settings, work_folder, deadline)
             remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
 
 
@@ -201,7 +225,7 @@ def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[in
 def _run_group(
     cases: Sequence[CalibrationRun],
     indices: Sequence[int],
-    ranks: int,
+    module: str,
     settings: LaunchSettings,
     work_folder: Path,
     deadline: float,
@@ -220,7 +244,7 @@ def _run_group(
         now = time.monotonic()
         return now < deadline and now - begun["at"] < settings.seconds_per_case
 
-    module = "simoffload.calibration.deepspeed.worker"
+    ranks = cases[indices[0]].ranks
     status = run_ranks(
         module,
         [str(job)],
@@ -238,7 +262,7 @@ def _run_group(
 
 
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
-    """Return a case in the form that the process with DeepSpeed reads."""
+    """Return a case in the form that the process with PyTorch reads."""
     request = case.request
     return {
         "index": index,
@@ -248,7 +272,10 @@ def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any
         "hf_config": dict(case.hf_config),
         "attention": request.model.attention,
         "dtype": case.dtype,
-        "ds_config": dict(case.ds_config),
+        "ranks": case.ranks,
+        "ds_config": None if case.ds_config is None else dict(case.ds_config),
+        "strategy": None if case.ds_config is not None else request.strategy.model_dump(mode="json"),
+        "homes": None if case.homes is None else dict(case.homes),
         "trace": trace,
     }
 
