@@ -90,7 +90,7 @@ class Timing:
         if known is not None:
             return known
         seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
-        if self._zero3 and not module.flat:
+        if self._replaced(self._quantized(module)) and not module.flat:
             seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
         self._seen[module] = picoseconds(seconds)
         return self._seen[module]
@@ -181,11 +181,16 @@ class Timing:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
-        if self._zero3 and module.kind == "linear":
-            call = costs.linear_call.value
         weights = self._quantized(module)
+        if module.kind == "linear" and self._replaced(weights):
+            call = costs.linear_call.value
         count = operations(self._model, module) + (0 if weights is None else weights.operations)
         return (call + count * costs.operation.value) * self._launch_factor
+
+    def _replaced(self, weights: WeightCost | None) -> bool:
+        """Return whether ZeRO-3 has replaced the linear layer with these weights: not DeepSpeed's layer with
+        quantized weights, which calls PyTorch itself (deepspeed/inference/quantization/layers.py)."""
+        return self._zero3 and weights is None
 
     def _quantized(self, module: Module) -> WeightCost | None:
         """Return the cost of a module's tensors; None if none is quantized."""
