@@ -130,7 +130,8 @@ def held_back_training_cases(ranks: int, *, deep: bool = True) -> tuple[Calibrat
 _WIDER = 3
 """Factor of the width of models without DeepSpeed. Their matrices then have more than 1 MB, so that PyTorch
 allocates and releases memory for each, as in large models."""
-_KEPT, _OFFLOADED = {"device_map": "cuda"}, {"device_map": "cpu", "pin_memory": True}
+_KEPT: dict[str, Any] = {"device_map": "cuda"}
+_OFFLOADED: dict[str, Any] = {"device_map": "cpu", "pin_memory": True}
 _DIVIDED = ("llama",)
 """Families that transformers divides among GPUs (tensor parallelism)."""
 
@@ -145,7 +146,10 @@ def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
             for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
         )
     divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}
-    strategies = {"whole": {"kind": "accelerate", **_KEPT}, f"divided r{ranks}": divided}
+    strategies: dict[str, dict[str, Any]] = {
+        "whole": {"kind": "accelerate", **_KEPT},
+        f"divided r{ranks}": divided,
+    }
     return tuple(
         _eager_case(f"tiny {family} {name}", family, strategy)
         for family in _DIVIDED

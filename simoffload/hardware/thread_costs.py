@@ -214,10 +214,10 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
 
 
 _EAGER = {"operation": 0.605, "hook": 0.605, "tensor": 5.77, "all_reduce": 10.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed. The first and the third: calibrate micro
-on a host with two H200 GPUs (validation/measured/holdout/h200-x); a hook counts as one operation. The last is
-an estimate: two operations for each of 3.5 divided layers, in which the wrapper of transformers 5.17 unwraps
-and wraps tensors, and three for the call of the collective."""
+"""Times per event as multiples of a PyTorch operation under DeepSpeed. The first and the third: calibrate
+micro on a host with two H200 GPUs (validation/measured/holdout/h200-x); a hook counts as one operation. The
+last is an estimate: two operations for each of 3.5 divided layers, in which the wrapper of transformers 5.17
+unwraps and wraps tensors, and three for the call of the collective."""
 
 
 def estimated_eager_costs(*, operation_s: float) -> EagerCosts:

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Path
+from simoffload.hardware import FsdpCosts, Machine, Path, Provenance
 from simoffload.models import ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
@@ -37,8 +37,8 @@ _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _READ_AHEAD = 128 << 10
 """[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
 _MAPPED = 0.65e-12
-"""[s/B] that allocating and releasing GPU memory takes longer for large tensors: 106 us for 16 MiB, 797 us for
-1 GiB (cudaMalloc and cudaFree on an H100, docs/measurements/host-thread.md)."""
+"""[s/B] that allocating and releasing GPU memory takes longer for large tensors: 106 us for 16 MiB, 797 us
+for 1 GiB (cudaMalloc and cudaFree on an H100, docs/measurements/host-thread.md)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -167,6 +167,12 @@ class AcceleratePlan(InferencePlan):
     def element_wise(self) -> FsdpCosts:
         """Rates at which the host copies tensors into new ones."""
         return self.machine.host.fsdp_costs
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of operations, and of tensors that are brought to the GPU."""
+        costs = self.machine.host.eager_costs
+        return (costs.operation, costs.tensor) if self.hooked else (costs.operation,)
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]

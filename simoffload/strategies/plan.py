@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
+from simoffload.hardware import Provenance
 from simoffload.models import ModelShape, Module, Sequences, training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
@@ -58,6 +59,11 @@ class InferencePlan(Plan):
     """Whether the first pass after loading differs from later ones."""
     zero3: ClassVar[bool] = False
     """Whether DeepSpeed's ZeRO-3 runs the modules."""
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of the host thread that make up most of its time; without DeepSpeed, those of operations."""
+        return super().host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
 
     @property
     @abstractmethod

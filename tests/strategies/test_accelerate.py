@@ -148,7 +148,7 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
     copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
     owners = sum(1 for call, _ in found.placed if found.tree.module(call).parameters)
     costs = host.eager_costs
-    fixed = len(sizes) * costs.tensor.value + owners * costs.hook.value
+    fixed = len(sizes) * costs.tensor.value + 0.65e-12 * sum(sizes) + owners * costs.hook.value
     timing = found.timings.timing(found.forward("decode 2", 1, 18).batch)
     launches = sum(
         timing.launch_s(module)
@@ -185,24 +185,24 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     host = found.machine.host
     operation = host.deepspeed.operation.value
     assert host.eager is None
-    assert host.eager_costs.hook.value == pytest.approx(operation, rel=1e-4)
-    assert host.eager_costs.tensor.value == pytest.approx(10 * operation + 1e-4, rel=1e-4)
+    assert host.eager_costs.hook.value == pytest.approx(0.605 * operation, rel=1e-4)
+    assert host.eager_costs.tensor.value == pytest.approx(5.77 * operation, rel=1e-4)
     assert any("Accelerate" in text for text in found.extrapolations)
+    now = f"{host.eager_costs.operation.value * 1e6} us"
+    costs = {"operation": now, "hook": "1 us", "tensor": "2 us", "all_reduce": "9 us"}
     section = {
         key: {"value": value, "origin": "measured", "source": "a test", "date": "2026-11-22"}
-        for key, value in (("hook", "1 us"), ("tensor", "2 us"))
+        for key, value in costs.items()
     }
     text = json.dumps(section)
-    measured = so.load_scenario(
-        str(file), overrides=[f'profiles={{"host/{host.id}": {{"accelerate": {text}}}}}']
-    )
+    measured = so.load_scenario(str(file), overrides=[f'profiles={{"host/{host.id}": {{"eager": {text}}}}}'])
     other: Any = measured.plan()
     assert not other.extrapolations
     tensors, owners = count(decode(found), "copy"), 8 * 9 + 3
     saved = tensors * (host.eager_costs.tensor.value - 2e-6)
     saved += owners * (host.eager_costs.hook.value - 1e-6)
     before, after = (tpot(one) for one in (loaded(file), measured))
-    assert 0.9 * saved < before - after < saved, "kernels hide a part"
+    assert 0.85 * saved < before - after < saved, "kernels hide a part"
 
 
 # -- several GPUs -----------------------------------------------------------------------------------

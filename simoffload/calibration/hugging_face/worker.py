@@ -53,7 +53,7 @@ def _in_memory(case: Mapping[str, Any], device: str) -> torch.nn.Module:
                 filled = torch.empty(empty.shape, dtype=dtype, device=device)
                 filled = filled.fill_(1.0) if norm else filled.normal_(0.0, _SPREAD)
                 setattr(module, name, torch.nn.Parameter(filled.cpu(), requires_grad=False))
-    model.tie_weights()  # type: ignore[operator]
+    model.tie_weights()
     return model.eval()
 
 
@@ -115,29 +115,32 @@ def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)  # the same tokens on all ranks
     folder = swap_folder / f"{case['index']:03d}"
     try:
-        begin = time.perf_counter()
-        model = built(case, device, folder)
-        loading = time.perf_counter() - begin
-        times = TimedPasses(device)
-        with torch.no_grad():
-            for repetition in range(_REPETITIONS):
-                step = generation(model, case, device)
-                for index in range(case["workload"]["output_length"]):
-                    times.add(f"decode {index}" if index else "prefill", repetition, step)
-            traces = {"gpu decode": gpu_activity(step)} if case["trace"] and device != "cpu" else {}
-        facts = run_facts(case, model, ranks=case["ranks"])
-        return {
-            **facts,
-            "dtype": case["dtype"],
-            "loading_s": round(loading, 3),
-            "passes": times.passes,
-            "traces": traces,
-        }
+        return _measured(case, device, folder)
     finally:
-        model = None  # type: ignore[assignment]
         release_memory()
         if distributed.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measured(case: Mapping[str, Any], device: str, folder: Path) -> dict[str, Any]:
+    """Return the record of a case, whose model is released with the return."""
+    begin = time.perf_counter()
+    model = built(case, device, folder)
+    loading = time.perf_counter() - begin
+    times = TimedPasses(device)
+    with torch.no_grad():
+        for repetition in range(_REPETITIONS):
+            step = generation(model, case, device)
+            for index in range(case["workload"]["output_length"]):
+                times.add(f"decode {index}" if index else "prefill", repetition, step)
+        traces = {"gpu decode": gpu_activity(step)} if case["trace"] and device != "cpu" else {}
+    return {
+        **run_facts(case, model, ranks=case["ranks"]),
+        "dtype": case["dtype"],
+        "loading_s": round(loading, 3),
+        "passes": times.passes,
+        "traces": traces,
+    }
 
 
 def main(job_path: str) -> int:
