@@ -27,6 +27,9 @@ from simoffload.workload import Inference
 
 __all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]
 
+_UNKNOWN_DISK, _ANY_DRIVE = "disk", "samsung-980-pro-2tb"
+"""Tier for Accelerate's files on a machine whose drives were not measured, and its drive, which does not
+matter: the files are read from the page cache."""
 _STORAGE_KINDS = ("nvme", "nvmeof", "nfs", "pfs")
 
 
@@ -89,7 +92,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     kind = str(run.workload.get("kind", "inference"))
     if kind not in _PREDICTED:
         return Prediction(f"no {kind} strategy yet")
-    if "nvme" in (run.offload, run.optimizer) and within.storage is None:
+    if "nvme" in (run.offload, run.optimizer) and within.storage is None and run.group != "accelerate":
         return Prediction(within.no_storage)
     try:
         scenario = resolve(Document("", _scenario(run, within)))
@@ -113,10 +116,14 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
         model["attention"] = run.attention
     kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
     strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
+    equipment: dict[str, Any] = {}
     if run.strategy is not None:
         strategy = dict(run.strategy)
         if strategy.get("offload_folder") is not None:
-            strategy["offload_folder"] = within.storage
+            strategy["offload_folder"] = within.storage or _UNKNOWN_DISK
+            if within.storage is None:
+                strategy["page_cache"] = True
+                equipment["tiers"] = {_UNKNOWN_DISK: {"profile": _ANY_DRIVE, "at": ["cpu"]}}
     elif within.deepspeed is not None:
         strategy["deepspeed_version"] = within.deepspeed
     if run.training and run.threads is not None:
@@ -131,6 +138,7 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
         "platform": str(Path(within.platform).absolute()) if is_path(within.platform) else within.platform,
         "workload": run.workload,
         "strategy": strategy,
+        "equipment": equipment,
     }
 
 
