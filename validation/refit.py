@@ -25,7 +25,7 @@ __all__ = ["machines", "refitted"]
 
 _MEASURED = Path(__file__).parent / "measured"
 _REFITTED = {
-    "host.yaml": ("host_factor", "deepspeed", "training"),
+    "host.yaml": ("host_factor", "deepspeed", "training", "eager"),
     "accelerator.yaml": (
         "strided_rate",
         "join_rate",
