@@ -47,8 +47,10 @@ DECODE = Work("decode step", ("decode",))
 PREFILL = Work("prefill", ("prefill",))
 STEP = Work("training step", ("step",))
 FSDP = Work("training step, FSDP", ("step",), ("fsdp",))
-ALL = Work("all times", ("decode", "prefill", "step"), ("zero", "fsdp"))
-_SHORT = (DECODE, PREFILL, STEP, FSDP)
+ACCELERATE = Work("decode step, Accelerate", ("decode",), ("accelerate",))
+DIVIDED = Work("decode step, tensor parallelism", ("decode",), ("tensor_parallel",))
+ALL = Work("all times", ("decode", "prefill", "step"), ("zero", "fsdp", "accelerate", "tensor_parallel"))
+_SHORT = (DECODE, PREFILL, STEP, FSDP, ACCELERATE, DIVIDED)
 _TITLES: dict[Profile, str] = {
     "own": "measured on the same machine",
     "same kind": "measured on another machine of the kind",
@@ -88,6 +90,8 @@ LIMITS = (
     Limit("own", PREFILL, "mean error", 0.08),
     Limit("own", STEP, "mean error", 0.10),
     Limit("own", STEP, "worst error", 0.25),
+    *(Limit("own", work, "mean error", 0.12) for work in (ACCELERATE, DIVIDED)),
+    *(Limit("own", work, "worst error", 0.25) for work in (ACCELERATE, DIVIDED)),
     Limit("own", ALL, "inside", 0.95, 0.65),
     Limit("own", ALL, "half-width", 0.15),
     Limit("shipped", ALL, "inside", 0.95, 0.65),

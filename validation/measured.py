@@ -1,4 +1,4 @@
-"""This module predicts recorded runs of DeepSpeed and of FSDP.
+"""This module predicts recorded runs of DeepSpeed, FSDP, Accelerate and tensor parallelism.
 
 The runs in ``measured/fit/<machine>/`` were available while costs of the host thread and efficiencies were
 determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine contains ``runs*.json``
@@ -38,7 +38,7 @@ __all__ = [
 
 PARTS = ("fit", "holdout")
 PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
-_GROUPS = ("zero", "fsdp")
+_GROUPS = ("zero", "fsdp", "accelerate", "tensor_parallel")
 _FOLDER = Path(__file__).parent / "measured"
 
 
@@ -58,7 +58,7 @@ class MeasuredRun(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Return the group of the run, as strategies name it under ``evidence``: zero or fsdp."""
+        """Return the group of the run, as strategies name it under ``evidence``."""
         return self.compared.run.group
 
 

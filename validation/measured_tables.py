@@ -37,6 +37,10 @@ _ABOUT_FSDP = (
     "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; the tables above exclude "
     "them. Complete steps were timed separately from their parts, which have a wait after each."
 )
+_ABOUT_OTHERS = (
+    "Runs of transformers without DeepSpeed, predicted with the machine's own microbenchmarks "
+    "([measurements/hugging-face.md](measurements/hugging-face.md)); the tables above exclude them."
+)
 _ABOUT_ACCURACY = (
     "Each cell: number of runs · mean absolute error · worst error · share of measured times inside the 80 % "
     "interval · median half-width of the interval, (P90 - P10) / 2 over the prediction. *Another machine of "
@@ -83,6 +87,8 @@ def measured_tables(
     sections += ["### Training", _training(training), *_reasons(training)]
     fsdp = [run for run in runs if run.group == "fsdp"]
     sections += ["### FSDP", _ABOUT_FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
+    other = [run for run in runs if run.group in ("accelerate", "tensor_parallel")]
+    sections += ["### Accelerate and tensor parallelism", _ABOUT_OTHERS, _others(other), *_reasons(other)]
     sections += ["### Each run by profile", _ABOUT_PROFILES, _run_errors(by_profile)]
     sections += [
         "### Settings",
@@ -213,6 +219,11 @@ def _fsdp_errors(runs: Rows) -> str:
 def _fsdp(runs: Rows) -> str:
     head = f"set | machine | run: batch x sequence | {_head(_TRAINING, 'simulated | error')}"
     return table(head, (_named(row, _TRAINING) for row in runs), right=3)
+
+
+def _others(runs: Rows) -> str:
+    head = f"set | machine | run | {_head(_INFERENCE, 'simulated | error')}"
+    return table(head, (_named(row, _INFERENCE) for row in runs), right=3)
 
 
 def _named(row: MeasuredRun, names: Iterable[str]) -> list[str]:

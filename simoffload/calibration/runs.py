@@ -210,7 +210,11 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
         text = f"must be inference: {settings.kind} does not train"
         raise InputError([document.problem((*at, "workload", "kind"), text)])
     elif isinstance(settings, Accelerate):
-        homes = settings.given_homes(ModuleTree(shape))
+        try:
+            homes = settings.given_homes(ModuleTree(shape))
+        except InputError as error:
+            place = (*at, "strategy", "device_map")
+            raise InputError([document.problem(place, one.message) for one in error.problems]) from None
     return CalibrationRun(
         request=checked,
         hf_config=checked.model.hf_config(root=document.root),

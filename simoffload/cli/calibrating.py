@@ -288,11 +288,12 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             file.write(text)
 
 
-_DEEPSPEED = "run real ZeRO-3 offload of models with random weights and record the times"
+_DEEPSPEED = "run real offload (ZeRO-3, Accelerate) of models with random weights and record the times"
 _DEEPSPEED_DESCRIPTION = """\
-Run real ZeRO-3 offload of models with random weights on this machine and record the times of all modules
-and storage operations. RUNS are files written like scenarios (their platform is ignored), or lists of
-them under "runs:". Needs torch, transformers and deepspeed (extra "calibrate").
+Run models with random weights on this machine and record their times: under ZeRO-3 of all modules and
+storage operations, under Accelerate (strategy.kind accelerate) and transformers' tensor parallelism
+(tensor_parallel) of passes. RUNS are files written like scenarios (their platform is ignored), or lists of
+them under "runs:". Needs torch, transformers and deepspeed or accelerate (extra "calibrate").
 """
 
 

@@ -296,10 +296,11 @@ def confidence(result: SimulationResult) -> Confidence:
     """
     kinds = {use.tier: use.kind for use in result.capacity}
     held = [kinds.get(tier, "hbm") for tier in result.targets]
-    kind, strategy = _strategy(result)
-    unlike = _unlike(result, held) or (f"used strategy.kind {kind}" if not strategy.evidence else "")
+    unseen = _unseen(result)
     far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
-    row = _row(strategy.evidence or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
+    group = _MOST_RUNS if unseen else _strategy(result)[1].evidence
+    row = _row(group, _work(result), "nvme" if far else place_of(held))
+    unlike = _unlike(result, held) or unseen
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations), result=result)
 
 
@@ -315,6 +316,14 @@ def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
         return "saved a checkpoint"
     remote = [kind for kind in held if kind not in _MEASURED]
     return f"used {_REMOTE[remote[0]]}" if remote else ""
+
+
+def _unseen(result: SimulationResult) -> str:
+    """Return what of the strategy no real run used, to follow these words; empty if some were like it."""
+    kind, strategy = _strategy(result)
+    settings = result.provenance.scenario.get("strategy") or {}
+    found = [f" with {key}" for key, value in strategy.unseen.items() if settings.get(key) == value]
+    return f"used strategy.kind {kind}{', '.join(found)}" if found or not strategy.evidence else ""
 
 
 def _work(result: SimulationResult) -> Work:

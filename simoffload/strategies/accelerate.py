@@ -67,6 +67,7 @@ class Accelerate(Strategy):
     gpu_keys: ClassVar = ("num_gpus",)
     formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
+    evidence: ClassVar = "accelerate"
     tier_keys: ClassVar = {"offload_folder": "storage"}
 
     kind: Literal["accelerate"] = "accelerate"

@@ -45,6 +45,8 @@ class TensorParallel(Strategy):
 
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
+    evidence: ClassVar = "tensor_parallel"
+    unseen: ClassVar = {"compiled": True}
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
     placement_name: ClassVar = "tensor parallel"

@@ -57,6 +57,7 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(TensorParallel):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
+    evidence: ClassVar = ""
     placement_words: ClassVar = "{} in GPU and host memory"
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"  # type: ignore[assignment]

@@ -47,6 +47,32 @@ def test_a_scenario_is_a_run(tmp_path: Path) -> None:
     assert case.hf_config["model_type"] == "opt"
 
 
+def test_accelerate_and_tensor_parallelism_are_runs(tmp_path: Path) -> None:
+    shape = {
+        "name": "two",
+        "model": {"name": "llama-3.2-1b"},
+        "strategy": {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+    }
+    offloaded = [
+        {"kind": "accelerate", "device_map": "cpu"},
+        {"kind": "accelerate", "device_map": 8, "offload_folder": "nvme"},
+        {"kind": "accelerate", "device_map": {"": 0}},
+        {"kind": "accelerate"},
+    ]
+    runs = [RUN | shape, *(RUN | {"name": f"{one}", "strategy": one} for one in offloaded)]
+    divided, cpu, disk, whole, auto = read_requests([written(tmp_path, {"runs": runs})])
+    assert (divided.ranks, divided.device, divided.ds_config) == (2, "none", None)
+    assert divided.swap_bytes == divided.weight_bytes, "rank 0 writes files that both ranks load"
+    assert [one.device for one in (cpu, disk, whole, auto)] == ["cpu", "nvme", "none", "cpu"]
+    assert [one.swap_bytes for one in (cpu, disk)] == [0, disk.weight_bytes]
+    assert cpu.homes is not None
+    assert set(cpu.homes.values()) == {"cpu"}
+    assert disk.homes is not None
+    assert list(disk.homes.values()).count("disk") == 16
+    assert auto.homes is None, "Accelerate decides"
+    assert "accelerate, 1.32e9 parameters, 1 rank, offload cpu" in describe([cpu], settings(tmp_path))
+
+
 def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     (case,) = read_requests([written(tmp_path, RUN | {"strategy": {"weights": "nvme"}})])
     assert case.device == "nvme"
@@ -59,6 +85,15 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"model": {"name": "switch-base-8"}}, "model: switch_transformers has an encoder; only models that"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
+        ({"strategy": {"kind": "resident"}}, "strategy.kind"),
+        ({"strategy": {"kind": "accelerate", "device_map": 99}}, "runs[0].strategy.device_map: 99 layers"),
+        (
+            {
+                "workload": {"kind": "training", "batch_size": 1, "sequence_length": 8},
+                "strategy": {"kind": "accelerate"},
+            },
+            "accelerate does not train",
+        ),
         ({"workload": {**RUN["workload"], "prompt_length": 5000}}, "exceed the 2048 positions"),
         (
             {

@@ -1,0 +1,80 @@
+"""Accelerate and the tensor parallelism of transformers run on this machine's CPU and are recorded.
+
+Times without a GPU mean nothing; that the programs accept the calls, and that records can be predicted, does
+not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.calibration.compare import compare_file
+from simoffload.calibration.processes import missing_packages
+from tests.calibration.test_cpu_run import calibrate
+
+pytestmark = [
+    pytest.mark.deepspeed,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing_packages(["accelerate"])), reason="accelerate is not installed"),
+]
+
+MODEL = {
+    "family": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+    "dtype": "bfloat16",
+}
+EXPERTS = MODEL | {
+    "family": "qwen2_moe",
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+WORK = {"kind": "inference", "batch_size": 2, "prompt_length": 8, "output_length": 3}
+INT4 = {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
+ZERO = {"stage": 3, "offload_param": {"device": "cpu"}}
+STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "offloaded to memory": (MODEL, {"kind": "accelerate", "device_map": "cpu"}),
+    "offloaded to files": (MODEL, {"kind": "accelerate", "device_map": "disk", "offload_folder": "nvme"}),
+    "divided": (MODEL, {"kind": "tensor_parallel", "tensor_parallel_size": 2}),
+    "int4": (
+        MODEL,
+        {"ds_config": {"zero_optimization": ZERO, "weight_quantization": {"quantized_initialization": INT4}}},
+    ),
+    "experts": (EXPERTS, {"ds_config": {"zero_optimization": ZERO}}),
+}
+
+
+def test_runs_are_recorded_and_predicted(tmp_path: Path) -> None:
+    runs = [
+        {"name": name, "model": model, "workload": WORK, "strategy": strategy}
+        for name, (model, strategy) in STRATEGIES.items()
+    ]
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": runs}))
+    folder = tmp_path / "out"
+    done = calibrate(tmp_path / "runs.json", folder)
+    assert done.returncode == 0, done.stderr + (folder / "log.txt").read_text()[-4000:]
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "runs.json"], "files are left"
+    compared = {one.run.name: one for one in compare_file(folder / "runs.json", platform="dgx-h200").runs}
+    assert set(compared) == set(STRATEGIES)
+    for name, one in compared.items():
+        names = [(each.name, each.repetition) for each in one.run.passes]
+        passes = ["prefill", "decode 1", "decode 2"]
+        assert names == [(each, repetition) for repetition in (0, 1) for each in passes], name
+        assert not one.reason, name
+        decode = one.find("decode")
+        assert decode is not None
+        assert decode.predicted is not None
+    groups = {name: one.run.group for name, one in compared.items()}
+    assert (groups["divided"], groups["offloaded to files"]) == ("tensor_parallel", "accelerate")
+    assert (groups["int4"], groups["experts"]) == ("zero", "zero")
