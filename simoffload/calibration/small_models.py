@@ -132,6 +132,8 @@ _WIDER = 3
 allocates and releases memory for each, as in large models."""
 _KEPT: dict[str, Any] = {"device_map": "cuda"}
 _OFFLOADED: dict[str, Any] = {"device_map": "cpu", "pin_memory": True}
+_EAGER = ("opt", "llama")
+"""Families of these models."""
 _DIVIDED = ("llama",)
 """Families that transformers divides among GPUs (tensor parallelism)."""
 
@@ -142,7 +144,7 @@ def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
     if ranks == 1:
         return tuple(
             _eager_case(f"tiny {family} {name}", family, {"kind": "accelerate", **settings})
-            for family in _MODELS
+            for family in _EAGER
             for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
         )
     divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}

@@ -124,14 +124,14 @@ def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -
 
 def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     cases = read_requests([written(tmp_path, RUN | {"strategy": {"ds_config": NVME}})])
-    assert "swap files go to" in describe(cases, settings(tmp_path))
+    assert "files go to" in describe(cases, settings(tmp_path))
     check(cases, settings(tmp_path))
     (tmp_path / "file").touch()
     for changes, rendered in (
         ({"folder": tmp_path}, "is not an empty folder"),
-        ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and DeepSpeed empties it"),
+        ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and runs empty it"),
         ({"swap_folder": tmp_path / "file" / "x"}, "is below|cannot be used"),
-        ({"largest": 10**9}, r"would write 2.63 GB of swap files, above --max-size 1 GB"),
+        ({"largest": 10**9}, r"would write 2.63 GB of files, above --max-size 1 GB"),
     ):
         with pytest.raises(InputError, match=rendered):
             check(cases, settings(tmp_path, **changes))
