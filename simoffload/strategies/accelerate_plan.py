@@ -14,17 +14,18 @@ tensor on disk is read through a memory map into a new tensor (``load_offloaded_
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from simoffload.hardware import FsdpCosts, Machine, Path
 from simoffload.models import ModelShape, Module
+from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.streams import HOST, StreamWriter
@@ -204,10 +205,11 @@ class AcceleratePlan(InferencePlan):
 
     def _on_gpu(self, gpu: int) -> tuple[MemoryTerm, ...]:
         """Return the memory of one GPU: the cache of the layers that it computes, and all activations."""
-        layers = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
-        share = len(layers - {-1}) / self.model.num_hidden_layers
+        here = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
+        layers = [layer for number, layer in enumerate(self.model.layers) if number in here]
+        cache = cache_bytes(replace(self.model, groups=grouped(layers)), self.workload)
         terms = [
-            term._replace(size=round(share * term.size)) if term.name == "key-value cache" else term
+            term._replace(size=cache) if term.name == "key-value cache" else term
             for term in working_memory(self.model, self.workload, self.machine)
         ]
         loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0

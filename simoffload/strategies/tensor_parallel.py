@@ -229,7 +229,11 @@ class TensorParallelPlan(InferencePlan):
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
         stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
         weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *working_memory(stage, self.workload, self.machine))),)
+        return (MemoryStage("", (weights, *self.working_memory(stage))),)
+
+    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU of a stage needs beside weights."""
+        return working_memory(stage, self.workload, self.machine, fused=self.compiled)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

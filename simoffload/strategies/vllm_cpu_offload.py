@@ -30,7 +30,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan, vllm_command
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
@@ -218,7 +218,7 @@ class VllmOffloadPlan(TensorParallelPlan):
             rounding = pinned_rounding(tensors)
             for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
                 terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
-        return (MemoryStage("", (*terms, *working_memory(stage, self.workload, machine))),)
+        return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 
 def _total(layers: Sequence[Weights]) -> int:

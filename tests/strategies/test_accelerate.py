@@ -13,9 +13,11 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import load_platform
 from simoffload.models import load_model
+from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
@@ -232,6 +234,30 @@ def test_the_fullest_gpu_counts_and_holds_the_cache_of_its_layers(file: Path) ->
     )
     assert cache == all_of_it * 7 // 8
     assert next(term.size for term in found.memory if term.name == "weights") == WEIGHTS - LAYER
+
+
+def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
+    """Qwen2.5-7B with a window of 4,096 in the upper 14 of 28 layers, half of them on each GPU."""
+    model = {
+        "name": "qwen2.5-7b",
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 14,
+    }
+    text = {
+        "name": "windows",
+        "model": model,
+        "platform": "dgx-h100",
+        "workload": {"batch_size": 4, "prompt_length": 4000, "output_length": 28_000},
+        "strategy": {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2},
+    }
+    found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
+    assert isinstance(found, AcceleratePlan)
+    caches = [
+        next(one.size for one in found._on_gpu(gpu) if one.name == "key-value cache") for gpu in range(2)
+    ]
+    each = 4 * 14 * 2 * 4 * 128 * 2
+    assert caches == [each * 31_999, each * 4096]
 
 
 # -- auto -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,36 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.engine import execute
-from simoffload.models import ModelShape, Sequences, load_model, parameters_of
+from simoffload.models import ModelShape, ModuleCost, Sequences, forward_cost, load_model, parameters_of
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
+from simoffload.strategies.memory import activation_bytes
 
-MODELS = ["llama-2-7b", "llama-2-70b", "opt-6.7b", "bloom-7b1", "mixtral-8x7b", "qwen3-14b", "gemma-2-9b"]
+DENSE = [
+    "llama-2-7b",
+    "llama-2-70b",
+    "opt-6.7b",
+    "bloom-7b1",
+    "qwen3-14b",
+    "gemma-2-9b",
+    "gemma-3-12b",
+    "falcon-40b",
+    "phi-3-mini",
+    "gpt-neox-20b",
+]
+EXPERTS = [
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+    "qwen3-30b-a3b",
+    "deepseek-v2",
+    "deepseek-v3",
+    "kimi-k2",
+    "gpt-oss-20b",
+    "llama-4-scout",
+    "llama-4-maverick",
+    "glm-4.5-air",
+    "phi-3.5-moe",
+]
 
 
 def scenario(model: str = "llama-2-7b", *, batch: int = 4, **strategy: Any) -> LoadedScenario:
@@ -41,25 +67,31 @@ def tied(model: ModelShape) -> bool:
 
 
 def replicated(stage: ModelShape) -> int:
-    """Parameters of norms, routers, positions, and biases that are added to a sum."""
+    """Parameters of norms, routers, positions, projections to and gates of one vector for all heads or
+    experts, and biases that are added to a sum."""
+    to_latent = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate")
 
     def of(modules: tuple[Any, ...]) -> int:
         found = 0
         for module in modules:
-            summed = module.name.endswith(("out_proj", "fc2", "dense", "4h_to_h"))
+            summed = ("out_proj", "o_proj", "fc2", "dense", "4h_to_h", "down_proj")
             every = module.kind in ("norm", "router") or "position" in module.name
+            every = every or module.name.endswith(to_latent)
             for one in module.parameters:
-                found += one.numel if every or (summed and one.name.endswith("bias")) else 0
+                added = one.name.removesuffix("_bias").removesuffix(".bias")
+                found += one.numel if every or (added != one.name and added.endswith(summed)) else 0
         return found
 
     return sum(count * of(modules) for modules, count in stage.outside_and_kinds())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (1, 2), (4, 2)])
 def test_the_parts_add_up_to_the_model(name: str, tensor: int, pipeline: int) -> None:
     """A tied head in a later stage is a copy of the embedding; each of these numbers is even."""
     model = load_model(name)
+    if model.num_hidden_layers % pipeline:
+        pipeline = 1
     for fused in (False, True):
         stages = divide(model, tensor=tensor, pipeline=pipeline, fused=fused).stages
         assert sum(one.num_hidden_layers for one in stages) == model.num_hidden_layers
@@ -90,6 +122,46 @@ def test_key_value_heads_are_kept_whole(tensor: int, heads: int) -> None:
     assert size["self_attn.q_proj"] == 8192 // tensor
     whole = model.kv_cache_bytes(batch=3, tokens=100)
     assert part.kv_cache_bytes(batch=3, tokens=100) == whole * heads // 8
+
+
+def test_biases_of_experts_are_divided_but_those_of_a_sum() -> None:
+    """gpt-oss on 8 GPUs: 2,880 is the width of the model and of an expert."""
+    (part,) = divide(load_model("gpt-oss-120b"), tensor=8, pipeline=1, fused=False).stages
+    (experts,) = (one for one in part.layers[0] if one.name == "mlp.experts")
+    assert [(one.name.partition(".experts.")[2], one.numel) for one in experts.parameters] == [
+        ("gate_up_proj", 128 * 2 * 360 * 2880),
+        ("gate_up_proj_bias", 128 * 2 * 360),
+        ("down_proj", 128 * 2880 * 360),
+        ("down_proj_bias", 128 * 2880),
+    ]
+    (block,) = (one for one in part.layers[0] if one.name == "self_attn")
+    assert [one.numel for one in block.parameters] == [8]
+
+
+def test_norms_of_heads_are_those_of_the_own_heads() -> None:
+    """Llama 4 has 40 query heads, Qwen3-30B 32, and 4 key-value heads, each of which two GPUs keep."""
+    layer = divide(load_model("llama-4-scout"), tensor=8, pipeline=1, fused=False).stages[0].layers[0]
+    assert [one.width for one in layer if one.name == "self_attn.qk_norm"] == [5 * 128, 128]
+    layer = divide(load_model("qwen3-30b-a3b"), tensor=8, pipeline=1, fused=False).stages[0].layers[0]
+    norms = {one.name: one for one in layer if one.kind == "norm"}
+    assert (norms["self_attn.q_norm"].width, norms["self_attn.k_norm"].width) == (4 * 128, 128)
+    assert norms["self_attn.q_norm"].num_parameters == 128
+
+
+def test_heads_of_a_projection_that_are_repeated_later() -> None:
+    """Falcon-40B computes 8 key-value heads and caches 128: 16 GPUs compute one each."""
+    (part,) = divide(load_model("falcon-40b"), tensor=16, pipeline=1, fused=False).stages
+    (projection,) = (one for one in part.layers[0] if one.name.endswith("query_key_value"))
+    assert projection.out_features == 8192 // 16 + 2 * 64
+
+
+def test_a_family_that_states_no_division_is_refused() -> None:
+    model = load_model("llama-2-7b")
+    plain = tuple(one._replace(parallel="whole") for one in model.layers[0])
+    model = replace(model, groups=(model.groups[0]._replace(layers=(plain,)),))
+    assert divide(model, tensor=1, pipeline=2, fused=False)
+    with pytest.raises(so.InputError, match="family llama does not state how its modules are divided"):
+        divide(model, tensor=2, pipeline=1, fused=False)
 
 
 def test_experts_are_divided_by_their_width() -> None:
@@ -145,6 +217,49 @@ def test_every_layer_sums_twice_over_the_ring() -> None:
     assert {size for size, _ in sums} == {round(4 * 4096 * 2 * 2 * 3 / 4)}
     (gathered,) = (op for block in step.blocks for op in block.ops if op.kind == "gather")
     assert gathered.size == 4 * 32000 * 2 * 3 // 4
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-2-9b", "falcon-7b"])
+def test_fused_kernels_keep_no_scores(model: str) -> None:
+    """Transformers' eager attention would need three tensors of 2,048 x 2,048 scores for each head."""
+    (part,) = divide(load_model(model), tensor=1, pipeline=1, fused=True).stages
+    assert (part.attention, part.softcapped, part.traits.half_softmax) == ("sdpa", False, False)
+    tokens: Any = {"batch": 8, "tokens": 2048}
+    scores = 8 * part.num_attention_heads * 2048**2 * 8
+    assert activation_bytes(part, **tokens, fused=True) < scores / 2
+    assert activation_bytes(load_model(model), **tokens) > scores
+
+
+@pytest.mark.parametrize(("name", "stages"), [("gemma-3-12b", 16), ("gpt-oss-20b", 3), ("llama-4-scout", 16)])
+def test_stages_have_the_windows_of_their_layers(name: str, stages: int) -> None:
+    """Cache and attention of the stages add up to those of the model, though no two may have as many."""
+    model = load_model(name)
+    parts = divide(model, tensor=1, pipeline=stages, fused=False).stages
+    size: Any = {"batch": 2, "tokens": 20_000}
+    assert sum(one.kv_cache_bytes(**size) for one in parts) == model.kv_cache_bytes(**size)
+    costs = [forward_cost(one, batch=2, new_tokens=1, context=20_000) for one in (*parts, model)]
+    assert sum(one.flops for one in costs[:-1]) == pytest.approx(costs[-1].flops, rel=1e-12)
+
+
+def test_a_latent_cache_is_read_itself() -> None:
+    """In a decode step each GPU reads 576 elements of each position, not keys and values of its heads."""
+    plan: Any = scenario("deepseek-v3", batch=32, tensor_parallel_size=8, compiled=True).plan()
+    (stage,), (timings,) = plan.divided.stages, plan.stage_timings
+    (attention,) = (one for one in stage.layers[-1] if one.kind == "attention")
+    (expansion,) = (one for one in stage.layers[-1] if one.name == "self_attn.kv_b_proj")
+
+    def cost(module: Any, new_tokens: int, context: int) -> ModuleCost:
+        found: ModuleCost = timings.timing((Sequences(32, new_tokens, context),)).cost(module)
+        return found
+
+    more = cost(attention, 1, 4097).bytes - cost(attention, 1, 4096).bytes
+    assert more == 32 * 576 * 2
+    more = cost(attention, 1, 4097).flops - cost(attention, 1, 4096).flops
+    assert more == 32 * 16 * (2 * (576 + 512) + 5)
+    assert cost(expansion, 1, 4096) == cost(expansion, 1, 512)
+    assert cost(expansion, 512, 512).flops == 2 * 32 * 512 * 512 * 16 * 256
+    # In the prefill nothing is absorbed: products of heads of 192 and 128 elements.
+    assert cost(attention, 512, 512).flops == 32 * 16 * 512 * 513 // 2 * (2 * 320 + 5)
 
 
 def test_more_gpus_are_faster_but_not_in_proportion() -> None:
