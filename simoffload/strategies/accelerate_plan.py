@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Path
+from simoffload.hardware import FsdpCosts, Machine
 from simoffload.models import ModelShape, Module
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
@@ -319,11 +319,9 @@ class _Writer(StreamWriter):
         self.flush()
         self.add("launch", HOST, fixed=launch, label=label)
         if gpu != self._at:
-            before, ranks = 1 + self._at, 1 + max(gpu, self._at)
-            route, latency = self.transfers(
-                f"GPU {self._at} to GPU {gpu}", self._between(gpu, ranks), [self._hidden]
-            )
-            after = self.so_far(HOST, before)
+            before, path = self._at, self.machine.send(self._at, gpu)
+            route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
+            after = self.so_far(HOST, 1 + before)
             self.add(
                 "copy",
                 1 + gpu,
@@ -335,15 +333,6 @@ class _Writer(StreamWriter):
             )
             self._at = gpu
         self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
-
-    def _between(self, gpu: int, ranks: int) -> Any:
-        """Return the function to the path from the GPU before ``gpu`` in a ring of ``ranks``; between GPUs
-        that are not neighbours the path is as fast."""
-
-        def path(_gpu: int) -> Path:
-            return self.machine.gather(gpu, ranks)
-
-        return path
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -260,6 +261,18 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
     assert caches == [each * 31_999, each * 4096]
 
 
+def test_hidden_states_go_straight_to_the_next_gpu(file: Path) -> None:
+    """From GPU 0 to GPU 3 and back over their own ports, not through the ring of all four."""
+    found = plan(file, 'device_map={"": 0, "model.layers.4": 3}', "num_gpus=4")
+    schedule = decode(found)
+    routes = {one.name: one.hops[0] for one in schedule.routes if one.name.startswith("GPU ")}
+    machine = found.machine
+    assert routes == {
+        f"GPU {one} to GPU {other}": machine.send(one, other).hops for one, other in ((0, 3), (3, 0))
+    }
+    assert machine.send(0, 3).hops != machine.gather(3, 4).hops
+
+
 # -- auto -------------------------------------------------------------------------------------------
 
 
@@ -346,6 +359,17 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
 )
 def test_layers_have_their_names_in_hugging_face(name: str, layers: str) -> None:
     assert ModuleTree(load_model(name)).layers_name == layers
+
+
+def test_many_layers_are_placed_in_time() -> None:
+    """20,000 layers in less than a second: no layer looks at all the others."""
+    many = ModuleTree(load_model({"name": "llama-3-8b", "num_hidden_layers": 20_000}))
+    assert many.units
+    assert many.calls
+    start = process_time()
+    homes = many.inferred({"0": 80 * GIB, "cpu": 1000 * GIB})
+    assert many.checked({**homes, "model": 0}, gpus=1)
+    assert process_time() - start < 5
 
 
 # -- disk -------------------------------------------------------------------------------------------
