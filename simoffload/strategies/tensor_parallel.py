@@ -90,8 +90,9 @@ class TensorParallel(DividedStrategy):
 
     kind: Literal["tensor_parallel"] = "tensor_parallel"
     compiled: Annotated[bool, Field(strict=True)] = False
-    """Whether kernels are fused and replayed from CUDA graphs, as in vLLM and with torch.compile, so that the
-    host thread does not launch them one by one; false: transformers' eager code."""
+    """Whether kernels are fused, those of attention whatever ``model.attention`` is, and replayed from CUDA
+    graphs, as in vLLM and with torch.compile, so that the host thread does not launch them one by one; false:
+    transformers' eager code."""
 
     def places(self, _machine: Machine) -> Placement:
         """Return HBM as the place of the weights."""

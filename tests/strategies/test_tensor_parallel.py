@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.engine import execute
-from simoffload.models import ModelShape, ModuleCost, Sequences, forward_cost, load_model, parameters_of
+from simoffload.models import (
+    ModelShape,
+    ModuleCost,
+    Sequences,
+    forward_cost,
+    list_models,
+    load_model,
+    parameters_of,
+)
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
@@ -100,6 +109,38 @@ def test_the_parts_add_up_to_the_model(name: str, tensor: int, pipeline: int) ->
         total = tensor * (sum(one.num_parameters for one in stages) - every) + every
         copied = model.vocab_size * model.hidden_size if tied(model) and pipeline > 1 else 0
         assert total == model.num_parameters + copied
+
+
+PLANS = json.loads(Path(__file__).with_name("tp_plans.json").read_text(encoding="utf-8"))
+"""``base_model_tp_plan`` of the configuration classes of transformers 5.23.0, by model_type."""
+DIVIDED = {
+    "colwise": {"column", "keys", "fused", "experts"},
+    "packed_colwise": {"experts"},
+    "packed_rowwise": {"experts"},  # of transposed matrices
+    "moe_tp_experts": {"experts"},
+    "rowwise": {"row", "experts"},
+    "colwise_gather_output": {"column", "fused"},  # gathered to be split
+    "rowwise_split_input": {"row"},
+    "replicated_with_grad_allreduce": {"heads", "keys"},  # one weight for the norms of all heads
+    "mla_kv_a_proj": {"whole"},
+}
+
+
+def test_families_are_divided_as_transformers_does() -> None:
+    """Every module that its plans name, in a released shape of each family; other layers may lack it."""
+    shapes = {shape.family: shape for shape in map(load_model, list_models())}
+    compared = 0
+    for family, plan in PLANS.items():
+        found = {}
+        for module in shapes[family].distinct_modules:
+            for tensor in (module, *module.parameters):
+                found[tensor.name.removesuffix(".weight")] = module.parallel
+        for name, style in plan.items():
+            inside = name.rpartition("layers.*.")[2]
+            if inside in found:
+                compared += 1
+                assert found[inside] in DIVIDED[style], (family, inside)
+    assert compared > 100
 
 
 def test_the_vocabulary_is_divided_in_equal_parts() -> None:
