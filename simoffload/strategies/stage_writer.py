@@ -207,18 +207,23 @@ class StagedPlan(InferencePlan):
 
     degrees: Degrees
     compiled: bool
-    """Whether kernels are fused and launched as CUDA graphs."""
+    """Whether kernels are launched as CUDA graphs."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: in compiled code, if nothing else fuses them."""
+        return self.compiled
 
     @cached_property
     def divided(self) -> DividedModel:
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
-        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.compiled)
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules of each stage."""
-        kind = FusedPassTimings if self.compiled else PassTimings
+        kind = FusedPassTimings if self.fused else PassTimings
         return tuple(
             kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
             for stage in self.divided.stages

@@ -226,4 +226,4 @@ class TensorParallelPlan(StagedPlan):
 
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
-        return working_memory(stage, self.workload, self.machine, fused=self.compiled)
+        return working_memory(stage, self.workload, self.machine, fused=self.fused)

@@ -62,7 +62,7 @@ class VllmCpuOffload(DividedStrategy):
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
-    """Whether kernels are fused and replayed from CUDA graphs; false: ``--enforce-eager``."""
+    """Whether kernels are replayed from CUDA graphs; false: ``--enforce-eager``, the host launches each."""
     cpu_offload_gb: Annotated[float, Field(ge=0, le=1e6)] = 0
     """Weights of each GPU that stay in host memory and are read over the link by kernels [GiB]."""
     offload_group_size: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 0
@@ -139,6 +139,11 @@ class VllmOffloadPlan(TensorParallelPlan):
     """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
 
     options: OffloadOptions = field(kw_only=True)
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: always, as vLLM has its own."""
+        return True
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:

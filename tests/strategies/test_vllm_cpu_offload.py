@@ -45,14 +45,25 @@ def copies(**strategy: Any) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["resident", "tensor_parallel"])
-def test_with_all_weights_on_the_gpu_it_is_another_strategy(kind: str) -> None:
+def test_with_all_weights_on_the_gpu_it_is_tensor_parallelism() -> None:
     """To the picosecond and to the byte."""
-    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({"compiled": False}, {"kind": kind}))
+    compiled = {"kind": "tensor_parallel", "compiled": True}
+    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({}, compiled))
     assert one["passes"] == other["passes"]
     assert [tier["needed_bytes"] for tier in one["capacity"]] == [
         tier["needed_bytes"] for tier in other["capacity"]
     ]
+
+
+def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
+    """vLLM merges and fuses with ``--enforce-eager`` too."""
+    graphs, eager = (scenario(cpu_offload_gb=1, compiled=flag).plan() for flag in (True, False))
+    assert graphs.memory_stages == eager.memory_stages
+    assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
+    slower, faster = (simulated(compiled=flag) for flag in (False, True))
+    assert slower.tpot_s > faster.tpot_s
+    hidden = so.simulate(scenario(kind="tensor_parallel"))
+    assert slower.tpot_s < hidden.tpot_s, "fewer kernels than transformers launches"
 
 
 def test_the_budget_is_spent_in_order() -> None:
