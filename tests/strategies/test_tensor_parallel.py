@@ -131,10 +131,11 @@ def test_families_are_divided_as_transformers_does() -> None:
     shapes = {shape.family: shape for shape in map(load_model, list_models())}
     compared = 0
     for family, plan in PLANS.items():
-        found = {}
-        for module in shapes[family].distinct_modules:
-            for tensor in (module, *module.parameters):
-                found[tensor.name.removesuffix(".weight")] = module.parallel
+        found = {
+            name.removesuffix(".weight"): module.parallel
+            for module in shapes[family].distinct_modules
+            for name in (module.name, *(one.name for one in module.parameters))
+        }
         for name, style in plan.items():
             inside = name.rpartition("layers.*.")[2]
             if inside in found:
