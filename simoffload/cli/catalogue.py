@@ -125,7 +125,13 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {stored}"
     counts += f"\n{_per_token(model)}"
     rows = [
-        (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")
+        (
+            one["part"],
+            one["name"],
+            one["kind"] + (f", window {one['window']:,}" if "window" in one else ""),
+            f"{one['parameters']:,}",
+            f"x {one['repeat']}",
+        )
         for one in modules
     ]
     table = _table([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
@@ -148,7 +154,8 @@ def _per_token(model: ModelShape) -> str:
 def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:
     """Return one row; tied parameters are counted with the module that owns them."""
     own = sum(parameter.numel for parameter in module.parameters if not parameter.tied)
-    return {"part": part, "name": module.name, "kind": module.kind, "parameters": own, "repeat": repeat}
+    row = {"part": part, "name": module.name, "kind": module.kind, "parameters": own, "repeat": repeat}
+    return row if module.window is None else row | {"window": module.window}
 
 
 # -- import --------------------------------------------------------------------------------------

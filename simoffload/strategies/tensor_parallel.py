@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
+from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,16 +21,13 @@ from pydantic import Field, model_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.stage_writer import Degrees, PassWriter
-from simoffload.strategies.timing import PassTimings, arithmetic_beyond
+from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.stage_writer import Degrees, StagedPlan
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
@@ -40,8 +36,9 @@ _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 
 
-class TensorParallel(Strategy):
-    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+class DividedStrategy(Strategy):
+    """A DividedStrategy divides the model among GPUs: the common base of strategies with tensor, pipeline and
+    data parallelism."""
 
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
@@ -49,19 +46,13 @@ class TensorParallel(Strategy):
     unseen: ClassVar = {"compiled": True}
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
-    placement_name: ClassVar = "tensor parallel"
-    placement_words: ClassVar = "parts of {} in each GPU"
 
-    kind: Literal["tensor_parallel"] = "tensor_parallel"
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
     pipeline_parallel_size: Degree = 1
     """Number of pipeline stages, each with an equal part of the layers."""
     data_parallel_size: Degree = 1
     """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
-    compiled: Annotated[bool, Field(strict=True)] = False
-    """Whether kernels are fused and replayed from CUDA graphs, as in vLLM and with torch.compile, so that the
-    host thread does not launch them one by one; false: transformers' eager code."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +77,25 @@ class TensorParallel(Strategy):
         """Number of replicas of the model."""
         return self.data_parallel_size
 
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
+        is not a whole number."""
+        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
+        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
+
+
+class TensorParallel(DividedStrategy):
+    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+
+    placement_name: ClassVar = "tensor parallel"
+    placement_words: ClassVar = "parts of {} in each GPU"
+
+    kind: Literal["tensor_parallel"] = "tensor_parallel"
+    compiled: Annotated[bool, Field(strict=True)] = False
+    """Whether kernels are fused, those of attention whatever ``model.attention`` is, and replayed from CUDA
+    graphs, as in vLLM and with torch.compile, so that the host thread does not launch them one by one; false:
+    transformers' eager code."""
+
     def places(self, _machine: Machine) -> Placement:
         """Return HBM as the place of the weights."""
         return Placement("hbm")
@@ -99,12 +109,6 @@ class TensorParallel(Strategy):
         if placement not in self.placements(machine):
             raise refused(placement, self.kind, "offload with strategy.kind zero_inference")
         return ()
-
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
-        is not a whole number."""
-        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
-        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield ZeRO-Inference, with the weights on each tier."""
@@ -124,9 +128,9 @@ class TensorParallel(Strategy):
     def baseline(
         cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, *, least: int = 2
     ) -> tuple[Edit, ...]:
-        """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
-        a multiple of them, and at least ``least``; tensor parallelism within a host, a pipeline stage for
-        each host.
+        """Return edits with which GPUs hold the weights together, if they can with what vLLM fills of their
+        memory: as many as ``other`` uses, or a multiple of them, and at least ``least``; tensor parallelism
+        within a host, a pipeline stage for each host.
 
         All of them work on the sequences of all replicas of ``other``.
         """
@@ -137,7 +141,8 @@ class TensorParallel(Strategy):
             sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
             strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
             with suppress(InputError):
-                if gpus >= least and _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                plan = cls.model_validate(strategy).plan(model, work, machine)
+                if gpus >= least and _filled(plan) <= _UTILIZATION:
                     return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
             gpus *= 2
         return ()
@@ -160,10 +165,15 @@ class TensorParallel(Strategy):
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
 
-def _fits(plan: Plan) -> bool:
-    """Whether the GPUs of a plan are large enough."""
+_UTILIZATION = 0.92
+"""Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
+vllm/config/cache.py)."""
+
+
+def _filled(plan: Plan) -> float:
+    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
     (stage,) = plan.memory_stages
-    return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
+    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
 _PROGRAM = """\
@@ -183,13 +193,15 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
+    if _UTILIZATION < (filled := _filled(plan)) <= 1:
+        options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     stored = f"\n# Its weights are stored as {plan.model.quantization}." if plan.model.quantization else ""
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
     return f"# Replace the name by your files or one on the Hub.{stored}\n{lines}\n"
 
 
 @dataclass(frozen=True)
-class TensorParallelPlan(InferencePlan):
+class TensorParallelPlan(StagedPlan):
     """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
 
     model: ModelShape
@@ -207,67 +219,13 @@ class TensorParallelPlan(InferencePlan):
             return ()
         return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
 
-    @cached_property
-    def divided(self) -> DividedModel:
-        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
-        tensor, pipeline, _ = self.degrees
-        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.compiled)
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        kind = FusedPassTimings if self.compiled else PassTimings
-        return tuple(
-            kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
-            for stage in self.divided.stages
-        )
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of all stages; those of a layer are listed once in each stage."""
-        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
-
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
         stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
         weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *working_memory(stage, self.workload, self.machine))),)
+        return (MemoryStage("", (weights, *self.working_memory(stage))),)
 
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
-        batches = self.micro_batches(forward)
-        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
-
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        first = forward.batch[0]
-        count = min(self.degrees.pipeline, first.number)
-        if len(forward.batch) > 1 or first.new_tokens < first.context:
-            return [forward.batch]
-        each, more = divmod(first.number, count)
-        return [(first._replace(number=each + (part < more)),) for part in range(count)]
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same."""
-        return True
-
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        return PassWriter(self, name)
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = self.writer(forward.name)
-        batches = self.micro_batches(forward)
-        for batch in batches:
-            for number, timings in enumerate(self.stage_timings):
-                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
-                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
-        return writer.build()
+    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU of a stage needs beside weights."""
+        return working_memory(stage, self.workload, self.machine, fused=self.fused)

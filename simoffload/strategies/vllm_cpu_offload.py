@@ -27,12 +27,12 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
-from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
-from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan, vllm_command
+from simoffload.strategies.tensor_parallel import DividedStrategy, TensorParallelPlan, vllm_command
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.workload import Inference
 
@@ -54,15 +54,15 @@ class OffloadOptions(NamedTuple):
     """Number of offloaded layers by which a copy is ahead."""
 
 
-class VllmCpuOffload(TensorParallel):
+class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
     evidence: ClassVar = ""
     placement_words: ClassVar = "{} in GPU and host memory"
 
-    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"  # type: ignore[assignment]
+    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
-    """Whether kernels are fused and replayed from CUDA graphs; false: ``--enforce-eager``."""
+    """Whether kernels are replayed from CUDA graphs; false: ``--enforce-eager``, the host launches each."""
     cpu_offload_gb: Annotated[float, Field(ge=0, le=1e6)] = 0
     """Weights of each GPU that stay in host memory and are read over the link by kernels [GiB]."""
     offload_group_size: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 0
@@ -106,23 +106,6 @@ class VllmCpuOffload(TensorParallel):
             return ()
         return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
 
-    @classmethod
-    def baseline(
-        cls,
-        _other: Strategy,
-        _model: ModelShape,
-        _workload: Any,
-        _machine: Machine,
-        *,
-        least: int = 2,  # noqa: ARG003
-    ) -> tuple[Edit, ...]:
-        """Return no edits: it is not a baseline without offloading."""
-        return ()
-
-    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield nothing: ``cpu_offload_gb`` decides how much is in host memory."""
-        return iter(())
-
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""
         plan = VllmOffloadPlan(
@@ -161,6 +144,11 @@ class VllmOffloadPlan(TensorParallelPlan):
     """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
 
     options: OffloadOptions = field(kw_only=True)
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: always, as vLLM has its own."""
+        return True
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
@@ -229,7 +217,7 @@ class VllmOffloadPlan(TensorParallelPlan):
             rounding = pinned_rounding(tensors)
             for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
                 terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
-        return (MemoryStage("", (*terms, *working_memory(stage, self.workload, machine))),)
+        return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 
 def _total(layers: Sequence[Weights]) -> int:
@@ -298,10 +286,6 @@ class _InPlaceWriter(_OffloadWriter):
 class _PrefetchWriter(_OffloadWriter):
     """A _PrefetchWriter copies the layers of groups ahead of their use."""
 
-    def _offloaded(self) -> list[int]:
-        """Return the numbers of the offloaded layers of the stage."""
-        return [number for number, layer in enumerate(self._plan.offloaded[self._number]) if layer]
-
     def _enter(self, layer: int) -> None:
         """Wait for the copy of an offloaded layer; the first ones were copied by the pass before."""
         super()._enter(layer)
@@ -312,15 +296,23 @@ class _PrefetchWriter(_OffloadWriter):
     def _leave(self, layer: int) -> None:
         """Begin the copy of the offloaded layer that takes the slot of this one."""
         super()._leave(layer)
-        layers = self._offloaded()
-        if layer not in layers:
+        following = self._following[self._number].get(layer)
+        if following is None:
             return
-        following = layers[(layers.index(layer) + self._plan.options.step) % len(layers)]
         weights = self._plan.offloaded[self._number][following]
         sizes = [size for one in weights.values() for size in one]
         name = copy_name(to_device=True, pinned=True)
         copied = self._fetch(name, "layer", sizes, calls=len(sizes))
         self._copied[self._number, following] = copied
+
+    @cached_property
+    def _following(self) -> tuple[Mapping[int, int], ...]:
+        """Layer of each stage that takes the slot of an offloaded one."""
+        stages = ([at for at, layer in enumerate(layers) if layer] for layers in self._plan.offloaded)
+        step = self._plan.options.step
+        return tuple(
+            dict(zip(one, one[step % len(one) :] + one[: step % len(one)], strict=True)) for one in stages
+        )
 
     @cached_property
     def _copied(self) -> dict[tuple[int, int], int]:

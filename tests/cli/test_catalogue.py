@@ -69,6 +69,14 @@ def test_models(program) -> None:
     assert "self_attention.query_key_value" in program("models", "show", "bloom-7b1").out
 
 
+def test_models_show_the_windows_of_layers(program) -> None:
+    """Eight of 48 layers of Gemma 3 12B attend to all tokens before."""
+    modules = json.loads(program("models", "show", "gemma-3-12b", "--json").out)["modules"]
+    attend = [(one["repeat"], one.get("window")) for one in modules if one["kind"] == "attention"]
+    assert attend == [(40, 1024), (8, None)]
+    assert "attention, window 1,024" in program("models", "show", "gemma-3-12b").out
+
+
 def test_a_model_by_its_config(program, tmp_path: Path) -> None:
     config = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))

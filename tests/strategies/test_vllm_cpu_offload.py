@@ -45,14 +45,25 @@ def copies(**strategy: Any) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["resident", "tensor_parallel"])
-def test_with_all_weights_on_the_gpu_it_is_another_strategy(kind: str) -> None:
+def test_with_all_weights_on_the_gpu_it_is_tensor_parallelism() -> None:
     """To the picosecond and to the byte."""
-    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({"compiled": False}, {"kind": kind}))
+    compiled = {"kind": "tensor_parallel", "compiled": True}
+    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({}, compiled))
     assert one["passes"] == other["passes"]
     assert [tier["needed_bytes"] for tier in one["capacity"]] == [
         tier["needed_bytes"] for tier in other["capacity"]
     ]
+
+
+def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
+    """vLLM merges and fuses with ``--enforce-eager`` too."""
+    graphs, eager = (scenario(cpu_offload_gb=1, compiled=flag).plan() for flag in (True, False))
+    assert graphs.memory_stages == eager.memory_stages
+    assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
+    slower, faster = (simulated(compiled=flag) for flag in (False, True))
+    assert slower.tpot_s > faster.tpot_s
+    hidden: Any = so.simulate(scenario(kind="tensor_parallel"))
+    assert slower.tpot_s < hidden.tpot_s, "fewer kernels than transformers launches"
 
 
 def test_the_budget_is_spent_in_order() -> None:
@@ -135,6 +146,16 @@ def test_host_memory_is_pinned_and_counted_for_every_gpu() -> None:
     assert four.pinned
     assert GIB <= one.size < 1.2 * GIB
     assert 4 * GIB <= four.size < 4.4 * GIB
+
+
+def test_merged_layers_are_one_tensor_each() -> None:
+    """Of Llama-2-70B: queries, keys and values 168 MB, gate and up 940 MB, o 134 MB (a power of two), down
+    470 MB, two norms of 16 KiB (powers of two)."""
+    terms = scenario(model="llama-2-70b", cpu_offload_gb=1000).plan().memory_stages[0].terms
+    (rounding,) = (one.size for one in terms if one.name == "rounding of pinned allocations")
+    joined, gate_up, down = 8192 * (8192 + 2048) * 2, 2 * 8192 * 28672 * 2, 8192 * 28672 * 2
+    each = (1 << 28) - joined + (1 << 30) - gate_up + (1 << 29) - down
+    assert rounding == 80 * each
 
 
 @pytest.mark.parametrize(

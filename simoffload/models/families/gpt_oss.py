@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import EAGER, Parameter, Traits, activation
 
@@ -19,13 +19,10 @@ class GptOss(ExpertsConfig, SlidingConfig):
     """The configuration of gpt-oss models: Hugging Face's ``GptOssConfig``."""
 
     family: ClassVar[str] = "gpt_oss"
-    traits: ClassVar[Traits] = Traits(
-        architecture="GptOssForCausalLM",
+    traits: ClassVar[Traits] = expert_traits(
+        "GptOssForCausalLM",
         attention="eager",  # the fused kernels have no sinks
         operations=EXPERT_OPERATIONS._replace(eager=EAGER + 6),
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
         half_softmax=True,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
@@ -39,9 +36,9 @@ class GptOss(ExpertsConfig, SlidingConfig):
     sliding_window: Extent | None = 128
     attention_bias: Flag = True
 
-    def pattern(self) -> int:
-        """Return the number of every other layer, beginning with the first."""
-        return (self.num_hidden_layers + 1) // 2
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is every other layer, beginning with the first."""
+        return layer % 2 == 0
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``GptOssForCausalLM`` in call order."""
@@ -50,5 +47,5 @@ class GptOss(ExpertsConfig, SlidingConfig):
         *routed, act = self._routed(router="router", bias=True)
         # Clamp twice, times alpha, sigmoid, plus one (1 read, 1 written each), two products (2, 1).
         glu = activation(act.name, act.width, reads=9, writes=7, share=act.share)._replace(hooked=False)
-        layer = self._normed((block._replace(parameters=(sinks,)), *attend), (*routed, glu))
+        layer = self._normed((block._replace(parameters=(sinks,), parallel="heads"), *attend), (*routed, glu))
         return self._around("GptOss", layer)

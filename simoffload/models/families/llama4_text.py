@@ -13,13 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
+from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import (
-    EXPERT_OPERATIONS,
-    EXPERT_SAVED,
     Experts,
     ExpertsConfig,
     Positions,
+    expert_traits,
     without_lists,
 )
 from simoffload.models.families.rotary import after, kinds_of_layers
@@ -35,14 +34,7 @@ class Llama4Text(ExpertsConfig):
 
     family: ClassVar[str] = "llama4_text"
     within: ClassVar[str | None] = "llama4"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Llama4ForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = expert_traits("Llama4ForCausalLM")
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"
@@ -84,14 +76,12 @@ class Llama4Text(ExpertsConfig):
             return [bool(one) for one in given]
         return [(index + 1) % interval != 0 for index in range(self.num_hidden_layers)]
 
-    def derived(self) -> Derived:
-        """Return the model's sizes under the names that all families share; a size missing in
-        config.json gets its default."""
-        sizes, kinds = super().derived(), self.layer_types
-        chunked = sum(self._rotated) if kinds is None else kinds.count("chunked_attention")
-        if self.attention_chunk_size is None or not chunked:
-            return sizes
-        return sizes._replace(sliding_window=self.attention_chunk_size, num_sliding_layers=chunked)
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the length of the chunks in which layers attend: those listed as chunked, by default the
+        rotated ones; None for the others."""
+        kinds = self.layer_types
+        chunked = self._rotated if kinds is None else [kind == "chunked_attention" for kind in kinds]
+        return tuple(self.attention_chunk_size if one else None for one in chunked)
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Llama4ForCausalLM`` in call order."""
@@ -116,11 +106,18 @@ class Llama4Text(ExpertsConfig):
         attend = self._self_attention(bias=bias, output_bias=bias, rotated=1.0 if rotated else 0.0)
         if not (rotated and self.use_qk_norm):
             return attend
-        norms = map(_l2_norm, self._widths)
-        return after(attend, "self_attn.v_proj", *norms)
+        queries, keys = map(_l2_norm, self._widths)
+        return after(attend, "self_attn.v_proj", queries, keys._replace(parallel="keys"))
 
 
 def _l2_norm(width: int) -> Module:
     """Return a norm without a weight: cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2),
     cast back (2, 1); a single-precision element counts as two."""
-    return Module("self_attn.qk_norm", "norm", in_features=9 * width, out_features=7 * width, width=width)
+    return Module(
+        "self_attn.qk_norm",
+        "norm",
+        in_features=9 * width,
+        out_features=7 * width,
+        width=width,
+        parallel="heads",
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from simoffload.models.families.base import Count, Extent, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Module, Traits, activation, container, linear
 from simoffload.models.routing import EVEN, Routing
@@ -25,13 +25,9 @@ class Mixtral(ExpertsConfig, SlidingConfig):
     experts."""
 
     family: ClassVar[str] = "mixtral"
-    traits: ClassVar[Traits] = Traits(
-        architecture="MixtralForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "MixtralForCausalLM",
         leaf_modules=("mlp", "block_sparse_moe"),
-        lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
@@ -47,10 +43,6 @@ class Mixtral(ExpertsConfig, SlidingConfig):
     sliding_window: Extent | None = None
     expert_layout: Literal["fused", "separate"] = "fused"
 
-    def pattern(self) -> int:
-        """Return the number of all layers, as every layer has the window."""
-        return self.num_hidden_layers
-
     def modules(self) -> ModuleLists:
         """Return the modules of ``MixtralForCausalLM`` in call order."""
         separate = self.expert_layout == "separate"
@@ -59,7 +51,8 @@ class Mixtral(ExpertsConfig, SlidingConfig):
         return self._around("Mixtral", layer, rotary_outside=not separate)
 
     def _separate_experts(self) -> tuple[Module, ...]:
-        modules = list(self._routed("block_sparse_moe")[:2])  # the block and its router
+        block, router, *_ = self._routed("block_sparse_moe")
+        modules = [block._replace(code="none"), router]
         for expert in range(self.num_local_experts):
             modules.extend(self._one_expert(f"block_sparse_moe.experts.{expert}"))
         return tuple(modules)
@@ -69,8 +62,8 @@ class Mixtral(ExpertsConfig, SlidingConfig):
         share = self.num_experts_per_tok / self.num_local_experts
         return (
             container(name),
-            linear(f"{name}.w1", hidden, wide, share=share),
+            linear(f"{name}.w1", hidden, wide, share=share, parallel="column"),
             activation(f"{name}.act_fn", wide, reads=3, writes=2, share=share),
-            linear(f"{name}.w3", hidden, wide, share=share),
-            linear(f"{name}.w2", wide, hidden, share=share),
+            linear(f"{name}.w3", hidden, wide, share=share, parallel="column"),
+            linear(f"{name}.w2", wide, hidden, share=share, parallel="row"),
         )

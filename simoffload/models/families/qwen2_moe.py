@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, SparseStepConfig
+from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Traits, linear
 
@@ -20,13 +20,9 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
     """The configuration of Qwen2-MoE models: Hugging Face's ``Qwen2MoeConfig``."""
 
     family: ClassVar[str] = "qwen2_moe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen2MoeForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "Qwen2MoeForCausalLM",
         leaf_modules=("mlp",),
-        lora_targets=("q_proj", "v_proj"),
     )
 
     num_key_value_heads: Count | None = 16
@@ -40,11 +36,9 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
     """0, as transformers writes it, where windows are not enabled."""
     max_window_layers: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 28
 
-    def pattern(self) -> int:
-        """Return the number of every other layer among the lower ones, if windows are enabled."""
-        if not self.use_sliding_window:
-            return 0
-        return (min(self.max_window_layers, self.num_hidden_layers) + 1) // 2
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is every other one of the lower layers, if windows are enabled."""
+        return self.use_sliding_window and layer % 2 == 0 and layer < self.max_window_layers
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen2MoeForCausalLM`` in call order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, SparseStepConfig
+from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Traits
 
@@ -18,13 +18,9 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
     """The configuration of Qwen3-MoE models: Hugging Face's ``Qwen3MoeConfig``."""
 
     family: ClassVar[str] = "qwen3_moe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen3MoeForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "Qwen3MoeForCausalLM",
         leaf_modules=("mlp",),
-        lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
@@ -37,9 +33,9 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
     use_sliding_window: Flag = False
     sliding_window: Extent | None = 4096
 
-    def pattern(self) -> int:
-        """Return the number of all layers, if windows are enabled."""
-        return self.num_hidden_layers if self.use_sliding_window else 0
+    def slides(self, _layer: int, /) -> bool:
+        """Return whether windows are enabled, which all layers then have."""
+        return self.use_sliding_window
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen3MoeForCausalLM`` in call order."""

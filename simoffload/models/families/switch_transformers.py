@@ -24,7 +24,8 @@ from simoffload.models.families.base import (
     Width,
     invalid,
 )
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts
+from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts
+from simoffload.models.families.rotary import LLAMA_SAVED
 from simoffload.models.modules import (
     Module,
     Parameter,
@@ -34,6 +35,7 @@ from simoffload.models.modules import (
     container,
     dropout,
     embedding,
+    head,
     linear,
     rms_norm,
 )
@@ -54,7 +56,7 @@ class SwitchTransformers(FamilyConfig):
         architecture="SwitchTransformersForConditionalGeneration",
         attention="eager",
         operations=EXPERT_OPERATIONS._replace(router=14, attention=EXPERT_OPERATIONS.attention + 2, rotary=0),
-        saved=EXPERT_SAVED,
+        saved=LLAMA_SAVED,
         leaf_modules=(),
         lora_targets=("q", "v"),
     )
@@ -126,7 +128,7 @@ class SwitchTransformers(FamilyConfig):
             second,
             rms_norm("decoder.final_layer_norm", hidden),
             dropout("decoder.dropout"),
-            linear("lm_head", hidden, self.vocab_size, tied_to=_TABLE if tied else None),
+            head(hidden, self.vocab_size, tied_to=_TABLE if tied else None),
         )
         encoder = self._stack(self.num_hidden_layers, self.num_sparse_encoder_layers, cross=False)
         decoder = self._stack(self._decoder_layers, self.num_sparse_decoder_layers, cross=True)
@@ -161,14 +163,18 @@ class SwitchTransformers(FamilyConfig):
     def _attend(self, name: str, *, bias: bool = False) -> tuple[Module, ...]:
         hidden, width = self.hidden_size, self.num_attention_heads * self.d_kv
         buckets = embedding(
-            f"{name}.relative_attention_bias", self.relative_attention_num_buckets, self.num_attention_heads
+            f"{name}.relative_attention_bias",
+            self.relative_attention_num_buckets,
+            self.num_attention_heads,
+            parallel="whole",
         )
         return (
             container(name),
-            *(linear(f"{name}.{one}", hidden, width) for one in "qkv"),
+            linear(f"{name}.q", hidden, width, parallel="column"),
+            *(linear(f"{name}.{one}", hidden, width, parallel="keys") for one in "kv"),
             *((buckets,) if bias else ()),
             attention(f"{name}.attention", query_width=width),
-            linear(f"{name}.o", width, hidden),
+            linear(f"{name}.o", width, hidden, parallel="row"),
         )
 
     @property
@@ -181,10 +187,10 @@ class SwitchTransformers(FamilyConfig):
         reads = 3 if self._gated else 1
         return (
             container(name),
-            *(linear(f"{name}.{one}", hidden, wide) for one in inputs),
+            *(linear(f"{name}.{one}", hidden, wide, parallel="column") for one in inputs),
             activation(f"{name}.act", wide, reads=reads, writes=reads - self._gated),
             dropout(f"{name}.dropout"),
-            linear(f"{name}.wo", wide, hidden),
+            linear(f"{name}.wo", wide, hidden, parallel="row"),
         )
 
     def _experts(self, name: str) -> tuple[Module, ...]:
@@ -204,6 +210,7 @@ class SwitchTransformers(FamilyConfig):
             out_features=experts * (len(inputs) * wide + hidden),
             share=share,
             flat=True,
+            parallel="experts",
         )
         act = activation(f"{inner}.act", experts * wide, reads=reads, writes=reads - self._gated, share=share)
         return (
