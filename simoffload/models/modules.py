@@ -91,6 +91,9 @@ class Module(NamedTuple):
     """Whether it processes all positions in the cache in every pass, not only new tokens."""
     saves_input: bool = True
     """Whether autograd keeps the input for this module; False where another module keeps it already."""
+    expert: int | None = None
+    """Number of the expert of which it is a part, if that expert's modules are only called when a token is
+    routed to it; None for all other modules."""
 
     @property
     def bias(self) -> Parameter | None:
