@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simoffload.errors import InputError
-from simoffload.models import Layer, LayerGroup, ModelShape, Module, Sequences
+from simoffload.models import Layer, LayerGroup, ModelShape, Sequences
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 
@@ -28,15 +28,14 @@ recorded order is taken not to last (our choice)."""
 def fetches_called(model: ModelShape, settings: OffloadSettings) -> bool:
     """Return whether only the parameters of called experts are fetched."""
     leaves = leaf_modules(settings)
+    return any(_fetches_called(layer, leaves.of(model, layer)) for layer, _ in model.kinds)
+
+
+def _fetches_called(layer: Layer, leaves: Sequence[str]) -> bool:
     return any(
-        module.expert is not None and not _inside(module, leaves.of(model, layer))
-        for layer, _ in model.kinds
+        module.expert is not None and not any(module.name.startswith(f"{leaf}.") for leaf in leaves)
         for module in layer
     )
-
-
-def _inside(module: Module, leaves: Sequence[str]) -> bool:
-    return any(module.name.startswith(f"{leaf}.") for leaf in leaves)
 
 
 def tokens_of(batch: Iterable[Sequences]) -> int:

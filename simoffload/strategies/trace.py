@@ -87,11 +87,19 @@ def forward_pass(model: ModelShape, count: int, leaves: LeafModules = NO_LEAVES)
     """
     events = list(_inference(map(Instance, model.modules_before), "head"))
     begins = [len(events)]
+    merged: dict[int, list[Instance]] = {}  # equal layers are the same object
     for index, layer in enumerate(model.of_layers(count).layers):
-        events += _inference(_merged(layer, index, leaves.of(model, layer)), "layer")
+        if id(layer) not in merged:
+            merged[id(layer)] = _merged(layer, index, leaves.of(model, layer))
+        events += _inference(_at(index, merged[id(layer)]), "layer")
         begins.append(len(events))
     events += _inference(map(Instance, model.modules_after), "tail")
     return Trace(tuple(events), tuple(begins))
+
+
+def _at(layer: int, instances: Iterable[Instance]) -> Iterator[Instance]:
+    """Yield the modules of another layer with the same modules."""
+    return (Instance(one.module, layer, one.owns, one.launched) for one in instances)
 
 
 def _inference(instances: Iterable[Instance], segment: str) -> Iterator[Event]:

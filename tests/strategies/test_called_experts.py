@@ -192,6 +192,13 @@ def test_a_leaf_module_takes_the_memory_of_the_whole_block() -> None:
     assert gathered(mixtral(1, NEW)) >= block > 3 * gathered(mixtral(1, OLD))
 
 
+def test_a_leaf_module_needs_a_swap_buffer_for_each_tensor() -> None:
+    """24 matrices of eight experts at once; alone a matrix needs one of the ten buffers."""
+    assert mixtral(1, OLD, "strategy.weights=raid").order_lasts is False
+    with pytest.raises(InputError, match=r"buffer_count: DeepSpeed would stop here: Not enough buffers \d+ "):
+        mixtral(1, NEW, "strategy.weights=raid")
+
+
 def test_several_ranks_call_different_experts_and_are_refused() -> None:
     with pytest.raises(InputError, match=r"strategy\.ranks: 2 ranks cannot run separate experts"):
         mixtral(1, OLD, "strategy.ranks=2")
