@@ -115,6 +115,9 @@ class Module(NamedTuple):
     code: Literal["none", "block", "mlp"] = "none"
     """Whose operations the own code of a container counts as: those of a layer or of a feed-forward network
     (``Operations``)."""
+    expert: int | None = None
+    """Number of the expert of which it is a part, if that expert's modules are only called when a token is
+    routed to it; None for all other modules."""
 
     @property
     def bias(self) -> Parameter | None:

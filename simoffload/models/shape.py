@@ -74,6 +74,8 @@ class ModelShape:
     experts_per_token: int = 0
     routing: Routing = DEFAULT
     """How unevenly tokens are routed to the experts."""
+    called_only: bool = False
+    """Whether separate experts to which no token is routed are left out, so that the others are read."""
     softcapped: bool = False
     """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
     kernels."""
@@ -212,7 +214,7 @@ class ModelShape:
         Of experts it is the part that they choose together, and the same for one expert that is a module of
         its own.
         """
-        if module.share == 1.0:
+        if module.share == 1.0 or (self.called_only and module.expert is not None):
             return 1.0
         if not self.num_experts:
             return 1.0 - (1.0 - module.share) ** tokens

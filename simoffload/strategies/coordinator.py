@@ -21,6 +21,8 @@ State = tuple[object, ...]
 
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
+_NAMED = 3
+"""Number of tensors that an error message names."""
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
 """Number of the most recent fetch events for which the host may still have to wait."""
@@ -272,7 +274,8 @@ class Coordinator:
 
     def _read(self, indices: Sequence[int]) -> None:
         if len(indices) > self._free_buffers:
-            names = ", ".join(self._tensors[index].name for index in indices)
+            names = ", ".join(self._tensors[index].name for index in indices[:_NAMED])
+            names += ", ..." if len(indices) > _NAMED else ""
             count = self._settings.buffer_count
             message = (
                 f"DeepSpeed would stop here: Not enough buffers {max(0, self._free_buffers)} for swapping "

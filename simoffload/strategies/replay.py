@@ -289,4 +289,4 @@ class Replay:
             out.part(event.segment)
         self._hook(event)
         if event.kind == "launch":
-            out.launch_forward(module)
+            out.launch_forward(event.instance.kernels)

@@ -23,6 +23,7 @@ from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 from simoffload.strategies.forward import ForwardWriter, Partitioning
 from simoffload.strategies.layer_period import LayeredModel
 from simoffload.strategies.replay import Passes, Replay, hook
@@ -79,7 +80,7 @@ class InferenceLayers(LayeredModel):
 
     def trace_of(self, count: int) -> Trace:
         """Return the order of hooks in a forward pass through ``count`` layers."""
-        return forward_pass(self.model, count)
+        return forward_pass(self.model, count, leaf_modules(self.fetching))
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
         """Return the partitioned tensors of a model with ``count`` layers, each as a separate object."""
@@ -95,11 +96,11 @@ class InferenceLayers(LayeredModel):
     def visits(self) -> tuple[tuple[Module, ...], ...]:
         """Hooked modules in the order of their hooks, each with the modules without hooks that follow it."""
         visits: list[tuple[Module, ...]] = []
-        for event in forward_pass(self.model, self.count).forward:
+        for event in self.trace_of(self.count).forward:
             if event.kind == "fetch":
                 visits.append(())
             if event.kind == "launch":
-                visits[-1] += (event.instance.module,)
+                visits[-1] += (event.instance.kernels,)
         return tuple(visits)
 
     @cached_property
@@ -163,11 +164,14 @@ class _DurationSlots(Timing):
     ) -> None:
         super().__init__(machine=machine, model=model, batch=(Sequences(1, 1, 1),), zero3=True)
         numbered = enumerate(zip(modules, launched, strict=True))
-        self._numbers = {module: -1 - number if takes else 0 for number, (module, takes) in numbered}
+        self._numbers = {
+            module._replace(hooked=True): -1 - number if takes else 0 for number, (module, takes) in numbered
+        }
 
     def compute(self, module: Module) -> int:
-        """Return the placeholder of ``module``; 0 if it takes no time."""
-        return self._numbers[module]
+        """Return the placeholder of ``module``, which has no hooks in a leaf module; 0 if it takes no
+        time."""
+        return self._numbers[module._replace(hooked=True)]
 
 
 class ScheduleTemplates:

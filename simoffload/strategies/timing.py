@@ -213,7 +213,7 @@ def operations(model: ModelShape, module: Module) -> int:
     own = model.traits.operations
     if module.kind == "container":  # the operations of attention are counted in the module that runs them
         return {"none": 0, "block": own.block, "mlp": own.mlp}[module.code]
-    count: int = getattr(own, module.kind)
+    count: int = own.experts if module.parallel == "experts" else getattr(own, module.kind)
     eager = module.kind == "attention" and model.attention == "eager"
     return count + own.eager if eager else count
 

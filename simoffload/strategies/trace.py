@@ -8,12 +8,13 @@ autograd needs the first tensor that forward saved, and recomputation stops when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from simoffload.models import Layer, ModelShape, Module, loss_module
+from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,6 +28,13 @@ class Instance:
     layer: int = -1
     owns: bool = True
     """Whether its parameters are fetched and released for it; false inside a leaf module, which owns them."""
+    launched: Module | None = None
+    """The module without the parameters that a leaf module has from those in it; None if it is the same."""
+
+    @property
+    def kernels(self) -> Module:
+        """The module whose kernels are launched."""
+        return self.launched or self.module
 
 
 class Event(NamedTuple):
@@ -71,26 +79,33 @@ class Trace(NamedTuple):
         yield self.layers, events[begins[-1] :]
 
 
-def forward_pass(model: ModelShape, count: int) -> Trace:
+def forward_pass(model: ModelShape, count: int, leaves: LeafModules = NO_LEAVES) -> Trace:
     """Return the events of a forward pass of inference through ``count`` of the model's layers.
 
     Work without hooks, such as attention between its projections, belongs to the module that was called
     before it; the hook after that module fires after this work.
     """
-    events = list(_inference(model.modules_before, "head"))
+    events = list(_inference(map(Instance, model.modules_before), "head"))
     begins = [len(events)]
+    merged: dict[int, list[Instance]] = {}  # equal layers are the same object
     for index, layer in enumerate(model.of_layers(count).layers):
-        events += _inference(layer, "layer", index)
+        if id(layer) not in merged:
+            merged[id(layer)] = _merged(layer, index, leaves.of(model, layer))
+        events += _inference(_at(index, merged[id(layer)]), "layer")
         begins.append(len(events))
-    events += _inference(model.modules_after, "tail")
+    events += _inference(map(Instance, model.modules_after), "tail")
     return Trace(tuple(events), tuple(begins))
 
 
-def _inference(modules: Sequence[Module], segment: str, layer: int = -1) -> Iterator[Event]:
+def _at(layer: int, instances: Iterable[Instance]) -> Iterator[Instance]:
+    """Yield the modules of another layer with the same modules."""
+    return (Instance(one.module, layer, one.owns, one.launched) for one in instances)
+
+
+def _inference(instances: Iterable[Instance], segment: str) -> Iterator[Event]:
     left: Instance | None = None
-    for module in modules:
-        one = Instance(module, layer, module.hooked)
-        if module.hooked:
+    for one in instances:
+        if one.module.hooked:
             if left is not None:
                 yield Event("release", left)
             yield Event("fetch", one, segment="" if left is not None else segment)
@@ -132,23 +147,28 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 
 def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:
-    """Return the modules of a layer; those inside a leaf module have neither hooks nor parameters."""
+    """Return the modules of a layer in training, where blocks of experts are leaf modules."""
     routed = any(module.kind == "router" for module in modules)
     leaves = model.traits.leaf_modules if routed else ()
+    # The hook after backward of a leaf module fires: it gets one for its whole backward pass.
+    return [
+        replace(one, module=one.module._replace(touched=1), launched=None) if one.launched else one
+        for one in _merged(modules, layer, leaves)
+    ]
+
+
+def _merged(modules: Layer, layer: int, leaves: Sequence[str]) -> list[Instance]:
+    """Return the modules of a layer; those inside a leaf module have neither hooks nor parameters."""
     found = []
     for module in modules:
-        inside = any(module.name.startswith(f"{leaf}.") for leaf in leaves)
-        if module.name in leaves:
-            held = tuple(
-                parameter
-                for other in modules
-                if other.name.startswith(f"{module.name}.")
-                for parameter in other.parameters
-            )
-            # Its hook after backward fires: leaf modules get one for their whole backward pass.
-            found.append(Instance(module._replace(parameters=held, touched=1), layer))
+        if any(module.name.startswith(f"{leaf}.") for leaf in leaves):
+            found.append(Instance(module._replace(hooked=False), layer, owns=False))
+        elif module.name in leaves:
+            within = [one for one in modules if one.name.startswith(f"{module.name}.")]
+            held = tuple(parameter for one in within for parameter in one.parameters)
+            found.append(Instance(module._replace(parameters=held), layer, launched=module))
         else:
-            found.append(Instance(module._replace(hooked=False) if inside else module, layer, not inside))
+            found.append(Instance(module, layer))
     return found
 
 

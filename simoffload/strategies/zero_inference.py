@@ -18,9 +18,17 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
+from simoffload.strategies.called_experts import (
+    fetches_called,
+    only_called,
+    order_lasts,
+    refuse_ranks,
+    tokens_of,
+)
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
+from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.forward import Partitioning
@@ -75,8 +83,10 @@ class ZeroInference(ZeroStrategy):
             workload=workload,
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
-            warnings=(*warnings, *ignored, *more),
+            warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
         )
+        if not plan.order_lasts:
+            refuse_ranks(self.ranks)
         check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
@@ -188,6 +198,11 @@ class ZeroInferencePlan(InferencePlan):
         GDS."""
         settings = self.placement.settings
         remarks = []
+        if not self.order_lasts:
+            remarks.append(
+                "experts are separate modules and not leaf modules: only those to which a token is routed "
+                "are fetched, but others in every pass, so that DeepSpeed prefetches nothing of use"
+            )
         if settings.device == "nvme":
             sizes = [(count * tensor.slice_numel, tensor.on_nvme) for tensor, count in self.layered.counted]
             there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
@@ -205,9 +220,43 @@ class ZeroInferencePlan(InferencePlan):
             )
         return remarks
 
+    @cached_property
+    def fetches_called(self) -> bool:
+        """Whether experts are modules of their own of which only those are fetched that are called."""
+        return fetches_called(self.model, self.placement.settings)
+
+    @cached_property
+    def order_lasts(self) -> bool:
+        """Whether the order of modules that DeepSpeed has recorded is that of later passes, too; if not,
+        nothing is prefetched."""
+        work = self.workload
+        tokens = work.batch_size * (1 if work.decode_steps else work.prompt_length)
+        return not self.fetches_called or order_lasts(self.model, tokens)
+
+    @cached_property
+    def _known(self) -> dict[int, ZeroInferencePlan]:
+        """Plans with the experts that are called, by the number of tokens of a pass."""
+        return {}
+
+    def called(self, forward: ForwardPass) -> ZeroInferencePlan:
+        """Return the plan with the experts that a pass calls; the plan itself if all are fetched."""
+        if not self.fetches_called:
+            return self
+        tokens = tokens_of(forward.batch)
+        if tokens not in self._known:
+            model = only_called(self.model, tokens)
+            self._known[tokens] = self if model is self.model else replace(self, model=model)
+        return self._known[tokens]
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module in a pass [ps]."""
+        plan = self.called(forward)
+        return plan.timings.durations(forward.batch)
+
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
-        return self.templates.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
+        plan, warm = self.called(forward), self.order_lasts and not forward.first
+        return plan.templates.schedule(self.durations(forward), name=forward.name, warm=warm)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -41,8 +41,12 @@ def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
 
 
 def module_names(plan: ZeroInferencePlan) -> list[str]:
-    """Return every module in the order of its hook; "" is the layer itself."""
-    return ["" if one is plan.model.layers[0][0] else one.name for one, *_ in plan.layered.visits]
+    """Return every module in the order of its calls, those in leaf modules included; "" is the layer
+    itself."""
+    model = plan.model
+    inside = (one for layer in model.layers for one in layer)
+    modules = (*model.modules_before, *inside, *model.modules_after)
+    return ["" if one is model.layers[0][0] else one.name for one in modules if one.hooked]
 
 
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:

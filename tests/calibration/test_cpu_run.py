@@ -23,6 +23,8 @@ from tests.calibration.storage_plan import LAYER, module_names, plan_of, planned
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 
 RUNS_FILE = Path(__file__).parent / "data" / "cpu_runs.yaml"
+SEPARATE_EXPERTS = Path(__file__).parent / "separate_experts.py"
+SEPARATE_RECORD = Path(__file__).parent / "data" / "separate_experts.json"
 RUNS = {run["name"]: run for run in yaml.safe_load(RUNS_FILE.read_text())["runs"]}
 SMALLEST_SWAPPED = 1 << 20  # [B]
 
@@ -105,10 +107,20 @@ def test_the_first_pass_moves_the_bytes_of_all_slices_that_are_swapped(
     run: dict[str, Any], plan: ZeroInferencePlan
 ) -> None:
     ranks, size = run["ranks"], plan.model.dtype_bytes
-    parameters = [parameter for module, *_ in plan.layered.visits for parameter in module.parameters]
+    modules = [module for visit in plan.layered.visits for module in visit]
+    parameters = [parameter for module in modules for parameter in module.parameters]
     slices = [-(-parameter.numel // ranks) * size for parameter in parameters]
     expected = sum(one for one in slices if one >= SMALLEST_SWAPPED)
     assert sum(row[2] for row in run["passes"][0]["storage"]) == expected
+
+
+def test_separate_experts_are_fetched_as_recorded(tmp_path: Path) -> None:
+    """The record with which tests/strategies/test_called_experts.py compares the simulator."""
+    command = [sys.executable, str(SEPARATE_EXPERTS), str(tmp_path / "out.json")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(command, env=environment, capture_output=True, timeout=500, check=True)
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert runs == json.loads(SEPARATE_RECORD.read_text())["runs"]
 
 
 def test_deepspeed_and_the_simulator_refuse_the_same_lack_of_buffers(

@@ -338,9 +338,13 @@ def test_there_are_many_edits_of_all_parts() -> None:
     assert len({repr(one) for one in EDITS}) == len(EDITS) >= 40
 
 
-@pytest.mark.parametrize("one", EDITS, ids=[
+@pytest.mark.parametrize(
+    "one",
+    EDITS,
+    ids=[
         f"{one.name}-{one.key}-{'deleted' if one.value is DELETED else repr(one.value)[:40]}" for one in EDITS
-    ])
+    ],
+)
 def test_a_broken_config_gives_one_message(
     one: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None
         "reduce_scatter",
         "fast_init",
         "auto_ratio",
+        "leaf_module",
     }
     for section, key in declared:
         assert NOT_SIMULATED[section][key].simulated == section.model_fields[key].default

@@ -5,8 +5,9 @@ decides what DeepSpeed fetches and when:
 
 * ``fused`` (5.x): all experts of a layer are two tensors of one module. One of Mixtral-8x22B's holds
   1.6e9 elements, more than the swap buffers of the published ZeRO-Inference runs.
-* ``separate`` (4.x, as in those runs): three linear modules per expert, every expert called in every
-  pass, and the rotary embedding computed within every layer (at 4.46.3).
+* ``separate`` (4.x, as in those runs): three linear modules per expert, and the rotary embedding computed
+  within every layer (at 4.46.3). From 4.52 on, only the experts are called to which a token is routed
+  (``expert_hit``; read at 4.52.4, 4.53.3 and 4.57.1); up to 4.51 all are in every pass (4.46.3, 4.51.3).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Mixtral(ExpertsConfig, SlidingConfig):
     num_experts_per_tok: Experts = 2
     sliding_window: Extent | None = None
     expert_layout: Literal["fused", "separate"] = "fused"
+    expert_calls: Literal["chosen", "all"] = "chosen"
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``MixtralForCausalLM`` in call order."""
@@ -54,7 +56,9 @@ class Mixtral(ExpertsConfig, SlidingConfig):
         block, router, *_ = self._routed("block_sparse_moe")
         modules = [block._replace(code="none"), router]
         for expert in range(self.num_local_experts):
-            modules.extend(self._one_expert(f"block_sparse_moe.experts.{expert}"))
+            number = expert if self.expert_calls == "chosen" else None
+            parts = self._one_expert(f"block_sparse_moe.experts.{expert}")
+            modules.extend(part._replace(expert=number) for part in parts)
         return tuple(modules)
 
     def _one_expert(self, name: str) -> tuple[Module, ...]:

@@ -24,6 +24,7 @@ from simoffload.strategies.ds_config.sections import (
     ConfigSection,
     DataTypesSection,
     DeepSpeedConfig,
+    LeafModuleSection,
     OffloadOptimizerSection,
     OffloadParamSection,
     OptimizerSection,
@@ -121,7 +122,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
         "stage3_module_granularity_threshold": Key(simulated=0, stages=(3,)),
         "zero_hpz_partition_size": Key(simulated=1, stages=(3,)),
         "mics_shard_size": Key(simulated=-1, stages=(3,)),
-        "leaf_module": Key(stages=(3,)),
+        "leaf_module": Key(stages=(3,), training=True),
         "zeropp_loco_param": Key(stages=(3,), training=True),
         "zero_quantized_gradients": _STAGE_3._replace(training=True),
         **_all("stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential", _STAGE_3),
@@ -200,7 +201,8 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
 }
 """Keys that are not simulated, by section; also fields of which only some values are simulated."""
 
-_STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSection, PrecisionSection)
+_OFFLOADING = (OffloadParamSection, OffloadOptimizerSection)
+_STRICT = (ZeroSection, LeafModuleSection, *_OFFLOADING, ZenFlowSection, PrecisionSection)
 """Sections in which DeepSpeed refuses unknown keys (``extra="forbid"`` in config_utils.py)."""
 
 
@@ -283,6 +285,8 @@ def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str,
     yield "zero_optimization.", zero
     if zero.offload_param is not None:
         yield "zero_optimization.offload_param.", zero.offload_param
+    if zero.leaf_module is not None:
+        yield "zero_optimization.leaf_module.", zero.leaf_module
     yield "aio.", config.aio
     if config.weight_quantization is not None:
         yield "weight_quantization.", config.weight_quantization
@@ -311,7 +315,11 @@ def _is_reported(section: ConfigSection, key: str, left: Key, *, stage: int, tra
 
 
 def _shown(value: Any) -> str:
-    return "" if isinstance(value, dict | list) else f"{shortened(json.dumps(value, default=str))} is "
+    return (
+        ""
+        if isinstance(value, dict | list | tuple | ConfigSection)
+        else f"{shortened(json.dumps(value, default=str))} is "
+    )
 
 
 def _because(instead: str) -> str:

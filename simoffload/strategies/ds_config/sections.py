@@ -117,6 +117,27 @@ class ZenFlowSection(ConfigSection):
     """Share of the cores that the update leaves to PyTorch."""
 
 
+def _listed(value: Any) -> Any:
+    """Accept one name for a list of one, as DeepSpeed does."""
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
+class LeafModuleSection(ConfigSection):
+    """``zero_optimization.leaf_module`` lists modules whose parameters are fetched together when they are
+    entered (from DeepSpeed 0.18.0 on; for earlier versions: what ``set_z3_leaf_modules`` was called with)."""
+
+    classes: Names | None = None
+    """Names of classes, with or without their module; None: the blocks of experts in
+    ``DEFAULT_LEAF_MODULE_CLASSES`` (zero/leaf_module_config.py)."""
+    names: Names = ()
+    """Full names of modules; not simulated, as they are those of single layers."""
+    name_suffixes: Names = ()
+    """Ends of names of modules, such as "mlp"."""
+
+
 class ZeroSection(ConfigSection):
     """``zero_optimization`` specifies what is partitioned and what is offloaded."""
 
@@ -126,6 +147,9 @@ class ZeroSection(ConfigSection):
     """Offloading of weights from the GPU (stage 3)."""
     offload_optimizer: OffloadOptimizerSection | None = None
     """Offloading of optimizer states from the GPU."""
+    leaf_module: LeafModuleSection | None = None
+    """Modules whose parameters are fetched together (stage 3); None: blocks of experts that DeepSpeed
+    knows."""
     zenflow: ZenFlowSection | None = None
     """ZenFlow: important columns are updated on the GPU, the others later on the CPU."""
     contiguous_gradients: bool = True

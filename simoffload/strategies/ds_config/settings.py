@@ -19,6 +19,7 @@ from simoffload.strategies.ds_config.keys import (
 from simoffload.strategies.ds_config.sections import (
     AioSection,
     DeepSpeedConfig,
+    LeafModuleSection,
     OffloadOptimizerSection,
     OffloadParamSection,
     ZenFlowSection,
@@ -96,6 +97,8 @@ class OffloadSettings(NamedTuple):
     use_gds: bool
     quantized_gather: bool = False
     """Whether partitions are quantized to 8 bits before they are all-gathered."""
+    leaf_module: LeafModuleSection | None = None
+    """Modules whose parameters are fetched together, as far as ds_config names them."""
 
     def copies_directly(self, ranks: int) -> bool:
         """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
@@ -310,6 +313,7 @@ def fetch_settings(
         threads=threads,
         use_gds=aio.use_gds and number >= _FIRST_GDS,
         quantized_gather=zero.zero_quantized_weights,
+        leaf_module=zero.leaf_module,
     )
     return settings, tuple(warnings)
 
