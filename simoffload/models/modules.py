@@ -331,9 +331,9 @@ class Operations(NamedTuple):
     router: int
     """Operations for the choice of experts; 0 in a family without experts."""
     experts: int = 22
-    """Operations of all experts in one module: sorting tokens by expert, gathering them, two grouped products,
-    weighing and adding (calls of PyTorch counted in transformers 5.23, ``grouped_mm_experts_forward``, without
-    the activation function)."""
+    """Operations of all experts in one module: tokens are sorted by expert and gathered, multiplied in two
+    grouped products, weighed and added (calls of PyTorch counted in transformers 5.23,
+    ``grouped_mm_experts_forward``, without the activation function)."""
     linear: int = 0
     embedding: int = 2
     dropout: int = -1

@@ -105,6 +105,10 @@ class SwitchTransformers(FamilyConfig):
             experts_per_token=1,
         )
 
+    def windows(self) -> tuple[int | None, ...]:
+        """Return no window for each layer of encoder and decoder."""
+        return (None,) * (self.num_hidden_layers + self._decoder_layers)
+
     def modules(self) -> ModuleLists:
         """Return the modules of ``SwitchTransformersForConditionalGeneration``: the encoder, then the
         decoder."""
