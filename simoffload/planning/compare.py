@@ -351,7 +351,8 @@ def _unoffloaded(
             twin = scenario.edited(*edits) if edits else scenario
             if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
                 gpus = twin.scenario.strategy.gpus
-                remark = f"added for comparison: {gpus} GPUs hold the weights together, without offloading"
+                held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
+                remark = f"added for comparison: {held}, without offloading"
                 found[name] = replace(twin, remarks=(remark,))
     return list(found.items())
 

@@ -11,45 +11,45 @@ from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 
-_CHANGED = "(answers change)"
+ANSWERS_CHANGE = "(answers change)"
 """Fewer bits for each weight are another model, whose answers differ."""
 
 
 def formats(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield the formats with fewer bits in which the strategy's program loads weights, for inference with a
     model that is not quantized."""
-    for name, edit in _formats(scenario, scenario.scenario.strategy):
-        description = f"weights stored as {name} {_CHANGED}"
+    for name, edit in weight_formats(scenario, scenario.scenario.strategy):
+        description = f"weights stored as {name} {ANSWERS_CHANGE}"
         yield Change("precision", description, (edit,), key=f"format-{name}", same_work=False)
 
 
-def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield ``formats`` and ``together``, as options of ``advise``."""
-    yield from (one._replace(kind="workload") for one in formats(scenario))
-    yield from together(scenario)
-
-
 def together(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield strategies by which the GPUs of the machine hold the weights together, with the model unchanged
-    and with fewer bits, as far as it fits."""
+    """Yield strategies by which one GPU, or several together, hold the weights, with the model unchanged and
+    with fewer bits, as far as it fits."""
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-    if work.kind != "inference" or strategy.gpus == scenario.machine.gpus == 1:
+    if work.kind != "inference":
         return
     for kind in strategy_for(work.kind):
         other = strategy_of(kind)
         assert other is not None
-        for name, stored in (("", ()), *((one, (edit,)) for one, edit in _formats(scenario, other))):
+        for name, stored in (("", ()), *((one, (edit,)) for one, edit in weight_formats(scenario, other))):
             model = quantized(scenario.model, QUANTIZATIONS[name]) if name else scenario.model
             edits = other.baseline(strategy, model, work, scenario.machine)
             for section in (one.value for one in edits if one.path == ("strategy",)):
-                gpus = other.model_validate(section).gpus
-                description = f"weights divided among {gpus} GPUs ({kind})"
-                description += f", stored as {name} {_CHANGED}" if name else ""
+                served = other.model_validate(section)
+                if served == strategy and not name:
+                    continue
+                where = f"divided among {served.gpus} GPUs" if served.gpus > 1 else "in the HBM of one GPU"
+                description = f"weights {where} ({kind})"
+                description += f", stored as {name} {ANSWERS_CHANGE}" if name else ""
                 key = f"{kind}-{name}" if name else kind
                 yield Change("placement", description, (*stored, *edits), key=key, same_work=not name)
 
 
-def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> Iterator[tuple[str, Edit]]:
+def weight_formats(
+    scenario: LoadedScenario, strategy: Strategy | type[Strategy]
+) -> Iterator[tuple[str, Edit]]:
+    """Yield the formats with fewer bits in which a strategy's program loads weights, each with its edit."""
     if scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None:
         return
     for name in strategy.formats:

@@ -7,6 +7,7 @@ Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -19,7 +20,8 @@ from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.device_map import Home, ModuleTree
-from simoffload.units import Bytes, format_bytes
+from simoffload.strategies.split import Split
+from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
 _CHOICES = ("auto", "cuda", "cpu", "disk")
@@ -28,8 +30,6 @@ _VALID = (
     'number of a GPU, "cpu" or "disk"'
 )
 _LIMIT_KEYS = 'keys must be numbers of GPUs in quotes, or cpu, such as {"0": 20 GiB, cpu: 60 GiB}'
-_PARTS = 8
-"""Number of parts into which ``advise`` divides the layers between GPU and offload (our choice)."""
 _KEPT = 0.9
 """Share of a single GPU's free memory that ``device_map="auto"`` fills unless ``max_memory`` is given
 (``get_balanced_memory``)."""
@@ -65,6 +65,7 @@ class Accelerate(Strategy):
     names."""
 
     gpu_keys: ClassVar = ("num_gpus",)
+    spans_hosts: ClassVar = False
     formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"offload_folder": "storage"}
@@ -170,21 +171,38 @@ class Accelerate(Strategy):
             )
             yield (Change("tier", f"weights on {tier.name}", placed),)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield a map by ``auto``, parts of the layers on the GPU, and pinned memory."""
-        free = () if self.max_memory is None else (Edit.at("strategy.max_memory", None),)
+    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield a map by ``auto``, and pinned memory; ``splits`` divides the layers."""
         if self.device_map != "auto":
             edit = Edit.at("strategy.device_map", "auto")
             yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
-        counts = dict.fromkeys(model.num_hidden_layers * part // _PARTS for part in range(1, _PARTS))
-        for count in counts:
-            if count not in (0, self.device_map):
-                edit = Edit.at("strategy.device_map", count)
-                description = f"{count} of {model.num_hidden_layers} layers on the GPU (device_map)"
-                yield Change("setting", description, (edit, *free), key=f"layers-{count}")
         if not self.pin_memory and not storage:
             edit = Edit.at("strategy.pin_memory", True)
             yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
+
+    @classmethod
+    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+        """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
+        storage."""
+        if gpus > machine.gpus_per_node:
+            return
+        total = model.num_hidden_layers
+
+        def split(where: str, **keys: Any) -> Split:
+            def section(count: int) -> dict[str, Any]:
+                if count == total:
+                    return {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
+                return {"kind": "accelerate", "num_gpus": gpus, "device_map": count, **keys}
+
+            def words(count: int) -> str:
+                rest = "" if count == total else f", the others {where}"
+                return f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+
+            return Split(total, section, words)
+
+        stored = (one.name for one in machine.tiers.values() if one.is_storage)
+        on_disk = (split(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
+        yield split("in pinned memory", pin_memory=True), split("in pageable memory"), *on_disk
 
     # -- the plan -------------------------------------------------------------------------------
 

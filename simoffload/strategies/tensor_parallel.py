@@ -122,21 +122,21 @@ class TensorParallel(Strategy):
     def baseline(
         cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
     ) -> tuple[Edit, ...]:
-        """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
-        a multiple of them; tensor parallelism within a host, a pipeline stage for each host.
+        """Return edits with which GPUs hold the weights together, if they can: those of ``other``, or the
+        smallest larger number of GPUs of a host or of hosts.
 
         All of them work on the sequences of all replicas of ``other``.
         """
-        work = workload.model_copy(update={"batch_size": workload.batch_size * other.replicas})
-        gpus = other.gpus
-        while gpus <= machine.gpus:
-            stages = machine.nodes_of(gpus)
-            sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
-            strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
-            with suppress(InputError):
-                if gpus > 1 and _fits(cls.model_validate(strategy).plan(model, work, machine)):
-                    return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
-            gpus *= 2
+        batch = workload.batch_size * other.replicas
+        work = workload.model_copy(update={"batch_size": batch})
+        each = machine.gpus_per_node
+        larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
+        for gpus in (other.gpus, *larger):
+            for sizes in arrangements(gpus, machine):
+                strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+                with suppress(InputError):
+                    if _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                        return Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
         return ()
 
     @property
@@ -155,6 +155,18 @@ class TensorParallel(Strategy):
             return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
+
+
+def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
+    """Yield degrees of parallelism for a number of GPUs: a pipeline stage for each host, then more stages,
+    then layers that are divided among GPUs of several hosts."""
+    hosts = machine.nodes_of(gpus)
+    possible = [one for one in range(1, gpus + 1) if gpus % one == 0]
+    for stages in (
+        *(one for one in possible if one >= hosts),
+        *(one for one in possible[::-1] if one < hosts),
+    ):
+        yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
 def _fits(plan: Plan) -> bool:

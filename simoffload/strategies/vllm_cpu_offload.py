@@ -31,9 +31,16 @@ from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
 from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
-from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan, vllm_command
+from simoffload.strategies.tensor_parallel import (
+    TensorParallel,
+    TensorParallelPlan,
+    arrangements,
+    vllm_command,
+)
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
@@ -111,6 +118,22 @@ class VllmCpuOffload(TensorParallel):
     ) -> tuple[Edit, ...]:
         """Return no edits: it is not a baseline without offloading."""
         return ()
+
+    @classmethod
+    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+        """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory."""
+        total = model.weight_bytes // gpus // _GIB + 1
+
+        def split(sizes: dict[str, int]) -> Split:
+            def section(count: int) -> dict[str, Any]:
+                return {"kind": "vllm_cpu_offload", **sizes, "cpu_offload_gb": total - count}
+
+            def words(count: int) -> str:
+                return f"vLLM on {plural(gpus, 'GPU')} with cpu_offload_gb {total - count}"
+
+            return Split(total, section, words)
+
+        yield tuple(map(split, arrangements(gpus, machine)))
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield nothing: ``cpu_offload_gb`` decides how much is in host memory."""

@@ -50,5 +50,13 @@ def test_a_quantized_model_keeps_its_format() -> None:
     assert [one.key for one in together(served)] == ["tensor_parallel"]
 
 
-def test_one_gpu_holds_nothing_together() -> None:
-    assert not list(together(scenario("rtx-4090-desktop", "llama-2-7b")))
+def test_one_gpu_holds_what_fits_into_it() -> None:
+    """13.5 GB fit into 24 GB as they are; 26 GB only with 8 or 4 bits."""
+    small, large = (scenario("rtx-4090-desktop", f"llama-2-{size}") for size in ("7b", "13b"))
+    assert next(together(small)).description == "weights in the HBM of one GPU (tensor_parallel)"
+    assert [one.key for one in together(large)] == ["tensor_parallel-fp8", "tensor_parallel-int4-g128"]
+
+
+def test_what_is_already_done_is_no_change() -> None:
+    served = scenario("rtx-4090-desktop", "llama-2-7b", kind="tensor_parallel", compiled=True)
+    assert all("stored as" in one.description for one in together(served))

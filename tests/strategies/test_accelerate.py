@@ -473,13 +473,12 @@ def test_a_model_that_is_too_large_for_the_gpu_gets_fewer_layers(file: Path) -> 
     assert any(one.description == "weights on dram" for one in changes)
 
 
-def test_advise_tries_parts_of_the_layers_on_the_gpu(file: Path) -> None:
+def test_advise_tries_other_homes(file: Path) -> None:
     scenario = loaded(file, "device_map=3")
     changes = list(scenario.scenario.strategy.settings(scenario.model, storage=False, direct=False))
-    assert [one.key for one in changes] == ["auto", *(f"layers-{n}" for n in (1, 2, 4, 5, 6, 7)), "pinned"]
+    assert [one.key for one in changes] == ["auto", "pinned"]
     times = [tpot(scenario.edited(*one.edits)) for one in changes]
     assert times[0] == min(times), "everything fits"
-    assert times[1:7] == sorted(times[1:7], reverse=True)
 
 
 @pytest.mark.parametrize("command", [["run"], ["fit"], ["check"]])

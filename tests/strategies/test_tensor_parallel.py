@@ -14,6 +14,7 @@ from simoffload.engine import execute
 from simoffload.models import ModelShape, Sequences, load_model, parameters_of
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
+from simoffload.strategies.tensor_parallel import TensorParallel
 
 MODELS = ["llama-2-7b", "llama-2-70b", "opt-6.7b", "bloom-7b1", "mixtral-8x7b", "qwen3-14b", "gemma-2-9b"]
 
@@ -293,11 +294,14 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
 # -- the baseline of a comparison ----------------------------------------------------------------
 
 
-def offloaded(platform: str = "dgx-a100-80g", model: str = "llama-2-7b", **keys: Any) -> LoadedScenario:
+def offloaded(
+    platform: str = "dgx-a100-80g", model: str = "llama-2-7b", nodes: int = 1, **keys: Any
+) -> LoadedScenario:
     text = {
         "name": "offloaded",
         "model": model,
         "platform": platform,
+        "nodes": nodes,
         "workload": {"batch_size": 2, "prompt_length": 16, "output_length": 3},
         "strategy": {"kind": "zero_inference", "weights": "dram", **keys},
     }
@@ -328,14 +332,45 @@ def test_as_many_gpus_as_needed_hold_the_weights() -> None:
     assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
 
 
+def test_one_gpu_is_a_baseline() -> None:
+    found = so.compare(offloaded(platform="h100-2nvme"), ["dram"])
+    assert list(found.results) == ["dram", "tensor_parallel"]
+    assert "one GPU holds the weights" in found.results["tensor_parallel"].warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "degrees"),
+    [
+        (offloaded("l40s-server", "llama-3.1-70b", ranks=3), (4, 1)),
+        (offloaded("dgx-h100", "deepseek-v3", nodes=2, ranks=16), (16, 1)),
+        (offloaded("dgx-h100", "kimi-k2", nodes=4, ranks=32), (32, 1)),
+        (offloaded("dgx-h100", "bloom-176b", nodes=2, ranks=16), (8, 2)),
+        (offloaded("dgx-a100-80g", "opt-30b", ranks=6), (2, 3)),
+    ],
+    ids=[
+        "a number that divides the heads",
+        "61 layers",
+        "61 layers on 4 hosts",
+        "stages",
+        "stages on a host",
+    ],
+)
+def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
+    """Two stages need a number of layers that is even, six parts one of heads that six divides."""
+    served, machine = scenario.scenario, scenario.machine
+    edits = TensorParallel.baseline(served.strategy, scenario.model, served.workload, machine)
+    section = edits[0].value
+    assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
+    assert so.simulate(scenario.edited(*edits)).fits
+
+
 @pytest.mark.parametrize(
     ("scenario", "targets"),
     [
         (offloaded(), ["hbm"]),
-        (offloaded(platform="h100-2nvme"), ["dram"]),
         (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"]),
     ],
-    ids=["nothing is offloaded", "one GPU", "too large"],
+    ids=["nothing is offloaded", "too large"],
 )
 def test_without_need_or_room_nothing_is_added(scenario: LoadedScenario, targets: list[str]) -> None:
     assert list(so.compare(scenario, targets).results) == targets

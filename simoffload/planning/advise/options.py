@@ -24,7 +24,7 @@ from simoffload.hardware import (
 )
 from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
-from simoffload.planning.serving import other_ways
+from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit

@@ -1,0 +1,91 @@
+"""Search for the best division of the weights between GPUs and offload, under every strategy and format."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.models import ModelShape
+from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
+from simoffload.results import Change, peak_uses
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import Split, Strategy, strategy_for, strategy_of
+from simoffload.workload import Inference
+
+
+class _Form(NamedTuple):
+    """A _Form is the model with its weights stored in one format."""
+
+    name: str
+    """Name of the format; "" for the scenario's own."""
+    edits: tuple[Edit, ...]
+    model: ModelShape
+
+
+def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield other formats, GPUs that hold the weights, and ``splits``, as options of ``advise``."""
+    yield from (one._replace(kind="workload") for one in formats(scenario))
+    yield from together(scenario)
+    yield from splits(scenario)
+
+
+def splits(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield, for each strategy of inference, number of GPUs and format of the weights, the split with the
+    most weights on the GPUs that fits: on the GPUs of the scenario, and on all of its machine.
+
+    Only memory is calculated: a split with more weights on the GPUs is not slower.
+    """
+    if not isinstance(scenario.scenario.workload, Inference):
+        return
+    forms: dict[str, _Form] = {"": _Form("", (), scenario.model)}
+    own, machine = scenario.scenario.strategy, scenario.machine
+    for kind in strategy_for("inference"):
+        strategy = strategy_of(kind)
+        assert strategy is not None
+        for name, edit in weight_formats(scenario, strategy):
+            if name not in forms:
+                forms[name] = _Form(name, (edit,), scenario.edited(edit).model)
+        usable = [forms[name] for name in ("", *dict(weight_formats(scenario, strategy)))]
+        for gpus in dict.fromkeys((own.gpus, machine.gpus)):
+            for form in usable:
+                for alternatives in strategy.splits(form.model, machine, gpus=gpus):
+                    found = (
+                        one for split in alternatives for one in _largest(scenario, strategy, split, form)
+                    )
+                    for one in islice(found, 1):
+                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", form.name)))
+                        yield one._replace(key=key)
+
+
+def _largest(
+    scenario: LoadedScenario, strategy: type[Strategy], split: Split, form: _Form
+) -> Iterator[Change]:
+    """Yield the change to the largest number of a split that fits, if any does."""
+    replicas = strategy.model_validate(split.section(0)).replicas
+    work = scenario.scenario.workload
+    assert isinstance(work, Inference)
+    batch, rest = divmod(work.batch_size * scenario.scenario.strategy.replicas, replicas)
+    if rest:  # its replicas cannot have equal parts of the sequences
+        return
+    batched = Edit.at("workload.batch_size", batch)
+    work = scenario.edited(batched).scenario.workload if batch != work.batch_size else work
+
+    def needs_more(number: int) -> bool:
+        try:
+            plan = strategy.model_validate(split.section(number)).plan(form.model, work, scenario.machine)
+            return not all(use.fits for use in peak_uses(plan.memory_stages, scenario.machine.tiers))
+        except InputError:
+            return True
+
+    if needs_more(0):
+        return
+    number = split.most
+    if number and needs_more(number):
+        number = bisect_left(range(1, number), True, key=needs_more)
+    description = split.words(number) + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
+    edits = (*form.edits, Edit(("strategy",), split.section(number)), batched)
+    yield Change("placement", description, edits, same_work=not form.name)
