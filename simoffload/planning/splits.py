@@ -86,6 +86,6 @@ def _largest(
     number = split.most
     if number and needs_more(number):
         number = bisect_left(range(1, number), True, key=needs_more)
-    description = split.words(number) + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
+    description = split.description(number) + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
     edits = (*form.edits, Edit(("strategy",), split.section(number)), batched)
     yield Change("placement", description, edits, same_work=not form.name)

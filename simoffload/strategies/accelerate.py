@@ -194,11 +194,11 @@ class Accelerate(Strategy):
                     return {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
                 return {"kind": "accelerate", "num_gpus": gpus, "device_map": count, **keys}
 
-            def words(count: int) -> str:
+            def description(count: int) -> str:
                 rest = "" if count == total else f", the others {where}"
                 return f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
 
-            return Split(total, section, words)
+            return Split(total, section, description)
 
         stored = (one.name for one in machine.tiers.values() if one.is_storage)
         on_disk = (split(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))

@@ -13,5 +13,5 @@ class Split(NamedTuple):
     """Largest number, with which all weights are on GPUs; 0 if the number has no choice."""
     section: Callable[[int], dict[str, Any]]
     """Function from the number to the section ``strategy`` of a scenario."""
-    words: Callable[[int], str]
+    description: Callable[[int], str]
     """Function from the number to a description."""

@@ -128,10 +128,10 @@ class VllmCpuOffload(TensorParallel):
             def section(count: int) -> dict[str, Any]:
                 return {"kind": "vllm_cpu_offload", **sizes, "cpu_offload_gb": total - count}
 
-            def words(count: int) -> str:
+            def description(count: int) -> str:
                 return f"vLLM on {plural(gpus, 'GPU')} with cpu_offload_gb {total - count}"
 
-            return Split(total, section, words)
+            return Split(total, section, description)
 
         yield tuple(map(split, arrangements(gpus, machine)))
 
