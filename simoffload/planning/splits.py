@@ -10,6 +10,7 @@ from typing import NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
+from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
 from simoffload.results import Change, peak_uses
 from simoffload.scenario import LoadedScenario
@@ -48,7 +49,7 @@ def splits(scenario: LoadedScenario) -> Iterator[Change]:
         assert strategy is not None
         for name, edit in weight_formats(scenario, strategy):
             if name not in forms:
-                forms[name] = _Form(name, (edit,), scenario.edited(edit).model)
+                forms[name] = _Form(name, (edit,), quantized(scenario.model, QUANTIZATIONS[name]))
         usable = [forms[name] for name in ("", *dict(weight_formats(scenario, strategy)))]
         for gpus in dict.fromkeys((own.gpus, machine.gpus)):
             for form in usable:
@@ -86,6 +87,8 @@ def _largest(
     number = split.most
     if number and needs_more(number):
         number = bisect_left(range(1, number), True, key=needs_more)
-    description = split.description(number) + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
+    description = split.description(number) + (
+        f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""
+    )
     edits = (*form.edits, Edit(("strategy",), split.section(number)), batched)
     yield Change("placement", description, edits, same_work=not form.name)

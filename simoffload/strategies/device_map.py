@@ -1,12 +1,13 @@
 """Device maps of Hugging Face Accelerate: which GPU, or which memory, is the home of each module.
 
-Reference: huggingface/accelerate 1.15.0, ``utils/modeling.py`` (``infer_auto_device_map``,
-``get_balanced_memory``), and the same functions in ``integrations/accelerate.py`` of transformers 5, which
-``from_pretrained`` calls. A home is the number of a GPU, "cpu" or "disk".
+Reference: ``infer_auto_device_map`` and ``get_balanced_memory`` in ``integrations/accelerate.py`` of
+transformers 5.23, which ``from_pretrained`` calls (the second is not that of Accelerate 1.15). A home is the
+number of a GPU, "cpu" or "disk".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -179,18 +180,28 @@ class ModuleTree:
         return homes
 
     def balanced(self, limits: Limits) -> Limits:
-        """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory``).
+        """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory`` of
+        transformers).
 
-        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of the first layer
-        and the mean size of the modules that own tensors.
+        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of the largest layer
+        and the largest module by its own tensors.
         """
         gpus = sorted((key for key in limits if key != "cpu" and limits[key]), key=int)
         if len(gpus) < 2:
             return limits
-        owners = sum(1 for call in self.calls if any(not one.tied for one in self.module(call).parameters))
-        total, layer = self.model.weight_bytes, stored_bytes(self.model.layers[0], self.model)
-        share = total // len(gpus) + int(1.25 * max(layer, total // owners))
+        layer = max(stored_bytes(kind, self.model) for kind, _ in self.model.kinds)
+        share = self.model.weight_bytes // len(gpus) + int(1.25 * max(layer, self._largest_leaf))
         return {key: min(size, share) if key in gpus[:-1] else size for key, size in limits.items()}
+
+    @property
+    def _largest_leaf(self) -> int:
+        """Size [B] of the largest set of tensors that one module owns itself."""
+        sizes: Counter[tuple[int, str]] = Counter()
+        for number, module in enumerate(self.modules):
+            for one in module.parameters:
+                owner = one.name.rpartition(".")[0]
+                sizes[number, owner] += 0 if one.tied else one.stored_bytes(self.model.dtype_bytes)
+        return max(sizes.values())
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
