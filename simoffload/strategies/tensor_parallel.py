@@ -142,16 +142,17 @@ class TensorParallel(Strategy):
     @property
     def program(self) -> str:
         """The program that the exported command starts."""
-        return "vLLM" if self._uses_vllm else "transformers"
+        return "vLLM" if self._uses_vllm else "transformers or vLLM"
 
     @property
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model, or, for transformers' eager code, a program."""
+        """Return the command that serves the model, or, for transformers' eager code, a program, if
+        transformers can divide the model."""
         name, dtype = plan.model.unquantized_name, plan.model.dtype
-        if not self._uses_vllm:
+        if not self._uses_vllm and (self.ranks == 1 or plan.model.family not in _UNPLANNED):
             return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
@@ -175,13 +176,19 @@ def _fits(plan: Plan) -> bool:
     return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
 
 
+_UNPLANNED = ("opt", "bloom", "falcon", "gpt_oss", "kimi_k2")
+"""Families without ``base_model_tp_plan`` in transformers 5.23, which therefore does not divide them."""
 _PROGRAM = """\
 # torchrun --nproc-per-node {gpus} tensor_parallel.py
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
-# Replace the name by your files or one on the Hub.
-model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.{dtype}, tp_plan="auto")
+# Replace the name by your files or one on the Hub. Before transformers 5.18 write tp_plan="auto" instead of
+# distributed_config.
+model = AutoModelForCausalLM.from_pretrained(
+    "{name}", dtype=torch.{dtype}, distributed_config=DistributedConfig(tp_plan="auto")
+)
 """
 
 

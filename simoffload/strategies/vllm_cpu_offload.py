@@ -178,6 +178,15 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     options: OffloadOptions = field(kw_only=True)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
+        """Also a warning about options of groups without groups."""
+        found, options = super().warnings, self.options
+        if options.group or options.number == options.step == 1:
+            return found
+        key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
+        return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
+
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
         """Offloaded tensors of each layer of each stage. Raises InputError if no layer is in a group."""

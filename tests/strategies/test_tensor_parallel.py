@@ -262,8 +262,16 @@ def test_it_states_what_to_type() -> None:
     assert "--tensor-parallel-size 2 \\\n  --pipeline-parallel-size 2" in text
     assert "--enforce-eager" not in text
     eager = scenario(tensor_parallel_size=2).exports()["tensor_parallel.py"]
-    assert 'tp_plan="auto"' in eager
+    assert 'distributed_config=DistributedConfig(tp_plan="auto")' in eager
     compile(eager, "tensor_parallel.py", "exec")
+
+
+@pytest.mark.parametrize("model", ["opt-6.7b", "bloom-7b1", "falcon-40b", "gpt-oss-20b"])
+def test_what_transformers_does_not_divide_is_served_by_vllm(model: str) -> None:
+    """Its configuration has no base_model_tp_plan; one GPU needs none."""
+    divided = scenario(model, tensor_parallel_size=2).exports()
+    assert "--enforce-eager" in divided["vllm-serve.sh"]
+    assert list(scenario(model).exports()) == ["tensor_parallel.py"]
 
 
 def test_every_command_knows_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
