@@ -189,10 +189,11 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield the smallest number of machines that is enough, with as many ranks on each."""
+    """Yield the smallest number of machines that is enough, with all of their GPUs at work, if the strategy
+    spans hosts."""
     machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
-    now, each = machine.nodes_of(used), machine.ranks_per_node(used)
-    if isinstance(evaluator.workload, Checkpointing):
+    now, each = machine.nodes_of(used), machine.gpus_per_node
+    if isinstance(evaluator.workload, Checkpointing) or not evaluator.strategy.spans_hosts:
         return
     steps = partial(evaluator.spread, per_node=each)
     if evaluator.needs(*steps(now + 1)) is None:
