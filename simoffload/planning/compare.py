@@ -312,7 +312,7 @@ def compare_scenarios(
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
             known[label] = scenario
-    stopped: WorkLimitError | None = None
+    stopped: InputError | WorkLimitError | None = None
     for label, scenario in known.items():
         if not results[label].fits:
             continue
@@ -320,8 +320,10 @@ def compare_scenarios(
             results[label] = simulate(
                 scenario, keep_timelines=keep_timelines, progress=labelled(progress, label)
             )
-        except WorkLimitError as error:
+        except (InputError, WorkLimitError) as error:
             stopped, results[label] = error, refused(scenario, error)
+            if label not in scenarios:
+                del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
     prices = load_costs() if costs is None else costs

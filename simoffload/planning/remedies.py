@@ -11,6 +11,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.planning.serving import formats
+from simoffload.planning.splits import of_other_strategies
 from simoffload.results import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
@@ -172,6 +173,11 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
     return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
 
 
+def other_strategies(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield for each other strategy its first split that fits."""
+    yield from chain.from_iterable(enough(evaluator, one) for one in of_other_strategies(evaluator.scenario))
+
+
 # -- more hardware --------------------------------------------------------------------------------
 
 
@@ -320,7 +326,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
-    found = [change for kind in KINDS for change in kind(evaluator)]
+    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
     barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
     if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]

@@ -62,6 +62,17 @@ def splits(scenario: LoadedScenario) -> Iterator[Change]:
                         yield one._replace(key=key)
 
 
+def of_other_strategies(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield for each strategy but the scenario's the first of ``splits``, with unchanged weights if they
+    fit."""
+    seen = {scenario.scenario.strategy.kind}
+    for change in splits(scenario):
+        kind = next(edit.value["kind"] for edit in change.edits if edit.path == ("strategy",))
+        if kind not in seen:
+            seen.add(kind)
+            yield change._replace(kind="strategy")
+
+
 def _largest(
     scenario: LoadedScenario, strategy: type[Strategy], split: Split, form: _Form
 ) -> Iterator[Change]:
@@ -72,8 +83,8 @@ def _largest(
     batch, rest = divmod(work.batch_size * scenario.scenario.strategy.replicas, replicas)
     if rest:  # its replicas cannot have equal parts of the sequences
         return
-    batched = Edit.at("workload.batch_size", batch)
-    work = scenario.edited(batched).scenario.workload if batch != work.batch_size else work
+    batched = () if batch == work.batch_size else (Edit.at("workload.batch_size", batch),)
+    work = scenario.edited(*batched).scenario.workload
 
     def needs_more(number: int) -> bool:
         try:
@@ -90,5 +101,5 @@ def _largest(
     description = split.description(number) + (
         f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""
     )
-    edits = (*form.edits, Edit(("strategy",), split.section(number)), batched)
+    edits = (*form.edits, Edit(("strategy",), split.section(number)), *batched)
     yield Change("placement", description, edits, same_work=not form.name)

@@ -125,8 +125,10 @@ class VllmCpuOffload(TensorParallel):
         total = model.weight_bytes // gpus // _GIB + 1
 
         def split(sizes: dict[str, int]) -> Split:
+            several = {key: size for key, size in sizes.items() if size > 1}
+
             def section(count: int) -> dict[str, Any]:
-                return {"kind": "vllm_cpu_offload", **sizes, "cpu_offload_gb": total - count}
+                return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
 
             def description(count: int) -> str:
                 return f"vLLM on {plural(gpus, 'GPU')} with cpu_offload_gb {total - count}"

@@ -10,7 +10,11 @@ import pytest
 
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.planning.advise import Advice, advise
+from simoffload.planning.compare import compare
+from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.splits import splits
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.terminal import terminal_text
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
@@ -104,12 +108,23 @@ def test_the_same_change_in_other_words_is_listed_once() -> None:
 
 def test_sequences_of_all_replicas_stay() -> None:
     """Two ranks with a batch of 3 process 6 sequences, which one process of Accelerate has as one batch."""
-    found = splits(scenario("h100-2nvme", "llama-3.1-8b", batch=3, kind="zero_inference", weights="dram"))
-    assert {edit.value for one in found for edit in one.edits if edit.path[-1] == "batch_size"} == {3}
     two = scenario("dgx-h100", "llama-3.1-8b", batch=3, kind="zero_inference", ranks=2, weights="dram")
     batches = {
         one.key: edit.value for one in splits(two) for edit in one.edits if edit.path[-1] == "batch_size"
     }
     assert batches["split-accelerate-2"] == 6
-    assert batches["split-zero_inference-2"] == 3
-    assert "split-zero_inference-8" not in batches, "eight replicas cannot have equal parts of six"
+    found = {one.key for one in splits(two)}
+    assert "split-zero_inference-2" in found - batches.keys(), "two replicas, as before"
+    assert "split-zero_inference-8" not in found, "eight replicas cannot have equal parts of six"
+
+
+def test_fit_and_compare_name_strategies_that_fit() -> None:
+    base = scenario("rtx-4090-desktop", kind="zero_inference", weights="dram")
+    made = [one for one in smallest_changes(base) if one.kind == "strategy"]
+    assert [one.key for one in made] == ["split-accelerate-1", "split-vllm_cpu_offload-1-fp8"]
+    for one in made:
+        assert fit(base.edited(*one.edits)).fits
+    compared = compare(base, ["dram"])
+    text = terminal_text(comparison_document(tuple(compared.results.values())), width=300)
+    assert "dram would fit with weights on nvme; " in text
+    assert "; 11 of 80 layers on 1 GPU, the others on nvme (accelerate); " in text

@@ -32,7 +32,7 @@ from simoffload.strategies import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
-_KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
+_KINDS = {"tier": "placement", "strategy": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 """Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
 P = TypeVar("P", bound=Profile)
