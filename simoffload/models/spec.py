@@ -29,6 +29,7 @@ from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import read_quantization
+from simoffload.models.release_names import listed_names
 from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
@@ -68,18 +69,28 @@ def list_models() -> tuple[str, ...]:
 
 def is_model(name: str) -> bool:
     """Return whether a text is a name or an alias, without an organisation in front."""
-    return name.lower() in _canonical()
+    return len(_meant(name.lower())) == 1
+
+
+def _meant(wanted: str) -> tuple[str, ...]:
+    """Return the rows that a name in lower case may mean."""
+    canonical = _canonical()
+    return tuple(dict.fromkeys(canonical[name] for name in listed_names(wanted, canonical)))
 
 
 def find_size(name: str) -> tuple[str, Size]:
-    """Look a size up by name or alias, ignoring case and an organisation before the last "/".
+    """Look a size up by name or alias, ignoring case, an organisation before the last "/" and words of a
+    release; the beginning of a name is enough where only one begins so.
 
     Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
     """
-    sizes, canonical = _sizes(), _canonical()
+    sizes = _sizes()
     wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
-    if wanted in canonical:
-        return canonical[wanted], sizes[canonical[wanted]]
+    meant = _meant(wanted)
+    if len(meant) == 1:
+        return meant[0], sizes[meant[0]]
+    if meant:
+        raise ValueError(f"{quoted(name)} may be {listing(list(meant))}; write which")
     names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
     hint = suggest(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
     if wanted.endswith(".json"):
