@@ -115,14 +115,11 @@ class WeightFormat:
         return ceil(packed + sum((one.size(rows, columns) for one in self.scales), Fraction(0)))
 
     @property
-    def large_bits(self) -> float:
-        """Number of bits per weight of a tensor so large that scales of a row or a tensor do not count."""
+    def bits_per_weight(self) -> float:
+        """Number of bits per weight, scales included, of a tensor so large that scales of a row or of the
+        whole tensor do not count."""
         tiles = ((one, one.columns and one.rows and one.columns * one.rows) for one in self.scales)
         return float(self.bits + sum(8 * one.bytes / weights for one, weights in tiles if weights))
-
-    def bits_per_weight(self, rows: int = 4096, columns: int = 4096) -> float:
-        """Return the mean number of bits per weight of a tensor, scales included."""
-        return 8 * self.stored_bytes(rows, columns) / (rows * columns)
 
 
 @cache
@@ -173,19 +170,19 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
 
     ``F.linear`` and ``F.embedding`` write the whole weight in full at every call: with ``kernel`` in one
     kernel. Otherwise as a chain of PyTorch's (``DeQuantizer``): 4-bit weights are shifted or masked and
-    copied apart, twice (3.5 B for each weight beyond reading the packed ones), and the copy into a cleared
+    copied, twice (3.5 B for each weight beyond reading the packed ones), and the copy into a cleared
     tensor (1 B and 2 elements), division and addition (4 elements) follow. Seven operations take the weight,
     its scales and minima out of the tensor that holds them all.
     """
-    apart, four_bit = 7, bits == 4
+    views, four_bit = 7, bits == 4
     sequence = Dequantization(
         most_tokens=0,
         elements=6,
         bytes=4.5 if four_bit else 0.0,
         kernels=8 if four_bit else 4,
-        operations=apart + (13 if four_bit else 6),
+        operations=views + (13 if four_bit else 6),
     )
-    cost = Dequantization(most_tokens=0, operations=apart + 3) if kernel else sequence
+    cost = Dequantization(most_tokens=0, operations=views + 3) if kernel else sequence
     pair = Scales(Fraction(2 * dtype_bytes), group)
     return WeightFormat(f"deepspeed-int{bits}-g{group}", Fraction(bits), (pair,), cost)
 

@@ -98,6 +98,13 @@ class ModelShape:
         return sum(len(group.layers) * group.repeat for group in self.groups)
 
     @property
+    def layers_name(self) -> str:
+        """The name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
+        owner = next(one.name for one in self.modules_before if one.kind == "embedding")
+        parent = owner.rpartition(".")[0]
+        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in call order; equal ones are the same object."""
         return tuple(layer for group in self.groups for layer in group.layers * group.repeat)

@@ -52,13 +52,6 @@ class ModuleTree:
     model: ModelShape
 
     @cached_property
-    def layers_name(self) -> str:
-        """Name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
-        owner = next(one.name for one in self.model.modules_before if one.kind == "embedding")
-        parent = owner.rpartition(".")[0]
-        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
-
-    @cached_property
     def calls(self) -> tuple[Call, ...]:
         """Every call of a forward pass."""
         return tuple(self._calls())
@@ -73,7 +66,7 @@ class ModuleTree:
             begins[kind] = end
             end += len(kind)
         for layer, modules in enumerate(model.layers):
-            name, begin = f"{self.layers_name}.{layer}", begins[modules]
+            name, begin = f"{self.model.layers_name}.{layer}", begins[modules]
             for number, module in enumerate(modules):
                 yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
@@ -90,7 +83,7 @@ class ModuleTree:
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
-        owner = f"{self.layers_name}.{call.layer}." if call.layer >= 0 else ""
+        owner = f"{self.model.layers_name}.{call.layer}." if call.layer >= 0 else ""
         size = self.model.dtype_bytes
         return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
 
@@ -106,7 +99,7 @@ class ModuleTree:
 
         sizes = {kind: stored_bytes(kind, model) for kind, _ in model.kinds}
         layers = (
-            Unit(f"{self.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
+            Unit(f"{model.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
         )
         return (*outside(model.modules_before), *layers, *outside(model.modules_after))
 
@@ -194,12 +187,12 @@ class ModuleTree:
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
-        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.layers_name}.")}
+        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.model.layers_name}.")}
         if len(set(homes.values())) == 1:
             return {"": next(iter(homes.values()))}
         if len(set(inside.values())) != 1:
             return dict(homes)
-        return {self.layers_name if name in inside else name: home for name, home in homes.items()}
+        return {self.model.layers_name if name in inside else name: home for name, home in homes.items()}
 
     def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
         """Return a given map itself.
@@ -207,11 +200,11 @@ class ModuleTree:
         Raises InputError for names that no module has, modules without a home, GPUs beyond those used, and a
         map without a GPU.
         """
-        names = [call.name for call in self.calls]
+        names, layers_name = [call.name for call in self.calls], self.model.layers_name
         for name, home in homes.items():
             if name and not any(one == name or one.startswith(f"{name}.") for one in names):
-                outer = ", ".join(one.name for one in self.units if not one.name.startswith(self.layers_name))
-                has = f"{outer}, and {self.layers_name}.0 to .{self.model.num_hidden_layers - 1}"
+                outer = ", ".join(one.name for one in self.units if not one.name.startswith(layers_name))
+                has = f"{outer}, and {layers_name}.0 to .{self.model.num_hidden_layers - 1}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"

@@ -46,13 +46,13 @@ def test_scales_of_nf4_do_not_end_with_a_row() -> None:
     ],
 )
 def test_published_bits_per_weight(name: str, bits: float) -> None:
-    assert FORMATS[name].bits_per_weight() == pytest.approx(bits, abs=0.0005)
+    assert FORMATS[name].bits_per_weight == pytest.approx(bits, abs=0.0005)
 
 
 def test_deepspeed() -> None:
     # A scale and a minimum of 2 B for 64 weights.
     assert deepspeed(4, 64, dtype_bytes=2, kernel=True).stored_bytes(1024, 1024) == 524_288 + 16_384 * 4
-    assert deepspeed(8, 64, dtype_bytes=2, kernel=True).bits_per_weight() == 8.5
+    assert deepspeed(8, 64, dtype_bytes=2, kernel=True).bits_per_weight == 8.5
     # The kernel writes 2 B for each weight; PyTorch's chain moves 16.5 B beyond reading the packed ones.
     chain = deepspeed(4, 64, dtype_bytes=2, kernel=False).dequantization
     assert chain.elements * 2 + chain.bytes == 16.5
@@ -76,7 +76,7 @@ def test_fused_rates_follow_from_the_published_rows() -> None:
     kernels = 32 * 10 * 3e-6
     for bits, group, zero, tokens_per_s in ((8, None, 0, 155.58), (4, 32, 2, 196.8)):
         one = grouped("x", bits, group, zero=zero)
-        size = weights * one.bits_per_weight() / 8 + cache
+        size = weights * one.bits_per_weight / 8 + cache
         rate = size / (1 / tokens_per_s - kernels) / (2039e9 * 0.8)
         assert one.dequantization.fused_rate == pytest.approx(rate, abs=0.006)
 

@@ -306,7 +306,7 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
         "1": free,
         "cpu": machine.tiers["dram"].capacity - machine.tiers["dram"].reserved,
     }
-    assert own.layers_name == "model.layers"
+    assert own.model.layers_name == "model.layers"
     assert set(plan(file, "device_map=auto").homes.values()) == {0}
 
 
@@ -319,7 +319,7 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
     ],
 )
 def test_layers_have_their_names_in_hugging_face(name: str, layers: str) -> None:
-    assert ModuleTree(load_model(name)).layers_name == layers
+    assert load_model(name).layers_name == layers
 
 
 # -- disk -------------------------------------------------------------------------------------------
