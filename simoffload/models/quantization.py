@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
-from simoffload.models.modules import Module, ModuleKind, Parameter, Storage
+from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
 from simoffload.models.shape import grouped as grouped_layers
 
@@ -68,6 +68,8 @@ class Quantization:
     see them."""
     routers: bool = False
     """Whether routers of experts are quantized."""
+    dtype: Dtype | None = None
+    """Data type of activations that its kernels need; None: any."""
 
     def format_of(self, matrix: Matrix, model: GgufModel) -> WeightFormat | None:
         """Return the format of a matrix; None: the model's data type."""

@@ -155,8 +155,11 @@ class _FbgemmFp8(Section):
 class _Mxfp4(Section):
     def quantization(self) -> Quantization:
         """Return MXFP4 of experts, to which alone transformers and vLLM apply this method
-        (``replace_with_mxfp4_linear``; vllm/model_executor/layers/quantization/mxfp4.py)."""
-        return Quantization("mxfp4", FORMATS["mxfp4"], ignored=self.ignored, linear=False)
+        (``replace_with_mxfp4_linear``; vllm/model_executor/layers/quantization/mxfp4.py).
+
+        vLLM's ``get_supported_act_dtypes`` lists bfloat16 alone.
+        """
+        return Quantization("mxfp4", FORMATS["mxfp4"], ignored=self.ignored, linear=False, dtype="bfloat16")
 
 
 class _Weights(Frozen):
