@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _INT8_RATE = 0.75
 """Read rate of a fused kernel with 8-bit weights over that of HBM in the profile.
@@ -40,6 +40,9 @@ class Dequantization(NamedTuple):
 
     fused_rate: float = 1.0
     """Read rate of the fused kernel over that of kernels with unquantized weights, on an A100."""
+    arithmetic: Literal["float8"] | None = None
+    """Data type in which tensor cores multiply the stored weights; a GPU that has it reads them at the full
+    rate. None: weights are always decoded."""
     most_tokens: int | None = None
     """Most tokens that the fused kernel takes; more are multiplied with weights that were written in full.
     None: any number; 0: there is no fused kernel."""
@@ -68,8 +71,11 @@ class Dequantization(NamedTuple):
 
 _FUSED_8 = Dequantization(_INT8_RATE)
 _FUSED_4 = Dequantization(_INT4_RATE)
-_NATIVE = Dequantization()
-"""Tensor cores take FP8 as it is (Hopper, Ada and later); no loss of rate is assumed (an estimate)."""
+_PLAIN = Dequantization()
+_FP8 = Dequantization(_INT8_RATE, "float8")
+"""Tensor cores of Hopper, Ada and later take FP8 as it is; no loss of rate is assumed (an estimate). On other
+GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py), at the rate of 8-bit integers
+(an estimate)."""
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
@@ -105,7 +111,7 @@ class WeightFormat:
     bits: Fraction
     """Bits per weight; for a GGUF type its scales included."""
     scales: tuple[Scales, ...] = ()
-    dequantization: Dequantization = _NATIVE
+    dequantization: Dequantization = _PLAIN
     block: int = 1
     """Number of columns must be a multiple of this, otherwise the program chooses another format."""
 
@@ -161,7 +167,7 @@ def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: i
     """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor."""
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
-    return WeightFormat(name, Fraction(8), (Scales(Fraction(scale), columns, rows),))
+    return WeightFormat(name, Fraction(8), (Scales(Fraction(scale), columns, rows),), _FP8)
 
 
 @cache

@@ -150,7 +150,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
-    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator.scenario))
+    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
 

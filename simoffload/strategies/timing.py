@@ -139,7 +139,9 @@ class Timing:
             seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
         else:
             read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
-            read += weights.fused_flops / gpu.compute.float32.value
+            decoded = weights.fused_flops
+            decoded += weights.float8_flops if gpu.compute.float8 is None else 0.0
+            read += decoded / gpu.compute.float32.value
             seconds = max(self._arithmetic_s(cost, products=products), read)
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":

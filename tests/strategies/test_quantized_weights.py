@@ -50,6 +50,17 @@ def test_four_bits_are_faster_but_not_by_their_bytes() -> None:
     assert 2 < plain.tpot_s / four.tpot_s < 59.9 / 16.1
 
 
+@pytest.mark.parametrize(("platform", "decoded"), [("dgx-a100", True), ("dgx-h100", False)])
+def test_fp8_is_decoded_where_tensor_cores_do_not_take_it(platform: str, *, decoded: bool) -> None:
+    """On an A100 a step of FP8 takes the time of 8-bit integers, whose scales are 4 B a row."""
+    served = ["strategy={kind: tensor_parallel, compiled: true}", f"platform={platform}"]
+    fp8, int8 = (so.simulate(scenario(_IN_HBM, one, *served)).tpot_s or 0.0 for one in ("fp8", "int8"))
+    if decoded:
+        assert fp8 == pytest.approx(int8, rel=0.002)
+    else:
+        assert 0 < fp8 < 0.9 * int8
+
+
 def test_training_with_quantized_weights_is_refused() -> None:
     loaded = so.load_scenario("training/bloom-7b1", overrides=["model={name: bloom-7b1, quantization: int8}"])
     with pytest.raises(InputError, match="training with weights in int8 is not supported"):
