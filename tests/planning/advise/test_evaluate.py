@@ -254,4 +254,4 @@ def test_plain_values(stored: Advice) -> None:
     assert keys[:5] == [*together, "on-resident", "batch-32"]
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
-    assert rendered["options"][3]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
+    assert rendered["options"][4]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
