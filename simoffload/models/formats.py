@@ -114,11 +114,23 @@ class WeightFormat:
     dequantization: Dequantization = _PLAIN
     block: int = 1
     """Number of columns must be a multiple of this, otherwise the program chooses another format."""
+    unit: tuple[int, int] = (1, 1)
+    """Rows and columns of which every part of a divided tensor must have a multiple."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Return the size [B] of a tensor of ``rows`` times ``columns`` weights, scales included."""
         packed = ceil(self.bits * rows * columns / 8)
         return ceil(packed + sum((one.size(rows, columns) for one in self.scales), Fraction(0)))
+
+    def obstacle(self, rows: int, columns: int) -> str:
+        """Return why kernels cannot take a part with so many rows and columns of a divided tensor; empty if
+        they can."""
+        found = [
+            f"{count} {name} are not a multiple of {unit}"
+            for name, count, unit in zip(("rows", "columns"), (rows, columns), self.unit, strict=True)
+            if count % unit
+        ]
+        return " and ".join(found)
 
     @property
     def bits_per_weight(self) -> float:
@@ -134,10 +146,11 @@ def grouped(
 ) -> WeightFormat:
     """Return integers in ``group`` columns of a row with one scale and zero point; None: the whole row.
 
-    ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused.
+    ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused, and take whole groups
+    (vllm/model_executor/layers/quantization/gptq.py, awq.py).
     """
     cost = _FUSED_4 if bits <= 4 else _FUSED_8
-    return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost)
+    return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost, unit=(1, group or 1))
 
 
 @cache
@@ -147,7 +160,7 @@ def gptq(bits: int, group: int | None, *, awq: bool = False) -> WeightFormat:
     made = grouped(f"int{bits}-{size}", bits, group, zero=Fraction(bits, 8))
     if not awq:
         return made
-    return WeightFormat(f"awq-{made.name}", made.bits, made.scales, _AWQ)
+    return WeightFormat(f"awq-{made.name}", made.bits, made.scales, _AWQ, unit=made.unit)
 
 
 @cache
@@ -164,10 +177,15 @@ def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
 
 @cache
 def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: int = 4) -> WeightFormat:
-    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor."""
+    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor.
+
+    Kernels take whole blocks (``validate_fp8_block_shape``, vllm/model_executor/layers/quantization/utils/
+    fp8_utils.py).
+    """
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
-    return WeightFormat(name, Fraction(8), (Scales(Fraction(scale), columns, rows),), _FP8)
+    scales = Scales(Fraction(scale), columns, rows)
+    return WeightFormat(name, Fraction(8), (scales,), _FP8, unit=block or (1, 1))
 
 
 @cache
@@ -243,8 +261,13 @@ GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
 _MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4)
+"""Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
-    "nvfp4", Fraction(4), (Scales(Fraction(1), 16), Scales(Fraction(4), None, None)), _FUSED_4
+    "nvfp4",
+    Fraction(4),
+    (Scales(Fraction(1), 16), Scales(Fraction(4), None, None)),
+    _FUSED_4,
+    unit=(1, 16),
 )
 
 FORMATS: dict[str, WeightFormat] = {

@@ -150,9 +150,11 @@ class TensorParallel(Strategy):
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model, or, for transformers' eager code, a program."""
-        name, dtype = plan.model.unquantized_name, plan.model.dtype
         if not self._uses_vllm:
-            return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
+            model = plan.model
+            name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
+            program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
+            return {"tensor_parallel.py": program}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
@@ -168,9 +170,21 @@ _PROGRAM = """\
 import torch
 from transformers import AutoModelForCausalLM
 
-# Replace the name by that of your files or of the model on the Hub.
+{advice}
 model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.{dtype}, tp_plan="auto")
 """
+
+
+def _advice(quantization: str | None) -> str:
+    """Return the comment on the name of the model in an exported command."""
+    if quantization is None:
+        return "# Replace the name by that of your files or of the model on the Hub."
+    stored = f"a checkpoint with weights stored as {quantization}"
+    return f"# Replace the name by that of {stored}, in your files or on the Hub."
+
+
+_AT_LOADING = {"fp8": "fp8"}
+"""Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
 def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bool) -> str:
@@ -180,9 +194,12 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    stored = f", with weights stored as {plan.model.quantization}" if plan.model.quantization else ""
+    stored = plan.model.quantization
+    if stored in _AT_LOADING:
+        options.append(f"--quantization {_AT_LOADING[stored]}")
+        stored = None
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"# Replace the name by that of your files or of the model on the Hub{stored}.\n{lines}\n"
+    return f"{_advice(stored)}\n{lines}\n"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,25 @@ def test_bytes(name: str, rows: int, columns: int, size: int) -> None:
     assert FORMATS[name].stored_bytes(rows, columns) == size
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "obstacle"),
+    [
+        # Experts of Qwen3-235B on 4 and 8 GPUs.
+        ("fp8-block128", 384, 4096, ""),
+        ("fp8-block128", 192, 4096, "192 rows are not a multiple of 128"),
+        ("fp8-block128", 4096, 192, "192 columns are not a multiple of 128"),
+        ("int4-g128", 192, 4096, ""),
+        ("int4-g128", 4096, 1376, "1376 columns are not a multiple of 128"),
+        ("nvfp4", 4096, 24, "24 columns are not a multiple of 16"),
+        ("mxfp4", 4096, 360, ""),
+        ("fp8", 1, 1, ""),
+        ("int8", 1, 1, ""),
+    ],
+)
+def test_parts_have_whole_blocks(name: str, rows: int, columns: int, obstacle: str) -> None:
+    assert FORMATS[name].obstacle(rows, columns) == obstacle
+
+
 def test_scales_of_nf4_do_not_end_with_a_row() -> None:
     # 3 x 100 weights are 300: five scales, where groups of every row would be six.
     assert bitsandbytes(double_quantized=False).stored_bytes(3, 100) == 150 + 5 * 4

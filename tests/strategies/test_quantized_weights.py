@@ -65,3 +65,27 @@ def test_training_with_quantized_weights_is_refused() -> None:
     loaded = so.load_scenario("training/bloom-7b1", overrides=["model={name: bloom-7b1, quantization: int8}"])
     with pytest.raises(InputError, match="training with weights in int8 is not supported"):
         so.simulate(loaded)
+
+
+def _served(model: str, *strategy: str) -> str:
+    """Return the exported command that serves a model on two GPUs."""
+    kind = f"strategy={{{', '.join(('kind: tensor_parallel', 'tensor_parallel_size: 2', *strategy))}}}"
+    loaded = so.load_scenario(_IN_HBM, overrides=[f"model={model}", kind, "platform=dgx-h100"])
+    (command,) = loaded.exports().values()
+    return str(command)
+
+
+def test_exported_commands_load_the_weights_in_their_format() -> None:
+    compiled = "compiled: true"
+    released = _served("gpt-oss-120b", compiled)
+    assert "--dtype bfloat16" in released  # vLLM refuses float16 for MXFP4
+    assert "--quantization" not in released
+    at_loading = _served("{name: llama-3.1-8b, quantization: fp8}", compiled)
+    assert at_loading.endswith(" \\\n  --quantization fp8\n")
+    assert "checkpoint" not in at_loading
+    needed = "by that of a checkpoint with weights stored as int4-g128"
+    for more in ((compiled,), ()):
+        command = _served("{name: llama-3.1-8b, quantization: int4-g128}", *more)
+        assert needed in command
+        assert "--quantization" not in command
+        assert "checkpoint" not in _served("llama-3.1-8b", *more)
