@@ -147,12 +147,14 @@ class ModuleTree:
         gpus = sorted(int(key) for key in limits if key != "cpu")
         devices: list[Home] = [*gpus, *(["cpu"] if "cpu" in limits else []), "disk"]  # type: ignore[list-item]
         units, current, used = self.units, 0, 0
+        largest = [0]  # of the units behind each one
+        for unit in reversed(units[1:]):
+            largest.append(max(largest[-1], unit.size))
         homes: dict[str, Home] = {}
-        for number, unit in enumerate(units):
+        for unit, reserve in zip(units, reversed(largest), strict=True):
             if not unit.size:  # tied
                 homes[unit.name] = homes[units[0].name]
                 continue
-            reserve = max((one.size for one in units[number + 1 :]), default=0)
             while devices[current] != "disk":
                 keeps = reserve if devices[current] in (*gpus[:1], "cpu") else 0
                 if used + unit.size <= limits[str(devices[current])] - keeps:
@@ -161,7 +163,7 @@ class ModuleTree:
             homes[unit.name] = devices[current]
             used += unit.size
         if not any(isinstance(home, int) for home in homes.values()):
-            need = units[0].size + max((one.size for one in units[1:]), default=0)
+            need = units[0].size + largest[-1]
             has = limits[str(gpus[0])] if gpus else 0
             least, most = (format_bytes(size, binary=True) for size in (need, has))
             text = f"no module would be on a GPU: {units[0].name} and room for the largest other module need"
@@ -200,9 +202,10 @@ class ModuleTree:
         Raises InputError for names that no module has, modules without a home, GPUs beyond those used, and a
         map without a GPU.
         """
-        names, layers_name = [call.name for call in self.calls], self.model.layers_name
+        names = {"", *(name for call in self.calls for name in parents(call.name))}
+        layers_name = self.model.layers_name
         for name, home in homes.items():
-            if name and not any(one == name or one.startswith(f"{name}.") for one in names):
+            if name not in names:
                 outer = ", ".join(one.name for one in self.units if not one.name.startswith(layers_name))
                 has = f"{outer}, and {layers_name}.0 to .{self.model.num_hidden_layers - 1}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
@@ -227,11 +230,14 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (", …" if len(names) > len(shown) else "")
 
 
+def parents(name: str) -> Iterator[str]:
+    """Yield the name of a module, then those of the modules around it, the model's own ("") last."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
 def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
     """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
-    while True:
-        if name in homes:
-            return homes[name]
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
+    return next((homes[one] for one in parents(name) if one in homes), None)

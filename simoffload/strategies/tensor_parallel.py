@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -122,8 +122,9 @@ class TensorParallel(Strategy):
     def baseline(
         cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
     ) -> tuple[Edit, ...]:
-        """Return edits with which GPUs hold the weights together, if they can: as many as ``other`` uses, or
-        a multiple of them; tensor parallelism within a host, a pipeline stage for each host.
+        """Return edits with which GPUs hold the weights together, if they can with what vLLM fills of their
+        memory: as many as ``other`` uses, or a multiple of them; tensor parallelism within a host, a pipeline
+        stage for each host.
 
         All of them work on the sequences of all replicas of ``other``.
         """
@@ -134,7 +135,8 @@ class TensorParallel(Strategy):
             sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
             strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
             with suppress(InputError):
-                if gpus > 1 and _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                plan = cls.model_validate(strategy).plan(model, work, machine)
+                if gpus > 1 and _filled(plan) <= _UTILIZATION:
                     return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
             gpus *= 2
         return ()
@@ -159,10 +161,15 @@ class TensorParallel(Strategy):
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
 
-def _fits(plan: Plan) -> bool:
-    """Whether the GPUs of a plan are large enough."""
+_UTILIZATION = 0.92
+"""Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
+vllm/config/cache.py)."""
+
+
+def _filled(plan: Plan) -> float:
+    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
     (stage,) = plan.memory_stages
-    return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
+    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
 _PROGRAM = """\
@@ -194,6 +201,8 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
+    if _UTILIZATION < (filled := _filled(plan)) <= 1:
+        options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")
@@ -246,7 +255,11 @@ class TensorParallelPlan(InferencePlan):
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
         stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
         weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *working_memory(stage, self.workload, self.machine))),)
+        return (MemoryStage("", (weights, *self.working_memory(stage))),)
+
+    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU of a stage needs beside weights."""
+        return working_memory(stage, self.workload, self.machine, fused=self.compiled)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError
+from simoffload.models import load_model
+from simoffload.strategies.divided import divide
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 _STREAMED = "zero-inference-2022/opt-30b"
@@ -89,3 +91,13 @@ def test_exported_commands_load_the_weights_in_their_format() -> None:
         assert needed in command
         assert "--quantization" not in command
         assert "checkpoint" not in _served("llama-3.1-8b", *more)
+
+
+def test_blocks_of_weights_are_not_cut() -> None:
+    """Experts of Qwen3-235B are 1536 wide: 192 on each of 8 GPUs, which vLLM refuses (issue 17569)."""
+    model = load_model({"name": "qwen3-235b-a22b", "quantization": "fp8-block128"})
+    assert divide(model, tensor=4, pipeline=2, fused=True).stages
+    expected = r"down_proj, which is stored as fp8-block128: 192 columns are not a multiple of 128; lower it"
+    with pytest.raises(InputError, match=expected):
+        divide(model, tensor=8, pipeline=1, fused=True)
+    assert divide(load_model("gpt-oss-120b"), tensor=8, pipeline=1, fused=True).stages  # padded
