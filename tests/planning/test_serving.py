@@ -50,3 +50,17 @@ def test_a_quantized_model_keeps_its_format() -> None:
 
 def test_one_gpu_holds_nothing_together() -> None:
     assert not list(together(scenario("rtx-4090-desktop", "llama-2-7b")))
+
+
+def test_nf4_does_not_make_experts_in_one_tensor_fit() -> None:
+    """Mixtral's experts stay in 16 bits under bitsandbytes, so that 4 bits do not bring it into 80 GB."""
+
+    def four_bits(layout: str) -> bool:
+        model = {"name": "mixtral-8x7b", "expert_layout": layout}
+        served = scenario("dgx-a100-80g", model, kind="resident")
+        (change,) = formats(served)
+        assert change.key == "format-nf4-dq"
+        return fit(served.edited(*change.edits)).fits
+
+    assert not four_bits("fused")
+    assert four_bits("separate")

@@ -63,6 +63,23 @@ def test_fp8_is_decoded_where_tensor_cores_do_not_take_it(platform: str, *, deco
         assert 0 < fp8 < 0.9 * int8
 
 
+def test_compiled_code_multiplies_in_fp8() -> None:
+    """A prefill that arithmetic limits takes about half the time, with code that quantizes activations."""
+
+    def prefill(quantization: str, platform: str, *, compiled: bool) -> float:
+        kind = f"strategy={{kind: tensor_parallel, compiled: {str(compiled).lower()}}}"
+        work = ["workload.batch_size=4", "workload.prompt_length=1024", f"platform={platform}"]
+        return so.simulate(scenario(_IN_HBM, quantization, kind, *work)).ttft_s or 0.0
+
+    for platform, compiled, least, most in (
+        ("dgx-h100", True, 0.45, 0.65),
+        ("dgx-h100", False, 0.95, 1.0),
+        ("dgx-a100-80g", True, 0.99, 1.2),
+    ):
+        fp8, plain = (prefill(one, platform, compiled=compiled) for one in ("fp8", "none"))
+        assert least < fp8 / plain <= most
+
+
 def test_training_with_quantized_weights_is_refused() -> None:
     loaded = so.load_scenario("training/bloom-7b1", overrides=["model={name: bloom-7b1, quantization: int8}"])
     with pytest.raises(InputError, match="training with weights in int8 is not supported"):
