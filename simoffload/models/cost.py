@@ -12,7 +12,7 @@ arXiv 2307.08691).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models.modules import Attention, Module, activation
@@ -50,6 +50,8 @@ class WeightCost(NamedTuple):
     """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
     fused_flops: float = 0.0
     """Operations [FLOP] in single precision with which fused kernels decode quantized weights."""
+    float8_flops: float = 0.0
+    """Further such operations [FLOP] on a GPU that has no arithmetic in FP8."""
     kernels: int = 0
     """Number of kernels that write quantized weights in full."""
     operations: int = 0
@@ -82,9 +84,7 @@ def module_cost(
     ``generate`` asks for (``logits_to_keep``). Older transformers compute them for all positions of a
     prefill: at 4.46.3 still for BLOOM and OPT, no longer for Llama and Mixtral.
 
-    Layers that differ in their attention alone (windows) share one module: its cost is the mean over all
-    layers, so that a pass adds up to what all of them do; that of a single layer is not modelled. With a
-    window a token attends to that many keys, and the cache keeps one less between passes.
+    With a window a token attends to that many keys, and the cache keeps one less between passes.
 
     Attention counts the FLOPs of the keys that causality lets each token see. Eager code also moves the
     full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
@@ -102,8 +102,15 @@ def module_cost(
         )
     if module.kind == "attention":
         return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
-    tokens = batch * (context if module.cached else 1 if module.name == "lm_head" else new_tokens)
+    tokens = tokens_of(module, [Sequences(batch, new_tokens, context)])
     return _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
+
+
+def tokens_of(module: Module, batch: Sequence[Sequences]) -> int:
+    """Return the number of tokens that a module processes in a pass."""
+    if module.last_only:
+        return sum(one.number for one in batch)
+    return sum(one.number * (one.context if module.cached else one.new_tokens) for one in batch)
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:
@@ -133,17 +140,17 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
         stored, cost = touched * one.storage.bytes, one.storage.format.dequantization
         if cost.fuses(tokens):
             if not rows_only:
-                flops = total.fused_flops + cost.fused_flops(stored)
-                total = total._replace(bytes=total.bytes + stored, fused_flops=flops)
+                key = "fused_flops" if cost.arithmetic is None else f"{cost.arithmetic}_flops"
+                flops = getattr(total, key) + cost.fused_flops(stored)
+                total = total._replace(bytes=total.bytes + stored, **{key: flops})
             continue
         written = stored + touched * one.numel * (cost.elements * size + cost.bytes)
         read = 0.0 if rows_only else touched * one.numel * size
-        total = WeightCost(
-            total.bytes + written + read,
-            total.unfused_bytes + written,
-            total.fused_flops,
-            total.kernels + cost.kernels,
-            total.operations + cost.operations,
+        total = total._replace(
+            bytes=total.bytes + written + read,
+            unfused_bytes=total.unfused_bytes + written,
+            kernels=total.kernels + cost.kernels,
+            operations=total.operations + cost.operations,
         )
     return total
 
@@ -160,11 +167,7 @@ def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) ->
             for number, tokens, context in batch
         ]
         return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
-    if module.cached:
-        tokens = sum(one.number * one.context for one in batch)
-    else:
-        last_only = module.name == "lm_head"
-        tokens = sum(one.number * (1 if last_only else one.new_tokens) for one in batch)
+    tokens = tokens_of(module, batch)
     return module_cost(shape, module, batch=tokens, new_tokens=1, context=1)
 
 
@@ -227,9 +230,11 @@ def _copied_keys(shape: ModelShape) -> int:
     return 0 if shape.latent_width is None else 2 * shape.num_attention_heads * shape.head_dim
 
 
-def attention_kernels(shape: ModelShape, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
+def attention_kernels(
+    shape: ModelShape, sequences: Sequences, *, window: int | None = None, backward: bool = False
+) -> ModuleCost:
     """Return the part of the cost of attention that its kernels for scores, softmax and values have, in one
-    pass.
+    pass, with a sliding ``window`` or without.
 
     The remaining bytes are those of rotation, scaling and the cache.
     """
@@ -237,52 +242,49 @@ def attention_kernels(shape: ModelShape, sequences: Sequences, *, backward: bool
     heads = shape.num_attention_heads
     own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
 
-    def cost(window: int | None) -> ModuleCost:
-        keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
-        flops = number * heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-        held = context if window is None else min(context, window - 1 + new_tokens)
-        vectors = number * (shape.num_key_value_heads * shape.head_widths * held + own * new_tokens)
-        scores = number * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-        bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
-        return ModuleCost(float(flops), float(bytes_moved))
-
-    forward = mean_over_layers(shape, cost)
-    if not backward:
-        return forward
-    products, traffic = _BACKWARD[shape.attention]
-    return ModuleCost(products * forward.flops, traffic * forward.bytes)
+    keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
+    held = _held(new_tokens=new_tokens, context=context, window=window)
+    vectors = number * (shape.num_key_value_heads * shape.head_widths * held + own * new_tokens)
+    scores = number * heads * new_tokens * held if shape.attention == "eager" else 0
+    flops = number * heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
+    bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    products, traffic = _BACKWARD[shape.attention] if backward else (1, 1)
+    return ModuleCost(float(products * flops), float(traffic * bytes_moved))
 
 
-def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
-    """Return the mean cost over all layers, of which some have a sliding window.
+def absorbed_kernels(shape: ModelShape, sequences: Sequences) -> ModuleCost:
+    """Return the cost of the kernels of latent attention that reads the latent cache itself.
 
-    ``cost`` returns the cost of a layer with a window, or for None without one.
+    The expansion is multiplied into queries and results instead, so that all heads attend to one head as wide
+    as the cache, whose first ``latent_rank`` elements are the values (DeepSeek-V2, arXiv 2405.04434, section
+    2.1.2).
     """
-    full = cost(None)
-    if not shape.num_sliding_layers:
-        return full
-    sliding, part = cost(shape.sliding_window), shape.num_sliding_layers / shape.num_hidden_layers
-    return ModuleCost(
-        full.flops + (sliding.flops - full.flops) * part, full.bytes + (sliding.bytes - full.bytes) * part
-    )
+    number, new_tokens, context = sequences
+    width, rank = shape.latent_width or 0, shape.latent_rank or 0
+    keys = attended_keys(new_tokens=new_tokens, context=context)
+    flops = number * shape.num_attention_heads * keys * (2 * (width + rank) + _SOFTMAX_FLOPS)
+    vectors = number * (width * context + shape.num_attention_heads * (width + rank) * new_tokens)
+    return ModuleCost(float(flops), float(vectors * shape.dtype_bytes))
+
+
+def _held(*, new_tokens: int, context: int, window: int | None) -> int:
+    """Return the number of positions of which attention reads keys and values."""
+    return context if window is None else min(context, window - 1 + new_tokens)
 
 
 def _attention_cost(
     shape: ModelShape, module: Module, *, batch: int, new_tokens: int, context: int
 ) -> ModuleCost:
-    def cost(window: int | None) -> ModuleCost:
-        keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
-        flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-        held = context if window is None else min(context, window - 1 + new_tokens)
-        # The append reads and writes the cache; the kernels read keys and values.
-        keys_and_values = shape.num_key_value_heads * shape.head_widths
-        cache = batch * held * (2 * shape.cache_width + keys_and_values + _copied_keys(shape))
-        vectors = batch * new_tokens * _vectors(shape, module)
-        scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-        bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
-        return ModuleCost(float(flops), float(bytes_moved))
-
-    return mean_over_layers(shape, cost)
+    keys = attended_keys(new_tokens=new_tokens, context=context, window=module.window)
+    flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
+    held = _held(new_tokens=new_tokens, context=context, window=module.window)
+    # The append reads and writes the cache; the kernels read keys and values.
+    keys_and_values = shape.num_key_value_heads * shape.head_widths
+    cache = batch * held * (2 * shape.cache_width + keys_and_values + _copied_keys(shape))
+    vectors = batch * new_tokens * _vectors(shape, module)
+    scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
+    bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    return ModuleCost(float(flops), float(bytes_moved))
 
 
 def attention_scores_bytes(shape: ModelShape) -> int:
@@ -332,8 +334,8 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     gradients = trained * shape.dtype_bytes
     if module.kind == "attention":
         sequences = Sequences(batch, length, length)
-        kernels = attention_kernels(shape, sequences, backward=True)
-        rest = forward.bytes - attention_kernels(shape, sequences).bytes
+        kernels = attention_kernels(shape, sequences, window=module.window, backward=True)
+        rest = forward.bytes - attention_kernels(shape, sequences, window=module.window).bytes
         return ModuleCost(kernels.flops, kernels.bytes + 2 * rest)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
         return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
@@ -374,11 +376,7 @@ def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) ->
     kept = batch * width * length
     vectors = batch * length * _vectors(shape, module)
     scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
-    bytes_moved = float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape))
-
-    def cost(window: int | None) -> ModuleCost:
-        keys = attended_keys(new_tokens=length, context=length, window=window)
-        flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-        return ModuleCost(float(flops), bytes_moved)
-
-    return mean_over_layers(shape, cost)
+    bytes_moved = (kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    keys = attended_keys(new_tokens=length, context=length, window=module.window)
+    flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
+    return ModuleCost(float(flops), float(bytes_moved))

@@ -16,6 +16,21 @@ ModuleKind = Literal[
 ]
 
 
+Parallel = Literal["whole", "column", "keys", "fused", "row", "experts", "heads", "vocabulary"]
+"""How tensor parallelism divides a module among GPUs.
+
+* ``whole``: not at all; every GPU has it.
+* ``column``: a linear layer by its outputs.
+* ``keys``: likewise, but by key-value heads, of which several GPUs keep the same one if there are fewer heads
+  than GPUs; also a norm of each of them.
+* ``fused``: by the heads of queries, keys and values, which a linear layer computes together.
+* ``row``: a linear layer by its inputs, so that the results of all GPUs must be summed.
+* ``experts``: all experts in one module, by the width of each, so that results must be summed.
+* ``heads``: a module that processes what a GPU's own part of a layer by columns computes.
+* ``vocabulary``: embedding and head, by the rows of the vocabulary.
+"""
+
+
 class Storage(NamedTuple):
     """A Storage is the form in which a quantized tensor is kept."""
 
@@ -91,6 +106,15 @@ class Module(NamedTuple):
     """Whether it processes all positions in the cache in every pass, not only new tokens."""
     saves_input: bool = True
     """Whether autograd keeps the input for this module; False where another module keeps it already."""
+    parallel: Parallel = "whole"
+    """How tensor parallelism divides it."""
+    last_only: bool = False
+    """Whether inference needs it for the last token of each sequence only: the head."""
+    window: int | None = None
+    """Number of tokens to which attention lets a token attend, itself included; None: all before it."""
+    code: Literal["none", "block", "mlp"] = "none"
+    """Whose operations the own code of a container counts as: those of a layer or of a feed-forward network
+    (``Operations``)."""
 
     @property
     def bias(self) -> Parameter | None:
@@ -105,9 +129,16 @@ class Module(NamedTuple):
         return sum(parameter.numel for parameter in self.parameters)
 
 
-def container(name: str, *, reads: int = 0, writes: int = 0, touched: int = 0) -> Module:
+def container(
+    name: str,
+    *,
+    reads: int = 0,
+    writes: int = 0,
+    touched: int = 0,
+    code: Literal["none", "mlp"] = "none",
+) -> Module:
     """Build a module that calls others, with the little arithmetic that it does itself."""
-    return Module(name, "container", in_features=reads, out_features=writes, touched=touched)
+    return Module(name, "container", in_features=reads, out_features=writes, touched=touched, code=code)
 
 
 def linear(
@@ -120,6 +151,7 @@ def linear(
     kind: Literal["linear", "router"] = "linear",
     tied_to: str | None = None,
     flat: bool = False,
+    parallel: Parallel = "whole",
 ) -> Module:
     """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight.
 
@@ -140,15 +172,32 @@ def linear(
         out_features=out_features,
         share=share,
         flat=flat,
+        parallel=parallel,
     )
 
 
-def embedding(name: str, rows: int, width: int, *, scaled: bool = False) -> Module:
+def head(
+    width: int, vocabulary: int, *, name: str = "lm_head", bias: bool = False, tied_to: str | None = None
+) -> Module:
+    """Build the matrix multiplication that computes logits, of the last token only."""
+    module = linear(name, width, vocabulary, bias=bias, tied_to=tied_to, parallel="vocabulary")
+    return module._replace(last_only=True)
+
+
+def embedding(
+    name: str, rows: int, width: int, *, scaled: bool = False, parallel: Parallel = "vocabulary"
+) -> Module:
     """Build a table of which every token reads one row; ``scaled``: the row is then multiplied by a
     number."""
     table, kernels = Parameter(f"{name}.weight", rows * width, columns=width), 2 if scaled else 1
     return Module(
-        name, "embedding", (table,), in_features=kernels * width, out_features=kernels * width, width=width
+        name,
+        "embedding",
+        (table,),
+        in_features=kernels * width,
+        out_features=kernels * width,
+        width=width,
+        parallel=parallel,
     )
 
 
@@ -160,7 +209,9 @@ def layer_norm(name: str, width: int, *, affine: bool = True, saves_input: bool 
     )
 
 
-def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> Module:
+def rms_norm(
+    name: str, width: int, *, heads: int = 1, single: bool = False, parallel: Parallel = "whole"
+) -> Module:
     """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
     separately.
 
@@ -177,6 +228,7 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
         out_features=(9 if single else 8) * wide,
         strided=wide,
         width=wide,
+        parallel=parallel,
     )
 
 
@@ -190,6 +242,7 @@ def activation(name: str, width: int, *, reads: int, writes: int, share: float =
         out_features=writes * width,
         share=share,
         width=width,
+        parallel="heads",
     )
 
 
@@ -230,6 +283,7 @@ def attention(
         in_features=query_width + result + 11 * rotated_width // 2 + joined_width + scaled_width,
         out_features=2 * result + 9 * rotated_width // 2 + joined_width + scaled_width,
         strided=2 * rotated_width,
+        parallel="heads",
     )
 
 
@@ -261,7 +315,7 @@ class Operations(NamedTuple):
     block: int
     """Operations of a layer's own code, such as the addition of residuals."""
     mlp: int
-    """Operations of the own code of the module ``mlp``, where there is one."""
+    """Operations of the own code of a feed-forward network that is a module."""
     norm: int
     activation: int
     attention: int

@@ -37,8 +37,7 @@ class ModelShape:
 
     Modules are in the order in which their forward pre-hooks fire in transformers 5.23.0 (with either
     attention), the model itself first. The layers, between ``modules_before`` and ``modules_after``, come in
-    ``groups``; most models have one group of one layer. Equal layers may still differ in their attention:
-    ``num_sliding_layers`` of all attend no further back than ``sliding_window``, wherever they are.
+    ``groups``; most models have one group of one layer.
     """
 
     family: str
@@ -59,15 +58,14 @@ class ModelShape:
     attention: Attention
     traits: Traits
     """Properties of the family beyond the shape."""
-    sliding_window: int | None = None
-    """Number of tokens to which a token of a sliding layer attends, itself included; None without such
-    layers."""
-    num_sliding_layers: int = 0
     value_head_dim: int | None = None
     """Width of a head of values where it is not that of keys, ``head_dim``."""
     latent_width: int | None = None
     """Elements that latent attention (MLA) caches for each token and layer, from which every pass computes
     keys and values; None where keys and values themselves are cached."""
+    latent_rank: int | None = None
+    """Part of ``latent_width`` from which values, and keys without positions, are computed; the rest are the
+    rotated elements of keys, which all heads share."""
     num_experts: int = 0
     """Routed experts of a layer that has some; 0 in a dense model."""
     experts_per_token: int = 0
@@ -96,6 +94,13 @@ class ModelShape:
     def num_hidden_layers(self) -> int:
         """Length of the stack of layers, over all groups."""
         return sum(len(group.layers) * group.repeat for group in self.groups)
+
+    @property
+    def layers_name(self) -> str:
+        """The name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
+        owner = next(one.name for one in self.modules_before if one.kind == "embedding")
+        parent = owner.rpartition(".")[0]
+        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -171,17 +176,29 @@ class ModelShape:
         size = self.dtype_bytes
         return max(one.stored_numel(size) for module in self.distinct_modules for one in module.parameters)
 
-    def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
+    def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
         layers.
 
-        A sliding layer keeps those of its window, as transformers' DynamicSlidingWindowLayer does from the
-        first decode step on (until then, what it keeps of a longer prompt is a view of all of it).
+        A sliding layer keeps those of its window, or without ``windows`` all of them.
         """
-        positions = tokens * self.num_hidden_layers
-        if self.sliding_window is not None:
-            positions -= max(0, tokens - self.sliding_window) * self.num_sliding_layers
+        positions = sum(
+            count * (tokens if one.window is None or not windows else min(tokens, one.window))
+            for layer, count in self.kinds
+            for one in layer
+            if one.kind == "attention"
+        )
         return batch * positions * self.cache_width * self.dtype_bytes
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Number of tokens to which a token of a sliding layer attends; None without such layers."""
+        return next((one.window for one in self.distinct_modules if one.window is not None), None)
+
+    @property
+    def num_sliding_layers(self) -> int:
+        """Number of layers with a sliding window."""
+        return sum(count for layer, count in self.kinds if any(one.window is not None for one in layer))
 
     @property
     def head_widths(self) -> int:

@@ -351,7 +351,7 @@ def _part(share: Share, known: Container[str]) -> str:
     if share.group == "storage":
         return share.cause.removesuffix(" read").removesuffix(" write")
     if share.group == "transfers":
-        if any(name in share.cause for name in ("gather", "reduc", "stage to stage")):
+        if any(name in share.cause for name in ("gather", "reduc", "stage to stage", "to GPU ")):
             return TimeInput.LINKS
         return TimeInput.PAGEABLE if "pageable" in share.cause else TimeInput.COPIES
     return share.cause if share.cause in known else TimeInput.CPU

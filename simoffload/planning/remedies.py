@@ -151,7 +151,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
-    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator.scenario))
+    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
 
@@ -175,7 +175,7 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
 
 def other_strategies(evaluator: Evaluator) -> Iterator[Change]:
     """Yield for each other strategy its first split that fits."""
-    yield from chain.from_iterable(enough(evaluator, one) for one in of_other_strategies(evaluator.scenario))
+    yield from chain.from_iterable(enough(evaluator, one) for one in of_other_strategies(evaluator))
 
 
 # -- more hardware --------------------------------------------------------------------------------

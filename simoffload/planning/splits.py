@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
 from simoffload.results import Change, peak_uses
 from simoffload.scenario import LoadedScenario
@@ -27,46 +28,43 @@ class _Form(NamedTuple):
     model: ModelShape
 
 
-def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
+def other_ways(evaluator: Evaluator) -> Iterator[Change]:
     """Yield other formats, GPUs that hold the weights, and ``splits``, as options of ``advise``."""
-    yield from (one._replace(kind="workload") for one in formats(scenario))
-    yield from together(scenario)
-    yield from splits(scenario)
+    yield from (one._replace(kind="workload") for one in formats(evaluator))
+    yield from together(evaluator)
+    yield from splits(evaluator)
 
 
-def splits(scenario: LoadedScenario) -> Iterator[Change]:
+def splits(evaluator: Evaluator) -> Iterator[Change]:
     """Yield, for each strategy of inference, number of GPUs and format of the weights, the split with the
     most weights on the GPUs that fits: on the GPUs of the scenario, and on all of its machine.
 
     Only memory is calculated: a split with more weights on the GPUs is not slower.
     """
-    if not isinstance(scenario.scenario.workload, Inference):
+    scenario, machine = evaluator.scenario, evaluator.scenario.machine
+    if not isinstance(evaluator.workload, Inference):
         return
     forms: dict[str, _Form] = {"": _Form("", (), scenario.model)}
-    own, machine = scenario.scenario.strategy, scenario.machine
     for kind in strategy_for("inference"):
         strategy = strategy_of(kind)
         assert strategy is not None
-        for name, edit in weight_formats(scenario, strategy):
-            if name not in forms:
-                forms[name] = _Form(name, (edit,), quantized(scenario.model, QUANTIZATIONS[name]))
-        usable = [forms[name] for name in ("", *dict(weight_formats(scenario, strategy)))]
-        for gpus in dict.fromkeys((own.gpus, machine.gpus)):
-            for form in usable:
-                for alternatives in strategy.splits(form.model, machine, gpus=gpus):
-                    found = (
-                        one for split in alternatives for one in _largest(scenario, strategy, split, form)
-                    )
-                    for one in islice(found, 1):
-                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", form.name)))
+        for gpus in dict.fromkeys((evaluator.strategy.gpus, machine.gpus)):
+            for name in ("", *weight_formats(scenario, strategy)):
+                if name not in forms:
+                    stored = evaluator.model("quantization", name)
+                    forms[name] = _Form(name, (stored,), quantized(scenario.model, QUANTIZATIONS[name]))
+                for alternatives in strategy.splits(forms[name].model, machine, gpus=gpus):
+                    largest = (_largest(scenario, strategy, split, forms[name]) for split in alternatives)
+                    for one in islice(chain.from_iterable(largest), 1):
+                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", name)))
                         yield one._replace(key=key)
 
 
-def of_other_strategies(scenario: LoadedScenario) -> Iterator[Change]:
+def of_other_strategies(evaluator: Evaluator) -> Iterator[Change]:
     """Yield for each strategy but the scenario's the first of ``splits``, with unchanged weights if they
     fit."""
-    seen = {scenario.scenario.strategy.kind}
-    for change in splits(scenario):
+    seen = {evaluator.strategy.kind}
+    for change in splits(evaluator):
         kind = next(edit.value["kind"] for edit in change.edits if edit.path == ("strategy",))
         if kind not in seen:
             seen.add(kind)

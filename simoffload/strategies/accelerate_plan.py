@@ -14,18 +14,19 @@ tensor on disk is read through a memory map into a new tensor (``load_offloaded_
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Path
+from simoffload.hardware import FsdpCosts, Machine
 from simoffload.models import ModelShape, Module
+from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.streams import HOST, StreamWriter
@@ -217,10 +218,11 @@ class AcceleratePlan(InferencePlan):
 
     def _on_gpu(self, gpu: int) -> tuple[MemoryTerm, ...]:
         """Return the memory of one GPU: the cache of the layers that it computes, and all activations."""
-        layers = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
-        share = len(layers - {-1}) / self.model.num_hidden_layers
+        here = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
+        layers = [layer for number, layer in enumerate(self.model.layers) if number in here]
+        cache = cache_bytes(replace(self.model, groups=grouped(layers)), self.workload)
         terms = [
-            term._replace(size=round(share * term.size)) if term.name == "key-value cache" else term
+            term._replace(size=cache) if term.name == "key-value cache" else term
             for term in working_memory(self.model, self.workload, self.machine)
         ]
         loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
@@ -350,11 +352,9 @@ class _Writer(StreamWriter):
         self.flush()
         self.add("launch", HOST, fixed=launch, label=label)
         if gpu != self._at:
-            before, ranks = 1 + self._at, 1 + max(gpu, self._at)
-            route, latency = self.transfers(
-                f"GPU {self._at} to GPU {gpu}", self._between(gpu, ranks), [self._hidden]
-            )
-            after = self.so_far(HOST, before)
+            before, path = self._at, self.machine.send(self._at, gpu)
+            route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
+            after = self.so_far(HOST, 1 + before)
             self.add(
                 "copy",
                 1 + gpu,
@@ -366,15 +366,6 @@ class _Writer(StreamWriter):
             )
             self._at = gpu
         self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
-
-    def _between(self, gpu: int, ranks: int) -> Any:
-        """Return the function to the path from the GPU before ``gpu`` in a ring of ``ranks``; between GPUs
-        that are not neighbours the path is as fast."""
-
-        def path(_gpu: int) -> Path:
-            return self.machine.gather(gpu, ranks)
-
-        return path
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

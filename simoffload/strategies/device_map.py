@@ -53,13 +53,6 @@ class ModuleTree:
     model: ModelShape
 
     @cached_property
-    def layers_name(self) -> str:
-        """Name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
-        owner = next(one.name for one in self.model.modules_before if one.kind == "embedding")
-        parent = owner.rpartition(".")[0]
-        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
-
-    @cached_property
     def calls(self) -> tuple[Call, ...]:
         """Every call of a forward pass."""
         return tuple(self._calls())
@@ -74,7 +67,7 @@ class ModuleTree:
             begins[kind] = end
             end += len(kind)
         for layer, modules in enumerate(model.layers):
-            name, begin = f"{self.layers_name}.{layer}", begins[modules]
+            name, begin = f"{self.model.layers_name}.{layer}", begins[modules]
             for number, module in enumerate(modules):
                 yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
@@ -91,7 +84,7 @@ class ModuleTree:
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
-        owner = f"{self.layers_name}.{call.layer}." if call.layer >= 0 else ""
+        owner = f"{self.model.layers_name}.{call.layer}." if call.layer >= 0 else ""
         size = self.model.dtype_bytes
         return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
 
@@ -107,7 +100,7 @@ class ModuleTree:
 
         sizes = {kind: stored_bytes(kind, model) for kind, _ in model.kinds}
         layers = (
-            Unit(f"{self.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
+            Unit(f"{model.layers_name}.{number}", sizes[layer]) for number, layer in enumerate(model.layers)
         )
         return (*outside(model.modules_before), *layers, *outside(model.modules_after))
 
@@ -155,12 +148,14 @@ class ModuleTree:
         gpus = sorted(int(key) for key in limits if key != "cpu")
         devices: list[Home] = [*gpus, *(["cpu"] if "cpu" in limits else []), "disk"]  # type: ignore[list-item]
         units, current, used = self.units, 0, 0
+        largest = [0]  # of the units behind each one
+        for unit in reversed(units[1:]):
+            largest.append(max(largest[-1], unit.size))
         homes: dict[str, Home] = {}
-        for number, unit in enumerate(units):
+        for unit, reserve in zip(units, reversed(largest), strict=True):
             if not unit.size:  # tied
                 homes[unit.name] = homes[units[0].name]
                 continue
-            reserve = max((one.size for one in units[number + 1 :]), default=0)
             while devices[current] != "disk":
                 keeps = reserve if devices[current] in (*gpus[:1], "cpu") else 0
                 if used + unit.size <= limits[str(devices[current])] - keeps:
@@ -169,7 +164,7 @@ class ModuleTree:
             homes[unit.name] = devices[current]
             used += unit.size
         if not any(isinstance(home, int) for home in homes.values()):
-            need = units[0].size + max((one.size for one in units[1:]), default=0)
+            need = units[0].size + largest[-1]
             has = limits[str(gpus[0])] if gpus else 0
             least, most = (format_bytes(size, binary=True) for size in (need, has))
             text = f"no module would be on a GPU: {units[0].name} and room for the largest other module need"
@@ -205,12 +200,12 @@ class ModuleTree:
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
-        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.layers_name}.")}
+        inside = {name: home for name, home in homes.items() if name.startswith(f"{self.model.layers_name}.")}
         if len(set(homes.values())) == 1:
             return {"": next(iter(homes.values()))}
         if len(set(inside.values())) != 1:
             return dict(homes)
-        return {self.layers_name if name in inside else name: home for name, home in homes.items()}
+        return {self.model.layers_name if name in inside else name: home for name, home in homes.items()}
 
     def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
         """Return a given map itself.
@@ -218,11 +213,12 @@ class ModuleTree:
         Raises InputError for names that no module has, modules without a home, GPUs beyond those used, and a
         map without a GPU.
         """
-        names = [call.name for call in self.calls]
+        names = {"", *(name for call in self.calls for name in parents(call.name))}
+        layers_name = self.model.layers_name
         for name, home in homes.items():
-            if name and not any(one == name or one.startswith(f"{name}.") for one in names):
-                outer = ", ".join(one.name for one in self.units if not one.name.startswith(self.layers_name))
-                has = f"{outer}, and {self.layers_name}.0 to .{self.model.num_hidden_layers - 1}"
+            if name not in names:
+                outer = ", ".join(one.name for one in self.units if not one.name.startswith(layers_name))
+                has = f"{outer}, and {layers_name}.0 to .{self.model.num_hidden_layers - 1}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"
@@ -245,11 +241,14 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (", …" if len(names) > len(shown) else "")
 
 
+def parents(name: str) -> Iterator[str]:
+    """Yield the name of a module, then those of the modules around it, the model's own ("") last."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
 def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
     """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
-    while True:
-        if name in homes:
-            return homes[name]
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
+    return next((homes[one] for one in parents(name) if one in homes), None)

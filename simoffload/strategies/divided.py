@@ -1,18 +1,19 @@
 """Division of a model among GPUs (tensor and pipeline parallelism), and its modules with fused kernels.
 
-Tensor parallelism as in Megatron-LM (Shoeybi et al., arXiv 1909.08053) and vLLM 0.33
-(``model_executor/layers/linear.py``, ``vocab_parallel_embedding.py``): a linear layer whose result a head or
-an activation function processes is divided by columns (its outputs), the one after it by rows (its inputs),
-so that the results of the second are summed over the GPUs. Key-value heads are replicated where there are
-fewer than GPUs; norms, routers and projections to a latent space (whose whole result a norm needs) are
-replicated. Token embedding and head are divided by the vocabulary, in parts of equal size.
+Every module states how it is divided (``Module.parallel``), as in Megatron-LM (Shoeybi et al., arXiv
+1909.08053) and vLLM 0.33 (``model_executor/layers/linear.py``, ``vocab_parallel_embedding.py``): a linear
+layer whose result a head or an activation function processes is divided by columns (its outputs), the one
+after it by rows (its inputs), so that the results of the second are summed over the GPUs. Key-value heads are
+replicated where there are fewer than GPUs; norms, routers and projections to a latent space (whose whole
+result a norm needs) are replicated. Token embedding and head are divided by the vocabulary, in parts of equal
+size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import (
@@ -22,15 +23,12 @@ from simoffload.models import (
     ModuleCost,
     Parameter,
     Sequences,
-    attention_kernels,
+    WeightCost,
+    absorbed_kernels,
 )
-from simoffload.models.modules import Operations
+from simoffload.models.modules import Operations, Parallel
 from simoffload.models.shape import grouped
 from simoffload.strategies.timing import PassTimings, Timing
-
-Role = Literal["whole", "column", "row", "experts", "divided"]
-"""How a module is divided: not at all; by its outputs, by its inputs, or both one after the other (all
-experts in one module); "divided": it has no weights and processes what a column-parallel layer computes."""
 
 _TENSOR, _PIPELINE = "strategy.tensor_parallel_size", "strategy.pipeline_parallel_size"
 
@@ -49,37 +47,45 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
     """Return the part of a model on one GPU of each stage, for ``tensor`` GPUs in each of ``pipeline``
     stages.
 
-    ``fused``: with the kernels of vLLM or torch.compile (``_fused``). Raises InputError if the model cannot
-    be divided into equal parts.
+    ``fused``: with the kernels of vLLM or torch.compile (``_fused``), attention among them. Raises InputError
+    if the model cannot be divided into equal parts.
     """
     _check(model, tensor, pipeline)
     parts: dict[Layer, Layer] = {}
     reduced: set[str] = set()
     for kind, _ in model.kinds:
-        placed = _divided_layer(model, kind, tensor)
-        parts[kind] = tuple(_fused_layer(placed) if fused else (module for module, _ in placed))
-        reduced |= _reduced(placed)
-    outside = [
-        tuple(_fused(module) if fused else module for module in _divided_outside(model, modules, tensor))
-        for modules in (model.modules_before, model.modules_after)
-    ]
-    traits = model.traits._replace(operations=_FUSED_OPERATIONS) if fused else model.traits
-    part = replace(
+        part = _parts(model, kind, tensor)
+        parts[kind] = _fused_layer(part) if fused else part
+        reduced |= _reduced(part)
+    before, after = (
+        tuple(map(_fused, modules)) if fused else modules
+        for modules in (
+            _parts(model, model.modules_before, tensor),
+            _parts(model, model.modules_after, tensor),
+        )
+    )
+    division = replace(
         model,
         num_attention_heads=model.num_attention_heads // tensor,
         num_key_value_heads=_key_value_heads(model, tensor),
         intermediate_size=-(-model.intermediate_size // tensor),
-        modules_before=outside[0],
+        modules_before=before,
         groups=grouped([parts[layer] for layer in model.layers]),
-        modules_after=outside[1],
-        traits=traits,
+        modules_after=after,
     )
-    stages = tuple(_stage(part, number, pipeline) for number in range(pipeline))
+    if fused:
+        traits = model.traits._replace(operations=_FUSED_OPERATIONS, half_softmax=False)
+        division = replace(division, attention="sdpa", softcapped=False, traits=traits)
+    stages = tuple(_stage(division, number, pipeline) for number in range(pipeline))
     if tensor == 1:
         return DividedModel(stages)
-    embeddings = {one.name for one in model.modules_before if _is_vocabulary(model, one)}
-    heads = frozenset(one.name for one in model.modules_after if _is_head(model, one))
-    return DividedModel(stages, frozenset(reduced | embeddings), heads)
+    if not reduced:
+        text = f"the family {model.family} does not state how its modules are divided (Module.parallel)"
+        raise InputError.at(_TENSOR, f"{text}; use 1")
+    embeddings, heads = (
+        frozenset(one.name for one in modules if one.parallel == "vocabulary") for modules in (before, after)
+    )
+    return DividedModel(stages, embeddings | reduced, heads)
 
 
 def _check(model: ModelShape, tensor: int, pipeline: int) -> None:
@@ -110,7 +116,6 @@ def _stage(model: ModelShape, number: int, stages: int) -> ModelShape:
     return replace(
         model,
         groups=grouped(model.layers[number * count : (number + 1) * count]),
-        num_sliding_layers=model.num_sliding_layers // stages,
         modules_before=model.modules_before if number == 0 else (),
         modules_after=after,
     )
@@ -124,113 +129,123 @@ def _untied(module: Module) -> Module:
 # -- the parts of one GPU ------------------------------------------------------------------------
 
 
-def _divided_layer(model: ModelShape, layer: Layer, degree: int) -> list[tuple[Module, Role]]:
-    """Return the part of every module of a layer on one of ``degree`` GPUs, with its role."""
-    return [(_part(model, module, role, degree), role) for module, role in _roles(model, layer)]
+def _parts(model: ModelShape, modules: Layer, degree: int) -> Layer:
+    """Return the part of each module on one of ``degree`` GPUs."""
+    if degree == 1:
+        return modules
+    parts = tuple(_PARTS[one.parallel](model, one, degree) for one in modules)
+    for module, part in zip(modules, parts, strict=True):
+        _check_blocks(module, part, degree)
+    return parts
 
 
-def _roles(model: ModelShape, layer: Layer) -> Iterable[tuple[Module, Role]]:
-    """Yield the modules of a layer with their roles, from their order and shapes.
-
-    A linear layer after attention or an activation function is divided by rows if its result is as wide as
-    the model; all others by columns, unless a norm follows that needs the whole result.
-    """
-    inside = False
-    for module, after in zip(layer, (*layer[1:], None), strict=True):
-        if module.kind in ("attention", "activation"):
-            inside = True
-            yield module, "divided"
-        elif module.kind == "norm":
-            weights = sum(one.numel for one in module.parameters if one.name.endswith("weight"))
-            yield module, "divided" if 0 < weights < module.width else "whole"
-        elif module.kind != "linear":
-            yield module, "whole"
-        elif len(_weights(module)) > 1:
-            yield module, "experts"
-        elif inside and module.out_features == model.hidden_size:
-            inside = False
-            yield module, "row"
-        elif after is not None and _needs_all(after):
-            yield module, "whole"
-        else:
-            yield module, "column"
+def _check_blocks(module: Module, part: Module, degree: int) -> None:
+    """Raise InputError for a part that cuts blocks of quantized weights, which kernels take as a whole."""
+    for whole, one in zip(module.parameters, part.parameters, strict=True):
+        if one.storage is None or one.numel == whole.numel:
+            continue
+        stored, columns = one.storage.format, one.columns or one.numel
+        if obstacle := stored.obstacle(one.numel // columns, columns):
+            text = f"{degree} GPUs cannot divide {one.name}, which is stored as {stored.name}: {obstacle}"
+            raise InputError.at(_TENSOR, f"{text}; lower it, and raise pipeline_parallel_size")
 
 
-def _needs_all(norm: Module) -> bool:
-    """Whether a norm normalizes its whole input at once, not each head separately."""
-    return norm.kind == "norm" and norm.parameters[:1] != () and norm.parameters[0].numel == norm.width
+def _column(_model: ModelShape, module: Module, degree: int) -> Module:
+    return _columns(module, _equal(module, module.out_features, degree))
 
 
-def _weights(module: Module) -> list[Parameter]:
-    return [one for one in module.parameters if not one.name.endswith("bias")]
+def _by_keys(model: ModelShape, module: Module, degree: int) -> Module:
+    if module.kind != "norm":
+        return _columns(module, _keys(model, module, module.out_features, degree))
+    return _scaled(module, _keys(model, module, module.width, degree))
 
 
-def _part(model: ModelShape, module: Module, role: Role, degree: int) -> Module:
-    """Return the part of a module of a layer on one of ``degree`` GPUs."""
-    if role == "whole" or degree == 1:
-        return module
-    if role == "column":
-        return _columns(module, _width(model, module, module.out_features, degree))
-    if role == "row":
-        width = _width(model, module, module.in_features, degree)
-        weights = _weights(module)
-        kept = tuple(
-            one.part(one.numel // module.in_features * width, columns=width) if one in weights else one
-            for one in module.parameters
-        )
-        return module._replace(parameters=kept, in_features=width)
-    if role == "experts":
-        return _experts(model, module, degree)
-    if module.kind == "norm":  # of each head
-        heads = _width(model, module, module.width, degree) / module.width
-        return module._replace(
-            in_features=round(module.in_features * heads),
-            out_features=round(module.out_features * heads),
-            strided=round(module.strided * heads),
-            width=round(module.width * heads),
-        )
+def _fused_heads(model: ModelShape, module: Module, degree: int) -> Module:
+    queries = model.num_attention_heads * model.head_dim
+    keys = (module.out_features - queries) // 2
+    return _columns(module, queries // degree + 2 * _keys(model, module, keys, degree))
+
+
+def _row(_model: ModelShape, module: Module, degree: int) -> Module:
+    width = _equal(module, module.in_features, degree)
+    weight, *biases = module.parameters
+    part = weight.part(weight.numel // degree, columns=width)
+    return module._replace(parameters=(part, *biases), in_features=width)
+
+
+def _experts(model: ModelShape, module: Module, degree: int) -> Module:
+    """Return all experts with a part of the width of each; the bias of the last matrix is added to a sum."""
+    weights = [one for one in module.parameters if not one.name.endswith("bias")]
+    *_, last = weights
+
+    def part(one: Parameter) -> Parameter:
+        if one is last:
+            return one.part(_equal(module, one.numel, degree), columns=one.columns // degree)
+        if one.name.startswith(last.name):
+            return one
+        return one.part(_equal(module, one.numel, degree))
+
+    first, *_, inner = (one.numel // model.hidden_size for one in weights)
     return module._replace(
-        in_features=module.in_features // degree,
-        out_features=module.out_features // degree,
-        strided=module.strided // degree,
-        width=_equal(module, module.width, degree),
+        parameters=tuple(map(part, module.parameters)),
+        in_features=module.in_features - inner + inner // degree,
+        out_features=module.out_features - first + first // degree,
     )
 
 
+def _own_heads(_model: ModelShape, module: Module, degree: int) -> Module:
+    """Return the part of a module that processes heads or columns; a norm has one weight for all heads."""
+    part = _scaled(module, _equal(module, module.width, degree), degree)
+    if module.kind == "norm":
+        return part
+    tensors = (one.part(_equal(module, one.numel, degree)) for one in module.parameters)
+    return part._replace(parameters=tuple(tensors))
+
+
+def _vocabulary(model: ModelShape, module: Module, degree: int) -> Module:
+    rows = -(-model.vocab_size // degree)
+    if module.kind != "embedding":
+        return _columns(module, rows)
+    (table,) = module.parameters
+    return module._replace(parameters=(table.part(table.numel // model.vocab_size * rows),))
+
+
+_PARTS: dict[Parallel, Callable[[ModelShape, Module, int], Module]] = {
+    "whole": lambda _model, module, _degree: module,
+    "column": _column,
+    "keys": _by_keys,
+    "fused": _fused_heads,
+    "row": _row,
+    "experts": _experts,
+    "heads": _own_heads,
+    "vocabulary": _vocabulary,
+}
+
+
 def _columns(module: Module, width: int) -> Module:
-    """Return a linear layer, or an embedding by its rows, with ``width`` outputs."""
+    """Return a linear layer with ``width`` outputs."""
     kept = tuple(one.part(one.numel // module.out_features * width) for one in module.parameters)
     return module._replace(parameters=kept, out_features=width)
 
 
-def _experts(model: ModelShape, module: Module, degree: int) -> Module:
-    """Return experts that are tensors of one module: each GPU has a part of the width of every expert."""
-    parts = {one: _equal(module, one.numel, degree) for one in _weights(module)}
-    *_, by_inputs = parts  # each row of the last matrix is divided
-    kept = tuple(
-        one.part(parts[one], columns=one.columns // degree if one is by_inputs else None)
-        if one in parts
-        else one
-        for one in module.parameters
-    )
-    first, *_, last = ((one.numel - part) // model.hidden_size for one, part in parts.items())
+def _scaled(module: Module, width: int, degree: int | None = None) -> Module:
+    """Return a module without a matrix with a result of ``width`` elements, or with 1 / ``degree`` of its
+    work."""
+    part, all_of_it = (1, degree) if degree else (width, module.width)
     return module._replace(
-        parameters=kept,
-        in_features=module.in_features - last,
-        out_features=module.out_features - first,
+        in_features=module.in_features * part // all_of_it,
+        out_features=module.out_features * part // all_of_it,
+        strided=module.strided * part // all_of_it,
+        width=width,
     )
 
 
-def _width(model: ModelShape, module: Module, width: int, degree: int) -> int:
-    """Return the part of ``width`` elements on one of ``degree`` GPUs, which may be of keys and values."""
-    size = model.head_dim
-    keys, own_keys = model.num_key_value_heads * size, _key_value_heads(model, degree) * size
-    queries = model.num_attention_heads * size
-    if width == keys:
-        return own_keys
-    if width == queries + 2 * keys:
-        return queries // degree + 2 * own_keys
-    return _equal(module, width, degree)
+def _keys(model: ModelShape, module: Module, width: int, degree: int) -> int:
+    """Return how many of ``width`` elements of keys, or of values, are on one of ``degree`` GPUs."""
+    heads = width // model.head_dim
+    if degree % heads:
+        return _equal(module, heads, degree) * model.head_dim
+    return model.head_dim
 
 
 def _equal(module: Module, count: int, degree: int) -> int:
@@ -243,35 +258,11 @@ def _key_value_heads(model: ModelShape, degree: int) -> int:
     return max(1, model.num_key_value_heads // degree)
 
 
-def _divided_outside(model: ModelShape, modules: Iterable[Module], degree: int) -> Iterable[Module]:
-    """Yield the modules outside the layers, with embedding and head divided by the vocabulary."""
-    rows = -(-model.vocab_size // degree)
-    for module in modules:
-        if _is_vocabulary(model, module):
-            table = module.parameters[0]
-            part = table.part(table.numel // model.vocab_size * rows)
-            yield module._replace(parameters=(part, *module.parameters[1:]))
-        elif _is_head(model, module):
-            yield _columns(module, rows)
-        else:
-            yield module
-
-
-def _is_vocabulary(model: ModelShape, module: Module) -> bool:
-    return module.kind == "embedding" and module.num_parameters == model.vocab_size * module.width
-
-
-def _is_head(model: ModelShape, module: Module) -> bool:
-    return module.kind == "linear" and module.out_features == model.vocab_size
-
-
-def _reduced(placed: Sequence[tuple[Module, Role]]) -> frozenset[str]:
-    """Return the modules after which results are summed: the projection after attention, and the last of the
-    feed-forward network."""
-    attends = [number for number, (module, _) in enumerate(placed) if module.kind == "attention"]
-    sums = [number for number, (_, role) in enumerate(placed) if role in ("row", "experts")]
-    first = [number for number in sums if attends and number > attends[0]][:1]
-    return frozenset(placed[number][0].name for number in (*first, *sums[-1:]))
+def _reduced(layer: Layer) -> frozenset[str]:
+    """Return the modules after which results are summed: the last by rows in each half of a layer, as the
+    results of experts and of shared ones are summed together."""
+    last = {one.name.partition(".")[0]: one.name for one in layer if one.parallel in ("row", "experts")}
+    return frozenset(last.values())
 
 
 # -- fused kernels -------------------------------------------------------------------------------
@@ -288,7 +279,8 @@ def _fused(module: Module) -> Module:
     """Return a module as one kernel that reads each operand and writes each result once.
 
     A norm also adds the residual (two tensors read, two written); an activation function multiplies two
-    inputs; cosines and sines are in a table.
+    inputs; cosines and sines are in a table. The expansion of a latent cache is absorbed: it is multiplied
+    into queries and results of new tokens (``FusedTiming``).
     """
     if module.kind == "norm":
         return module._replace(in_features=2 * module.width, out_features=2 * module.width, strided=0)
@@ -296,40 +288,57 @@ def _fused(module: Module) -> Module:
         return module._replace(in_features=2 * module.width, out_features=module.width, strided=0)
     if module.kind in ("rotary", "embedding"):
         return module._replace(in_features=module.width, out_features=module.width, strided=0)
-    return module._replace(strided=0)
+    return module._replace(strided=0, cached=False)
 
 
-def _fused_layer(placed: Sequence[tuple[Module, Role]]) -> list[Module]:
+def _fused_layer(layer: Layer) -> Layer:
     """Return the modules of a layer with fused kernels: the layers that read the same input are one product
     (vLLM's ``QKVParallelLinear``, ``MergedColumnParallelLinear``), and norms add the residuals.
 
     What is left to a container is the sum of its experts' results.
     """
-    found: dict[tuple[str, int] | int, Module] = {}
-    for number, (module, role) in enumerate(placed):
+    found: dict[tuple[str, int, bool] | int, Module] = {}
+    for number, module in enumerate(layer):
         parent = module.name.rpartition(".")[0]
-        key = (parent, module.in_features) if role == "column" and parent else number
-        if module.kind == "container" and not _has_experts(module, placed):
+        merges = parent and module.kind == "linear" and module.parallel in ("column", "keys")
+        key = (parent, module.in_features, module.cached) if merges else number
+        if module.kind == "container" and not _has_experts(module, layer):
             found[key] = module._replace(in_features=0, out_features=0)
         else:
             found[key] = _joined(found[key], module) if key in found else _fused(module)
-    return list(found.values())
+    return tuple(found.values())
 
 
-def _has_experts(block: Module, placed: Sequence[tuple[Module, Role]]) -> bool:
-    return any(one.share < 1 and one.name.startswith(f"{block.name}.") for one, _ in placed)
+def _has_experts(block: Module, layer: Layer) -> bool:
+    return any(one.share < 1 and one.name.startswith(f"{block.name}.") for one in layer)
 
 
 def _joined(one: Module, other: Module) -> Module:
+    """Return two linear layers as one, with one weight and one bias unless their formats differ."""
+    name = f"{one.name}+{other.name.rpartition('.')[2]}"
+    tensors: dict[object, Parameter] = {}
+    for tensor in (*one.parameters, *other.parameters):
+        kind = tensor.name.rpartition(".")[2]
+        key = kind, None if tensor.storage is None else tensor.storage.format
+        tensors[key] = _merged(tensors[key], tensor, f"{name}.{kind}") if key in tensors else tensor
     return one._replace(
-        name=f"{one.name}+{other.name.rpartition('.')[2]}",
-        parameters=(*one.parameters, *other.parameters),
-        out_features=one.out_features + other.out_features,
+        name=name, parameters=tuple(tensors.values()), out_features=one.out_features + other.out_features
     )
 
 
+def _merged(one: Parameter, other: Parameter, name: str) -> Parameter:
+    storage = one.storage
+    if storage is not None and other.storage is not None:
+        storage = storage._replace(bytes=storage.bytes + other.storage.bytes)
+    return one._replace(name=name, numel=one.numel + other.numel, storage=storage)
+
+
 class FusedTiming(Timing):
-    """A FusedTiming has the durations of fused kernels: a paged cache is not copied when it grows."""
+    """A FusedTiming has the durations of fused kernels: a paged cache is not copied when it grows.
+
+    After the prefill, latent attention reads the latent cache itself, as in vLLM 0.33
+    (``model_executor/layers/attention/mla_attention.py``), so that nothing is expanded.
+    """
 
     _cached = False
 
@@ -342,10 +351,23 @@ class FusedTiming(Timing):
         if module.kind != "attention":
             return super().cost(module)
         model = self._model
-        kernels = [attention_kernels(model, one) for one in self._batch]
-        heads = 2 * model.num_attention_heads + 6 * model.num_key_value_heads
-        rotated = self._tokens(module) * heads * model.head_dim * model.dtype_bytes
-        return ModuleCost(sum(one.flops for one in kernels), rotated + sum(one.bytes for one in kernels))
+        kernels = [self._kernels(module, one) for one in self._batch]
+        rotated = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+        if model.latent_width is not None and model.latent_rank is not None:
+            rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
+        traffic = 2 * self._tokens(module) * (rotated + model.cache_width) * model.dtype_bytes
+        return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
+
+    def _product_type(self, weights: WeightCost, /) -> str:
+        """Return FP8 for weights in FP8 where the GPU has it, as vLLM quantizes activations, too
+        (``Fp8LinearMethod``); the efficiency is that measured with 16 bits (an estimate)."""
+        has_fp8 = self.machine.accelerator.compute.float8 is not None
+        return "float8" if has_fp8 and weights.float8_flops else super()._product_type(weights)
+
+    def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
+        if self._model.latent_width is not None and sequences.new_tokens < sequences.context:
+            return absorbed_kernels(self._model, sequences)
+        return super()._kernels(module, sequences, backward=backward)
 
 
 class FusedPassTimings(PassTimings):

@@ -19,13 +19,18 @@ from simoffload.workload import Inference, Training
 
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
+_CHUNK = 16 << 10
+"""Tokens that vLLM's kernels of experts process at once (``VLLM_FUSED_MOE_CHUNK_SIZE``, vllm/envs.py)."""
 
-def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
-    """Return the peak of a prefill's activations [B], counted in transformers' code (an estimate).
 
-    It is the larger of two: the scores of eager attention (in the model's type, their softmax in single
-    precision and its cast back), and the two intermediates of the MLP; in addition the hidden states of the
-    block and the logits of the last position in single precision.
+def activation_bytes(model: ModelShape, *, batch: int, tokens: int, fused: bool = False) -> int:
+    """Return the peak of a prefill's activations [B], counted in transformers' code (an estimate), or with
+    ``fused`` in that of vLLM.
+
+    It is the largest of these: the scores of eager attention (in the model's type, their softmax in single
+    precision and its cast back); queries, keys, values and results of latent attention, which expands them;
+    the two intermediates of the MLP; the tensors of experts. In addition the hidden states of the block and
+    the logits of the last position in single precision.
     """
     hidden = _HIDDEN_COPIES * batch * tokens * model.hidden_size * model.dtype_bytes
     scores = batch * model.num_attention_heads * tokens * tokens * (2 * model.dtype_bytes + 4)
@@ -34,8 +39,44 @@ def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
     inside = [one.width for one in model.distinct_modules if one.kind == "activation" and one.share == 1.0]
     wide = max(model.intermediate_size, *inside, 0)
     intermediate = 2 * batch * tokens * wide * model.dtype_bytes
+    together = min(batch * tokens, _CHUNK) if fused else batch * tokens
+    routed = together * _of_experts(model, fused=fused) * model.dtype_bytes
+    expanded = 0
+    if model.latent_width is not None:
+        expanded = 2 * batch * tokens * model.num_attention_heads * model.head_widths * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
-    return hidden + max(scores, intermediate) + logits
+    return hidden + max(scores, expanded, intermediate, routed) + logits
+
+
+def _of_experts(model: ModelShape, *, fused: bool) -> int:
+    """Return the elements per token that experts in one module occupy at their peak.
+
+    In transformers (``grouped_mm_experts_forward``) there are, for each expert of a token, either its input,
+    the result of the first product, the activation and its product with the other half, or its input, result,
+    weighed result, and that in the order of tokens. vLLM 0.33 has two buffers for the results
+    (``TritonExperts.workspace_shapes``).
+    """
+    if all(one.parallel != "experts" for one in model.distinct_modules):
+        return 0
+    hidden, wide = model.hidden_size, model.intermediate_size
+    each = max(hidden + 4 * wide, 4 * hidden)
+    if fused:
+        each = max(wide, hidden) + max(2 * wide, hidden)
+    return model.experts_per_token * each
+
+
+def cache_bytes(model: ModelShape, workload: Inference, *, fused: bool = False) -> int:
+    """Return the largest size [B] of keys and values during generation.
+
+    Until the first decode step, transformers' sliding layers hold all of the prompt: what they keep of it is
+    a view (``DynamicSlidingWindowLayer.update``). The paged cache of ``fused`` code holds no more than the
+    window.
+    """
+    batch = workload.batch_size
+    end = model.kv_cache_bytes(batch=batch, tokens=workload.max_context)
+    if fused:
+        return end
+    return max(end, model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False))
 
 
 def pinned_rounding(sizes: Sequence[int]) -> int:
@@ -48,9 +89,13 @@ def pinned_rounding(sizes: Sequence[int]) -> int:
     return sum(count * ((1 << (size - 1).bit_length()) - size) for size, count in counts if size > 0)
 
 
-def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> tuple[MemoryTerm, ...]:
-    """Return the memory that every strategy needs: in HBM cache, activations, CUDA and NCCL; in DRAM the
-    OS."""
+def working_memory(
+    model: ModelShape, workload: Inference, machine: Machine, *, fused: bool = False
+) -> tuple[MemoryTerm, ...]:
+    """Return the memory that every strategy needs: in HBM cache, activations, CUDA and NCCL; in DRAM the OS.
+
+    ``fused``: in code like vLLM's instead of transformers'.
+    """
     batch = workload.batch_size
     largest = dequantized_bytes(model, tokens=batch * workload.prompt_length)
     return (
@@ -58,13 +103,13 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
         MemoryTerm(
             "hbm",
             "key-value cache",
-            model.kv_cache_bytes(batch=batch, tokens=workload.max_context),
+            cache_bytes(model, workload, fused=fused),
             remedy="lower batch_size, prompt_length or output_length",
         ),
         MemoryTerm(
             "hbm",
             "activations",
-            activation_bytes(model, batch=batch, tokens=workload.prompt_length),
+            activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused),
             remedy="lower batch_size or prompt_length",
         ),
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),

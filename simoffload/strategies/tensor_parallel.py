@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -122,8 +122,9 @@ class TensorParallel(Strategy):
     def baseline(
         cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
     ) -> tuple[Edit, ...]:
-        """Return edits with which GPUs hold the weights together, if they can: those of ``other``, or the
-        smallest larger number of GPUs of a host or of hosts.
+        """Return edits with which GPUs hold the weights together, if they can with what vLLM fills of their
+        memory: those of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer
+        hosts.
 
         All of them work on the sequences of all replicas of ``other``.
         """
@@ -131,11 +132,11 @@ class TensorParallel(Strategy):
         work = workload.model_copy(update={"batch_size": batch})
         each = machine.gpus_per_node
         larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
-        for gpus in (other.gpus, *larger):
+        for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
             for sizes in arrangements(gpus, machine):
                 strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
                 with suppress(InputError):
-                    if _fits(cls.model_validate(strategy).plan(model, work, machine)):
+                    if _filled(cls.model_validate(strategy).plan(model, work, machine)) <= _UTILIZATION:
                         return Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
         return ()
 
@@ -151,9 +152,11 @@ class TensorParallel(Strategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model, or, for transformers' eager code, a program, if
         transformers can divide the model."""
-        name, dtype = plan.model.unquantized_name, plan.model.dtype
-        if not self._uses_vllm and (self.ranks == 1 or plan.model.family not in _UNPLANNED):
-            return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
+        model = plan.model
+        if not self._uses_vllm and (self.ranks == 1 or model.family not in _UNPLANNED):
+            name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
+            program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
+            return {"tensor_parallel.py": program}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
@@ -163,17 +166,20 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
     then layers that are divided among GPUs of several hosts."""
     hosts = machine.nodes_of(gpus)
     possible = [one for one in range(1, gpus + 1) if gpus % one == 0]
-    for stages in (
-        *(one for one in possible if one >= hosts),
-        *(one for one in possible[::-1] if one < hosts),
-    ):
+    more, fewer = (one for one in possible if one >= hosts), (one for one in possible[::-1] if one < hosts)
+    for stages in (*more, *fewer):
         yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
-def _fits(plan: Plan) -> bool:
-    """Whether the GPUs of a plan are large enough."""
+_UTILIZATION = 0.92
+"""Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
+vllm/config/cache.py)."""
+
+
+def _filled(plan: Plan) -> float:
+    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
     (stage,) = plan.memory_stages
-    return sum(one.size for one in stage.terms if one.tier == "hbm") <= plan.machine.tiers["hbm"].capacity
+    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
 _UNPLANNED = ("opt", "bloom", "falcon", "gpt_oss", "kimi_k2")
@@ -184,12 +190,23 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-# Replace the name by your files or one on the Hub. Before transformers 5.18 write tp_plan="auto" instead of
-# distributed_config.
+{advice}
+# Before transformers 5.18 write tp_plan="auto" instead of distributed_config.
 model = AutoModelForCausalLM.from_pretrained(
     "{name}", dtype=torch.{dtype}, distributed_config=DistributedConfig(tp_plan="auto")
 )
 """
+
+
+def _advice(quantization: str | None) -> str:
+    """Return the comment on the name of the model in an exported command."""
+    if quantization is None:
+        return "# Replace the name by your files or one on the Hub."
+    return f"# Replace the name by your files or one on the Hub, with weights stored as {quantization}."
+
+
+_AT_LOADING = {"fp8": "fp8"}
+"""Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
 def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bool) -> str:
@@ -199,9 +216,14 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    stored = f"\n# Its weights are stored as {plan.model.quantization}." if plan.model.quantization else ""
+    if _UTILIZATION < (filled := _filled(plan)) <= 1:
+        options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
+    stored = plan.model.quantization
+    if stored in _AT_LOADING:
+        options.append(f"--quantization {_AT_LOADING[stored]}")
+        stored = None
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"# Replace the name by your files or one on the Hub.{stored}\n{lines}\n"
+    return f"{_advice(stored)}\n{lines}\n"
 
 
 @dataclass(frozen=True)
@@ -248,7 +270,11 @@ class TensorParallelPlan(InferencePlan):
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
         stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
         weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *working_memory(stage, self.workload, self.machine))),)
+        return (MemoryStage("", (weights, *self.working_memory(stage))),)
+
+    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU of a stage needs beside weights."""
+        return working_memory(stage, self.workload, self.machine, fused=self.compiled)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from simoffload.models import (
     backward_products,
     batch_cost,
     module_cost,
+    tokens_of,
     training_cost,
     weight_cost,
 )
@@ -90,11 +91,7 @@ class Timing:
 
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
-        last_only, cached = module.name == "lm_head", module.cached
-        return sum(
-            one.number * (1 if last_only else one.context if cached else one.new_tokens)
-            for one in self._batch
-        )
+        return tokens_of(module, self._batch)
 
     def _bias_s(self, module: Module, *, passes: int) -> float:
         """Return the time of a kernel [s] that reads or writes the result of a linear layer ``passes`` times
@@ -139,20 +136,31 @@ class Timing:
             seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
         else:
             read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
-            read += weights.fused_flops / gpu.compute.float32.value
-            seconds = max(self._arithmetic_s(cost, products=products), read)
+            decoded = weights.fused_flops
+            decoded += weights.float8_flops if gpu.compute.float8 is None else 0.0
+            read += decoded / gpu.compute.float32.value
+            dtype = self._product_type(weights)
+            seconds = max(self._arithmetic_s(cost, products=products, dtype=dtype), read)
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":
-            seconds = self._attention_s(cost, backward=backward) or seconds
+            seconds = self._attention_s(module, cost, backward=backward) or seconds
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
         return seconds + kernels * gpu.kernel_latency_s
 
-    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1) -> float:
-        """Return the time of the arithmetic of ``cost`` [s], divided into ``products`` matrix products."""
-        rate = self.machine.accelerator.matmul_rate(max(1.0, cost.flops / products), self._model.dtype)
-        return cost.flops / rate
+    def _product_type(self, _weights: WeightCost, /) -> str:
+        """Return the data type in which quantized weights are multiplied: that of the activations."""
+        return self._model.dtype
 
-    def _attention_s(self, cost: ModuleCost, *, backward: bool) -> float | None:
+    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1, dtype: str = "") -> float:
+        """Return the time of the arithmetic of ``cost`` [s], divided into ``products`` matrix products."""
+        work = max(1.0, cost.flops / products)
+        return cost.flops / self.machine.accelerator.matmul_rate(work, dtype or self._model.dtype)
+
+    def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
+        """Return the part of the cost of attention that its kernels have."""
+        return attention_kernels(self._model, sequences, window=module.window, backward=backward)
+
+    def _attention_s(self, module: Module, cost: ModuleCost, *, backward: bool) -> float | None:
         """Return the time of attention [s] with the measured speed of its kernels, for both passes that of
         the forward pass; None if it is unknown."""
         gpu, model = self.machine.accelerator, self._model
@@ -161,7 +169,7 @@ class Timing:
             return None
         seconds, left = 0.0, cost.bytes
         for one in self._batch:
-            kernels = attention_kernels(model, one, backward=backward)
+            kernels = self._kernels(module, one, backward=backward)
             ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
             seconds += ideal / curve.at(one.new_tokens)
             left -= kernels.bytes
@@ -199,9 +207,7 @@ def operations(model: ModelShape, module: Module) -> int:
     """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
     own = model.traits.operations
     if module.kind == "container":  # the operations of attention are counted in the module that runs them
-        if any(module is layer[0] for group in model.groups for layer in group.layers):
-            return own.block
-        return own.mlp if module.name == "mlp" else 0
+        return {"none": 0, "block": own.block, "mlp": own.mlp}[module.code]
     count: int = getattr(own, module.kind)
     eager = module.kind == "attention" and model.attention == "eager"
     return count + own.eager if eager else count

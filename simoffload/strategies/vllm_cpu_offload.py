@@ -30,7 +30,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import (
@@ -256,7 +256,7 @@ class VllmOffloadPlan(TensorParallelPlan):
             rounding = pinned_rounding(tensors)
             for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
                 terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
-        return (MemoryStage("", (*terms, *working_memory(stage, self.workload, machine))),)
+        return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 
 def _total(layers: Sequence[Weights]) -> int:
@@ -325,10 +325,6 @@ class _InPlaceWriter(_OffloadWriter):
 class _PrefetchWriter(_OffloadWriter):
     """A _PrefetchWriter copies the layers of groups ahead of their use."""
 
-    def _offloaded(self) -> list[int]:
-        """Return the numbers of the offloaded layers of the stage."""
-        return [number for number, layer in enumerate(self._plan.offloaded[self._number]) if layer]
-
     def _enter(self, layer: int) -> None:
         """Wait for the copy of an offloaded layer; the first ones were copied by the pass before."""
         super()._enter(layer)
@@ -339,15 +335,23 @@ class _PrefetchWriter(_OffloadWriter):
     def _leave(self, layer: int) -> None:
         """Begin the copy of the offloaded layer that takes the slot of this one."""
         super()._leave(layer)
-        layers = self._offloaded()
-        if layer not in layers:
+        following = self._following[self._number].get(layer)
+        if following is None:
             return
-        following = layers[(layers.index(layer) + self._plan.options.step) % len(layers)]
         weights = self._plan.offloaded[self._number][following]
         sizes = [size for one in weights.values() for size in one]
         name = copy_name(to_device=True, pinned=True)
         copied = self._fetch(name, "layer", sizes, calls=len(sizes))
         self._copied[self._number, following] = copied
+
+    @cached_property
+    def _following(self) -> tuple[Mapping[int, int], ...]:
+        """Layer of each stage that takes the slot of an offloaded one."""
+        stages = ([at for at, layer in enumerate(layers) if layer] for layers in self._plan.offloaded)
+        step = self._plan.options.step
+        return tuple(
+            dict(zip(one, one[step % len(one) :] + one[: step % len(one)], strict=True)) for one in stages
+        )
 
     @cached_property
     def _copied(self) -> dict[tuple[int, int], int]:

@@ -23,6 +23,7 @@ from simoffload.models.modules import (
     attention,
     container,
     embedding,
+    head,
     layer_norm,
     linear,
 )
@@ -59,15 +60,15 @@ class Toy(FamilyConfig):
         layer = (
             container("ToyLayer", reads=4 * hidden, writes=2 * hidden, touched=1),
             layer_norm("norm", hidden),
-            linear("mix", hidden, 3 * hidden),
+            linear("mix", hidden, 3 * hidden, parallel="fused"),
             attention("attention", query_width=hidden),
-            linear("out", hidden, hidden),
-            linear("up", hidden, wide),
+            linear("out", hidden, hidden, parallel="row"),
+            linear("up", hidden, wide, parallel="column"),
             activation("act", wide, reads=1, writes=1),
-            linear("down", wide, hidden),
+            linear("down", wide, hidden, parallel="row"),
         )
         before = (container("ToyForCausalLM"), embedding("words", self.vocab_size, hidden))
-        after = (layer_norm("last", hidden), linear("lm_head", hidden, self.vocab_size))
+        after = (layer_norm("last", hidden), head(hidden, self.vocab_size))
         return ModuleLists(before, (layer,) * self.num_hidden_layers, after)
 
 

@@ -55,6 +55,11 @@ def simulated() -> InferenceResult:
     return replace(result, target="dram", first_pass=None, extrapolations=())
 
 
+def test_transfers_between_gpus_use_links() -> None:
+    share = Share("GPU 0 to GPU 1", "transfers", MS, MS, "")
+    assert module._part(share, CAUSES) == TimeInput.LINKS
+
+
 def a_pass(like: PassResult, **times: int) -> PassResult:
     """A pass with the given exposed times [ms] by input."""
     shares = tuple(

@@ -11,6 +11,7 @@ import pytest
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.planning.advise import Advice, advise
 from simoffload.planning.compare import compare
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.splits import splits
 from simoffload.report.from_comparison import comparison_document
@@ -34,7 +35,7 @@ def scenario(platform: str, model: str = "llama-3.1-70b", batch: int = 1, **stra
 @cache
 def accelerate_on_one_gpu() -> tuple[LoadedScenario, dict[str, Change]]:
     base = scenario("rtx-4090-desktop", kind="accelerate", device_map="cpu")
-    return base, {one.key: one for one in splits(base)}
+    return base, {one.key: one for one in splits(Evaluator(base))}
 
 
 def changed(change: Change, key: str, by: int) -> tuple[Edit, ...]:
@@ -109,11 +110,10 @@ def test_the_same_change_in_other_words_is_listed_once() -> None:
 def test_sequences_of_all_replicas_stay() -> None:
     """Two ranks with a batch of 3 process 6 sequences, which one process of Accelerate has as one batch."""
     two = scenario("dgx-h100", "llama-3.1-8b", batch=3, kind="zero_inference", ranks=2, weights="dram")
-    batches = {
-        one.key: edit.value for one in splits(two) for edit in one.edits if edit.path[-1] == "batch_size"
-    }
+    made = list(splits(Evaluator(two)))
+    batches = {one.key: edit.value for one in made for edit in one.edits if edit.path[-1] == "batch_size"}
     assert batches["split-accelerate-2"] == 6
-    found = {one.key for one in splits(two)}
+    found = {one.key for one in made}
     assert "split-zero_inference-2" in found - batches.keys(), "two replicas, as before"
     assert "split-zero_inference-8" not in found, "eight replicas cannot have equal parts of six"
 

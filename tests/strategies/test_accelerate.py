@@ -7,15 +7,18 @@ import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import load_platform
 from simoffload.models import load_model
+from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
@@ -235,6 +238,42 @@ def test_the_fullest_gpu_counts_and_holds_the_cache_of_its_layers(file: Path) ->
     assert next(term.size for term in found.memory if term.name == "weights") == WEIGHTS - LAYER
 
 
+def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
+    """Qwen2.5-7B with a window of 4,096 in the upper 14 of 28 layers, half of them on each GPU."""
+    model = {
+        "name": "qwen2.5-7b",
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 14,
+    }
+    text = {
+        "name": "windows",
+        "model": model,
+        "platform": "dgx-h100",
+        "workload": {"batch_size": 4, "prompt_length": 4000, "output_length": 28_000},
+        "strategy": {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2},
+    }
+    found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
+    assert isinstance(found, AcceleratePlan)
+    caches = [
+        next(one.size for one in found._on_gpu(gpu) if one.name == "key-value cache") for gpu in range(2)
+    ]
+    each = 4 * 14 * 2 * 4 * 128 * 2
+    assert caches == [each * 31_999, each * 4096]
+
+
+def test_hidden_states_go_straight_to_the_next_gpu(file: Path) -> None:
+    """From GPU 0 to GPU 3 and back over their own ports, not through the ring of all four."""
+    found = plan(file, 'device_map={"": 0, "model.layers.4": 3}', "num_gpus=4")
+    schedule = decode(found)
+    routes = {one.name: one.hops[0] for one in schedule.routes if one.name.startswith("GPU ")}
+    machine = found.machine
+    assert routes == {
+        f"GPU {one} to GPU {other}": machine.send(one, other).hops for one, other in ((0, 3), (3, 0))
+    }
+    assert machine.send(0, 3).hops != machine.gather(3, 4).hops
+
+
 # -- auto -------------------------------------------------------------------------------------------
 
 
@@ -350,7 +389,7 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
         "1": free,
         "cpu": int(Fraction(9, 10) * (machine.tiers["dram"].capacity - machine.tiers["dram"].reserved)),
     }
-    assert own.layers_name == "model.layers"
+    assert own.model.layers_name == "model.layers"
     assert set(plan(file, "device_map=auto").homes.values()) == {0}
 
 
@@ -363,7 +402,18 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
     ],
 )
 def test_layers_have_their_names_in_hugging_face(name: str, layers: str) -> None:
-    assert ModuleTree(load_model(name)).layers_name == layers
+    assert load_model(name).layers_name == layers
+
+
+def test_many_layers_are_placed_in_time() -> None:
+    """20,000 layers in less than a second: no layer looks at all the others."""
+    many = ModuleTree(load_model({"name": "llama-3-8b", "num_hidden_layers": 20_000}))
+    assert many.units
+    assert many.calls
+    start = process_time()
+    homes = many.inferred({"0": 80 * GIB, "cpu": 1000 * GIB})
+    assert many.checked({**homes, "model": 0}, gpus=1)
+    assert process_time() - start < 5
 
 
 # -- disk -------------------------------------------------------------------------------------------

@@ -137,6 +137,16 @@ def test_host_memory_is_pinned_and_counted_for_every_gpu() -> None:
     assert 4 * GIB <= four.size < 4.4 * GIB
 
 
+def test_merged_layers_are_one_tensor_each() -> None:
+    """Of Llama-2-70B: queries, keys and values 168 MB, gate and up 940 MB, o 134 MB (a power of two), down
+    470 MB, two norms of 16 KiB (powers of two)."""
+    terms = scenario(model="llama-2-70b", cpu_offload_gb=1000).plan().memory_stages[0].terms
+    (rounding,) = (one.size for one in terms if one.name == "rounding of pinned allocations")
+    joined, gate_up, down = 8192 * (8192 + 2048) * 2, 2 * 8192 * 28672 * 2, 8192 * 28672 * 2
+    each = (1 << 28) - joined + (1 << 30) - gate_up + (1 << 29) - down
+    assert rounding == 80 * each
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

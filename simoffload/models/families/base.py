@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -40,11 +40,10 @@ class Derived(NamedTuple):
     head_dim: int
     intermediate_size: int
     max_position_embeddings: int | None
-    sliding_window: int | None = None
-    num_sliding_layers: int = 0
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
+    latent_rank: int | None = None
     num_experts: int = 0
     experts_per_token: int = 0
 
@@ -52,7 +51,8 @@ class Derived(NamedTuple):
 class FamilyConfig(Frozen, ABC):
     """A configuration with Hugging Face's keys; keys without influence on the shape are ignored.
 
-    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. Every class must state
+    A family is a class with ``family``, ``traits``, ``derived()``, ``modules()`` and, if layers have sliding
+    windows, ``windows()``. Every class must state
     the first two itself: Python refuses one that would inherit them (TypeError).
     """
 
@@ -147,7 +147,7 @@ class FamilyConfig(Frozen, ABC):
             traits=self.traits,
             routing=routing or self.routing,
             modules_before=modules.before,
-            groups=grouped(modules.layers),
+            groups=grouped(_marked(modules.layers, self.windows())),
             modules_after=modules.after,
             **self.derived()._asdict(),
         )
@@ -165,6 +165,10 @@ class FamilyConfig(Frozen, ABC):
     def derived(self) -> Derived:
         """Return the model's sizes under the names that all families share."""
 
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the sliding window of the attention of each layer; None for one without."""
+        return (None,) * self.num_hidden_layers
+
     @abstractmethod
     def modules(self) -> ModuleLists:
         """Return every module in the order of the pre-forward hooks."""
@@ -177,6 +181,20 @@ class FamilyConfig(Frozen, ABC):
                 f"{self.num_attention_heads}",
                 self.num_attention_heads,
             )
+
+
+def _marked(layers: Sequence[Layer], windows: Sequence[int | None]) -> list[Layer]:
+    """Return layers of which the first module is marked as the layer itself, and attention with its window;
+    equal layers remain the same object."""
+    known: dict[tuple[int, int | None], Layer] = {}
+    for layer, window in zip(layers, windows, strict=True):
+        if (id(layer), window) not in known:
+            block, *inside = layer
+            known[id(layer), window] = (
+                block._replace(code="block"),
+                *(one._replace(window=window) if one.kind == "attention" else one for one in inside),
+            )
+    return [known[id(layer), window] for layer, window in zip(layers, windows, strict=True)]
 
 
 def _as_written(error: ValidationError, written: Mapping[str, str]) -> Iterator[InitErrorDetails]:

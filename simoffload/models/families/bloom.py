@@ -17,6 +17,7 @@ from simoffload.models.modules import (
     container,
     dropout,
     embedding,
+    head,
     layer_norm,
     linear,
 )
@@ -74,20 +75,20 @@ class Bloom(FamilyConfig):
             container("BloomBlock", touched=2),
             layer_norm("input_layernorm", hidden),
             container("self_attention", reads=2 * hidden, writes=hidden, touched=3),  # adds the residual
-            linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
+            linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True, parallel="fused"),
             attention("self_attention.attention", query_width=hidden),
             dropout("self_attention.attention_dropout"),
-            linear("self_attention.dense", hidden, hidden, bias=True),
+            linear("self_attention.dense", hidden, hidden, bias=True, parallel="row"),
             layer_norm("post_attention_layernorm", hidden),
-            container("mlp", reads=2 * hidden, writes=hidden, touched=2),  # adds the residual
-            linear("mlp.dense_h_to_4h", hidden, 4 * hidden, bias=True),
+            container("mlp", reads=2 * hidden, writes=hidden, touched=2, code="mlp"),  # adds the residual
+            linear("mlp.dense_h_to_4h", hidden, 4 * hidden, bias=True, parallel="column"),
             # Spelled out in Python: nine kernels, of which three take two operands.
             activation("mlp.gelu_impl", 4 * hidden, reads=12, writes=9),
-            linear("mlp.dense_4h_to_h", 4 * hidden, hidden, bias=True),
+            linear("mlp.dense_4h_to_h", 4 * hidden, hidden, bias=True, parallel="row"),
         )
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("transformer.ln_f", hidden),
-            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+            head(hidden, self.vocab_size, tied_to=tied_to),
         )
         return ModuleLists(before, (layer,) * self.num_hidden_layers, after)

@@ -3,7 +3,7 @@
 Modules and their order: transformers/models/deepseek_v2/modeling_deepseek_v2.py at 5.23.0, which caches the
 latent (``kv_lora_rank`` and ``qk_rope_head_dim`` elements for each token and layer) and expands that of all
 positions to keys and values in every pass (``expand_kv``). Serving engines multiply the expansion into
-queries and results instead, which is not modelled. Operations are those measured for Mixtral.
+queries and results instead (``compiled``). Operations are those measured for Mixtral.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class LatentConfig(FirstDenseConfig):
                 head_dim=self.qk_nope_head_dim + self.qk_rope_head_dim,
                 value_head_dim=self.v_head_dim,
                 latent_width=self.kv_lora_rank + self.qk_rope_head_dim,
+                latent_rank=self.kv_lora_rank,
             )
         )
 
@@ -57,14 +58,16 @@ class LatentConfig(FirstDenseConfig):
         hidden, heads, rank = self.hidden_size, self.num_attention_heads, self.kv_lora_rank
         query_width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         values, bias = heads * self.v_head_dim, self.attention_bias
-        queries: tuple[Module, ...] = (linear("self_attn.q_proj", hidden, query_width),)
+        queries: tuple[Module, ...] = (linear("self_attn.q_proj", hidden, query_width, parallel="column"),)
         if self.q_lora_rank is not None:
             queries = (
                 linear("self_attn.q_a_proj", hidden, self.q_lora_rank, bias=bias),
                 rms_norm("self_attn.q_a_layernorm", self.q_lora_rank),
-                linear("self_attn.q_b_proj", self.q_lora_rank, query_width),
+                linear("self_attn.q_b_proj", self.q_lora_rank, query_width, parallel="column"),
             )
-        expanded = linear("self_attn.kv_b_proj", rank, heads * self.qk_nope_head_dim + values)
+        expanded = linear(
+            "self_attn.kv_b_proj", rank, heads * self.qk_nope_head_dim + values, parallel="column"
+        )
         return (
             container("self_attn"),
             *queries,
@@ -78,7 +81,7 @@ class LatentConfig(FirstDenseConfig):
                 rotated_width=(heads + 1) * self.qk_rope_head_dim,
                 joined_width=query_width,
             ),
-            linear("self_attn.o_proj", values, hidden, bias=bias),
+            linear("self_attn.o_proj", values, hidden, bias=bias, parallel="row"),
         )
 
     def _deepseek(self, class_name: str) -> ModuleLists:

@@ -95,9 +95,10 @@ class ExpertsConfig(RotaryConfig):
             out_features=experts * (2 * wide + hidden),
             share=share,
             flat=True,
+            parallel="experts",
         )
         return (
-            container(block, reads=3 * summed, writes=2 * summed),
+            container(block, reads=3 * summed, writes=2 * summed, code="mlp"),
             linear(f"{block}.{router}", hidden, experts, kind="router", bias=bias),
             both,
             activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=share),

@@ -24,6 +24,7 @@ from simoffload.models.modules import (
     attention,
     container,
     embedding,
+    head,
     layer_norm,
     linear,
     rotary,
@@ -116,7 +117,7 @@ class Falcon(FamilyConfig):
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("transformer.ln_f", hidden),
-            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+            head(hidden, self.vocab_size, tied_to=tied_to),
         )
         return ModuleLists(before, (self._layer(),) * self.num_hidden_layers, after)
 
@@ -132,12 +133,12 @@ class Falcon(FamilyConfig):
             container("FalconDecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1),
             *first,
             container("self_attention", touched=1),
-            linear("self_attention.query_key_value", hidden, width, bias=bias),
+            linear("self_attention.query_key_value", hidden, width, bias=bias, parallel="fused"),
             attention("self_attention.attention", query_width=hidden, rotated_width=hidden + keys),
-            linear("self_attention.dense", hidden, hidden, bias=bias),
+            linear("self_attention.dense", hidden, hidden, bias=bias, parallel="row"),
             *between,
-            container("mlp", touched=1),
-            linear("mlp.dense_h_to_4h", hidden, wide, bias=bias),
+            container("mlp", touched=1, code="mlp"),
+            linear("mlp.dense_h_to_4h", hidden, wide, bias=bias, parallel="column"),
             activation("mlp.act", wide, reads=1, writes=1),
-            linear("mlp.dense_4h_to_h", wide, hidden, bias=bias),
+            linear("mlp.dense_4h_to_h", wide, hidden, bias=bias, parallel="row"),
         )

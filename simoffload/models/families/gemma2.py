@@ -19,7 +19,7 @@ from simoffload.models.modules import (
     Traits,
     container,
     embedding,
-    linear,
+    head,
     rms_norm,
     rotary,
 )
@@ -55,7 +55,7 @@ class GemmaConfig(SlidingConfig):
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden, single=True),
-            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+            head(hidden, self.vocab_size, tied_to=tied_to),
         )
         return ModuleLists(before, (layer,) * self.num_hidden_layers, after)
 
@@ -85,9 +85,9 @@ class Gemma2(GemmaConfig):
 
     attn_logit_softcapping: float | None = 50.0
 
-    def pattern(self) -> int:
-        """Return the number of every other layer, beginning with the first."""
-        return (self.num_hidden_layers + 1) // 2
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is every other layer, beginning with the first."""
+        return layer % 2 == 0
 
     def derived(self) -> Derived:
         """Return the model's sizes under the names that all families share; a size missing in

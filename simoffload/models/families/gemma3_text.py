@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from simoffload.models.families.base import Count, Derived, Extent, ModuleLists
+from simoffload.models.families.base import Count, Extent, ModuleLists
 from simoffload.models.families.gemma2 import GemmaConfig
 from simoffload.models.families.rotary import after
-from simoffload.models.modules import EAGER, Operations, SavedActivations, Traits, rms_norm
+from simoffload.models.modules import EAGER, Operations, SavedActivations, Traits
 
 
 class Gemma3Text(GemmaConfig):
@@ -35,17 +35,15 @@ class Gemma3Text(GemmaConfig):
     vocab_size: Extent = 262208
     sliding_window_pattern: Count = 6
 
-    def pattern(self) -> int:
-        """Return the number of all layers but the last of every ``sliding_window_pattern``."""
-        return self.num_hidden_layers - self.num_hidden_layers // self.sliding_window_pattern
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is not the last of ``sliding_window_pattern`` layers."""
+        return (layer + 1) % self.sliding_window_pattern != 0
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Gemma3ForCausalLM`` in call order."""
-        sizes: Derived = self.derived()
-        norms = (
-            rms_norm("self_attn.q_norm", sizes.head_dim, heads=self.num_attention_heads, single=True),
-            rms_norm("self_attn.k_norm", sizes.head_dim, heads=sizes.num_key_value_heads, single=True),
-        )
         attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
-        kinds = 2 if 0 < sizes.num_sliding_layers < self.num_hidden_layers else 1
-        return self._gemma("Gemma3", after(attend, "self_attn.v_proj", *norms), rotations=kinds)
+        return self._gemma(
+            "Gemma3",
+            after(attend, "self_attn.v_proj", *self._head_norms(single=True)),
+            rotations=len(set(self.windows())),
+        )

@@ -22,6 +22,7 @@ from simoffload.models.modules import (
     container,
     dropout,
     embedding,
+    head,
     layer_norm,
     linear,
     rotary,
@@ -93,7 +94,7 @@ class GptNeoX(FamilyConfig):
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("gpt_neox.final_layer_norm", hidden),
-            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+            head(hidden, self.vocab_size, tied_to=tied_to),
         )
         return ModuleLists(before, (self._layer(),) * self.num_hidden_layers, after)
 
@@ -104,16 +105,16 @@ class GptNeoX(FamilyConfig):
             container("GPTNeoXLayer", reads=4 * hidden, writes=2 * hidden, touched=1),
             layer_norm("input_layernorm", hidden),
             container("attention", touched=1),
-            linear("attention.query_key_value", hidden, 3 * hidden, bias=bias),
+            linear("attention.query_key_value", hidden, 3 * hidden, bias=bias, parallel="fused"),
             attention(
                 "attention.attention", query_width=hidden, rotated_width=rotated, joined_width=2 * hidden
             ),
-            linear("attention.dense", hidden, hidden, bias=bias),
+            linear("attention.dense", hidden, hidden, bias=bias, parallel="row"),
             dropout("post_attention_dropout"),
             layer_norm("post_attention_layernorm", hidden, saves_input=not self.use_parallel_residual),
-            container("mlp", touched=1),
-            linear("mlp.dense_h_to_4h", hidden, wide, bias=True),
+            container("mlp", touched=1, code="mlp"),
+            linear("mlp.dense_h_to_4h", hidden, wide, bias=True, parallel="column"),
             activation("mlp.act", wide, reads=1, writes=1),
-            linear("mlp.dense_4h_to_h", wide, hidden, bias=True),
+            linear("mlp.dense_4h_to_h", wide, hidden, bias=True, parallel="row"),
             dropout("post_mlp_dropout"),
         )

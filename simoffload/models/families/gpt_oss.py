@@ -40,9 +40,9 @@ class GptOss(ExpertsConfig, SlidingConfig):
     attention_bias: Flag = True
     rope_parameters: dict[str, Any] | None = None
 
-    def pattern(self) -> int:
-        """Return the number of every other layer, beginning with the first."""
-        return (self.num_hidden_layers + 1) // 2
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is every other layer, beginning with the first."""
+        return layer % 2 == 0
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``GptOssForCausalLM`` in call order."""
@@ -51,5 +51,5 @@ class GptOss(ExpertsConfig, SlidingConfig):
         *routed, act = self._routed(router="router", bias=True)
         # Clamp twice, times alpha, sigmoid, plus one (1 read, 1 written each), two products (2, 1).
         glu = activation(act.name, act.width, reads=9, writes=7, share=act.share)._replace(hooked=False)
-        layer = self._normed((block._replace(parameters=(sinks,)), *attend), (*routed, glu))
+        layer = self._normed((block._replace(parameters=(sinks,), parallel="heads"), *attend), (*routed, glu))
         return self._around("GptOss", layer)

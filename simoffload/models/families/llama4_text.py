@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
+from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import (
     EXPERT_OPERATIONS,
     EXPERT_SAVED,
@@ -73,13 +73,9 @@ class Llama4Text(ExpertsConfig):
             return [bool(one) for one in given[: self.num_hidden_layers]]
         return [(index + 1) % interval != 0 for index in range(self.num_hidden_layers)]
 
-    def derived(self) -> Derived:
-        """Return the model's sizes under the names that all families share; a size missing in
-        config.json gets its default."""
-        sizes, chunked = super().derived(), sum(self._rotated)
-        if self.attention_chunk_size is None or not chunked:
-            return sizes
-        return sizes._replace(sliding_window=self.attention_chunk_size, num_sliding_layers=chunked)
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the length of the chunks in which each rotated layer attends; None for the others."""
+        return tuple(self.attention_chunk_size if rotated else None for rotated in self._rotated)
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Llama4ForCausalLM`` in call order."""
@@ -104,11 +100,18 @@ class Llama4Text(ExpertsConfig):
         attend = self._self_attention(bias=bias, output_bias=bias, rotated=1.0 if rotated else 0.0)
         if not (rotated and self.use_qk_norm):
             return attend
-        norms = map(_l2_norm, self._widths)
-        return after(attend, "self_attn.v_proj", *norms)
+        queries, keys = map(_l2_norm, self._widths)
+        return after(attend, "self_attn.v_proj", queries, keys._replace(parallel="keys"))
 
 
 def _l2_norm(width: int) -> Module:
     """Return a norm without a weight: cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2),
     cast back (2, 1); a single-precision element counts as two."""
-    return Module("self_attn.qk_norm", "norm", in_features=9 * width, out_features=7 * width, width=width)
+    return Module(
+        "self_attn.qk_norm",
+        "norm",
+        in_features=9 * width,
+        out_features=7 * width,
+        width=width,
+        parallel="heads",
+    )

@@ -29,10 +29,6 @@ class Mistral(SlidingConfig):
     num_key_value_heads: Count | None = 8
     sliding_window: Extent | None = 4096
 
-    def pattern(self) -> int:
-        """Return the number of all layers, as every layer has the window."""
-        return self.num_hidden_layers
-
     def modules(self) -> ModuleLists:
         """Return the modules of ``MistralForCausalLM`` in call order."""
         return self._around("Mistral", self._normed(self._self_attention(), self._gated()))

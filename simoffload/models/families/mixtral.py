@@ -53,7 +53,8 @@ class Mixtral(ExpertsConfig):
         return self._around("Mixtral", layer, rotary_outside=not separate)
 
     def _separate_experts(self) -> tuple[Module, ...]:
-        modules = list(self._routed("block_sparse_moe")[:2])  # the block and its router
+        block, router, *_ = self._routed("block_sparse_moe")
+        modules = [block._replace(code="none"), router]
         for expert in range(self.num_local_experts):
             modules.extend(self._one_expert(f"block_sparse_moe.experts.{expert}"))
         return tuple(modules)
@@ -63,8 +64,8 @@ class Mixtral(ExpertsConfig):
         share = self.num_experts_per_tok / self.num_local_experts
         return (
             container(name),
-            linear(f"{name}.w1", hidden, wide, share=share),
+            linear(f"{name}.w1", hidden, wide, share=share, parallel="column"),
             activation(f"{name}.act_fn", wide, reads=3, writes=2, share=share),
-            linear(f"{name}.w3", hidden, wide, share=share),
-            linear(f"{name}.w2", wide, hidden, share=share),
+            linear(f"{name}.w3", hidden, wide, share=share, parallel="column"),
+            linear(f"{name}.w2", wide, hidden, share=share, parallel="row"),
         )

@@ -29,6 +29,7 @@ from simoffload.models.modules import (
     attention,
     container,
     embedding,
+    head,
     layer_norm,
     linear,
 )
@@ -86,7 +87,10 @@ class Opt(FamilyConfig):
             container("model.decoder"),
             embedding(embedding_name, self.vocab_size, narrow),
             embedding(
-                "model.decoder.embed_positions", self.max_position_embeddings + _POSITION_OFFSET, hidden
+                "model.decoder.embed_positions",
+                self.max_position_embeddings + _POSITION_OFFSET,
+                hidden,
+                parallel="whole",
             ),
         ]
         after = []
@@ -96,23 +100,23 @@ class Opt(FamilyConfig):
             before.append(linear("model.decoder.project_in", narrow, hidden))
             after.append(linear("model.decoder.project_out", hidden, narrow))
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
-        after.append(linear("lm_head", narrow, self.vocab_size, tied_to=tied_to))
+        after.append(head(narrow, self.vocab_size, tied_to=tied_to))
         return ModuleLists(tuple(before), (self._layer(),) * self.num_hidden_layers, tuple(after))
 
     def _layer(self) -> tuple[Module, ...]:
         hidden, bias = self.hidden_size, self.enable_bias
         attend = (
             container("self_attn"),
-            linear("self_attn.q_proj", hidden, hidden, bias=bias),
-            linear("self_attn.k_proj", hidden, hidden, bias=bias),
-            linear("self_attn.v_proj", hidden, hidden, bias=bias),
+            linear("self_attn.q_proj", hidden, hidden, bias=bias, parallel="column"),
+            linear("self_attn.k_proj", hidden, hidden, bias=bias, parallel="keys"),
+            linear("self_attn.v_proj", hidden, hidden, bias=bias, parallel="keys"),
             attention("self_attn.attention", query_width=hidden, scaled_width=hidden),
-            linear("self_attn.out_proj", hidden, hidden, bias=bias),
+            linear("self_attn.out_proj", hidden, hidden, bias=bias, parallel="row"),
         )
         feed_forward = (
-            linear("fc1", hidden, self.ffn_dim, bias=bias, flat=True),
+            linear("fc1", hidden, self.ffn_dim, bias=bias, flat=True, parallel="column"),
             activation("activation_fn", self.ffn_dim, reads=1, writes=1),
-            linear("fc2", self.ffn_dim, hidden, bias=bias, flat=True),
+            linear("fc2", self.ffn_dim, hidden, bias=bias, flat=True, parallel="row"),
         )
         block = container(
             "OPTDecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1

@@ -48,10 +48,6 @@ class Phi3(SlidingConfig):
     partial_rotary_factor: float = 1.0
     rope_parameters: dict[str, Any] | None = None
 
-    def pattern(self) -> int:
-        """Return the number of all layers, as every layer has the window."""
-        return self.num_hidden_layers
-
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         rotary_factor(self.rope_parameters, self.partial_rotary_factor)
@@ -64,10 +60,10 @@ class Phi3(SlidingConfig):
             *self._fused_attention(),
             dropout("resid_attn_dropout"),
             rms_norm("post_attention_layernorm", self.hidden_size),
-            container("mlp", touched=1),
-            linear("mlp.gate_up_proj", self.hidden_size, 2 * self.intermediate_size),
+            container("mlp", touched=1, code="mlp"),
+            linear("mlp.gate_up_proj", self.hidden_size, 2 * self.intermediate_size, parallel="column"),
             activation("mlp.activation_fn", self.intermediate_size, reads=3, writes=2),
-            linear("mlp.down_proj", self.intermediate_size, self.hidden_size),
+            linear("mlp.down_proj", self.intermediate_size, self.hidden_size, parallel="row"),
             dropout("resid_mlp_dropout"),
         )
         return self._around("Phi3", layer, by_position=1)
@@ -79,9 +75,9 @@ class Phi3(SlidingConfig):
         rotated = both // self.derived().head_dim * int(self.derived().head_dim * factor)
         return (
             container("self_attn"),
-            linear("self_attn.qkv_proj", hidden, query_width + 2 * key_width),
+            linear("self_attn.qkv_proj", hidden, query_width + 2 * key_width, parallel="fused"),
             attention(
                 "self_attn.attention", query_width=query_width, rotated_width=rotated, joined_width=both
             ),
-            linear("self_attn.o_proj", query_width, hidden),
+            linear("self_attn.o_proj", query_width, hidden, parallel="row"),
         )

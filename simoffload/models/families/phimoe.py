@@ -12,7 +12,7 @@ from typing import ClassVar
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
 from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.modules import Traits, layer_norm, linear
+from simoffload.models.modules import Traits, head, layer_norm
 
 
 class PhiMoe(ExpertsConfig, SlidingConfig):
@@ -39,10 +39,6 @@ class PhiMoe(ExpertsConfig, SlidingConfig):
     attention_bias: Flag = False
     lm_head_bias: Flag = False
 
-    def pattern(self) -> int:
-        """Return the number of all layers, as every layer has the window."""
-        return self.num_hidden_layers
-
     def modules(self) -> ModuleLists:
         """Return the modules of ``PhimoeForCausalLM`` in call order."""
         hidden = self.hidden_size
@@ -54,5 +50,5 @@ class PhiMoe(ExpertsConfig, SlidingConfig):
         )
         lists = self._around("Phimoe", layer)
         tied_to = "model.embed_tokens.weight" if self.tie_word_embeddings else None
-        head = linear("lm_head", hidden, self.vocab_size, bias=self.lm_head_bias, tied_to=tied_to)
-        return lists._replace(after=(layer_norm("model.norm", hidden), head))
+        logits = head(hidden, self.vocab_size, bias=self.lm_head_bias, tied_to=tied_to)
+        return lists._replace(after=(layer_norm("model.norm", hidden), logits))

@@ -40,11 +40,9 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
     """0, as transformers writes it, where windows are not enabled."""
     max_window_layers: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 28
 
-    def pattern(self) -> int:
-        """Return the number of every other layer among the lower ones, if windows are enabled."""
-        if not self.use_sliding_window:
-            return 0
-        return (min(self.max_window_layers, self.num_hidden_layers) + 1) // 2
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is every other one of the lower layers, if windows are enabled."""
+        return self.use_sliding_window and layer % 2 == 0 and layer < self.max_window_layers
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen2MoeForCausalLM`` in call order."""

@@ -37,9 +37,9 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
     use_sliding_window: Flag = False
     sliding_window: Extent | None = 4096
 
-    def pattern(self) -> int:
-        """Return the number of all layers, if windows are enabled."""
-        return self.num_hidden_layers if self.use_sliding_window else 0
+    def slides(self, _layer: int, /) -> bool:
+        """Return whether windows are enabled, which all layers then have."""
+        return self.use_sliding_window
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen3MoeForCausalLM`` in call order."""

@@ -3,7 +3,6 @@ windows."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +27,7 @@ from simoffload.models.modules import (
     attention,
     container,
     embedding,
+    head,
     linear,
     rms_norm,
     rotary,
@@ -110,9 +110,9 @@ class RotaryConfig(FamilyConfig):
         both, head_dim = query_width + key_width, self.derived().head_dim
         return (
             container("self_attn"),
-            linear("self_attn.q_proj", hidden, query_width, bias=bias),
-            linear("self_attn.k_proj", hidden, key_width, bias=bias),
-            linear("self_attn.v_proj", hidden, key_width, bias=bias),
+            linear("self_attn.q_proj", hidden, query_width, bias=bias, parallel="column"),
+            linear("self_attn.k_proj", hidden, key_width, bias=bias, parallel="keys"),
+            linear("self_attn.v_proj", hidden, key_width, bias=bias, parallel="keys"),
             *((rotary("self_attn.rotary_emb", head_dim),) if rotary_within else ()),
             attention(
                 "self_attn.attention",
@@ -120,14 +120,20 @@ class RotaryConfig(FamilyConfig):
                 rotated_width=both // head_dim * int(head_dim * rotated),
                 joined_width=both if 0 < rotated < 1 else 0,
             ),
-            linear("self_attn.o_proj", query_width, hidden, bias=output_bias),
+            linear("self_attn.o_proj", query_width, hidden, bias=output_bias, parallel="row"),
         )
 
-    def _head_norms(self) -> tuple[Module, Module]:
+    def _head_norms(self, *, single: bool = False) -> tuple[Module, Module]:
         """Return norms that treat every head of queries and of keys separately."""
-        width, key_heads = self.derived().head_dim, self.derived().num_key_value_heads
-        query_norm = rms_norm("self_attn.q_norm", width, heads=self.num_attention_heads)
-        return query_norm, rms_norm("self_attn.k_norm", width, heads=key_heads)
+        width, heads, keys = (
+            self.derived().head_dim,
+            self.num_attention_heads,
+            self.derived().num_key_value_heads,
+        )
+        return (
+            rms_norm("self_attn.q_norm", width, heads=heads, single=single, parallel="heads"),
+            rms_norm("self_attn.k_norm", width, heads=keys, single=single, parallel="keys"),
+        )
 
     def _normed_heads(self, bias: bool) -> tuple[Module, ...]:
         """Return attention that normalizes every head of queries and keys after its projection."""
@@ -140,12 +146,12 @@ class RotaryConfig(FamilyConfig):
     ) -> tuple[Module, ...]:
         hidden, wide = self.hidden_size, wide or self.intermediate_size
         return (
-            container(name, touched=1),
-            linear(f"{name}.gate_proj", hidden, wide, bias=bias),
+            container(name, touched=1, code="mlp"),
+            linear(f"{name}.gate_proj", hidden, wide, bias=bias, parallel="column"),
             # The product with up_proj's result, which comes after it, is counted here.
             activation(f"{name}.{act}", wide, reads=3, writes=2),
-            linear(f"{name}.up_proj", hidden, wide, bias=bias),
-            linear(f"{name}.down_proj", wide, hidden, bias=bias),
+            linear(f"{name}.up_proj", hidden, wide, bias=bias, parallel="column"),
+            linear(f"{name}.down_proj", wide, hidden, bias=bias, parallel="row"),
         )
 
     def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
@@ -179,7 +185,7 @@ class RotaryConfig(FamilyConfig):
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden),
-            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+            head(hidden, self.vocab_size, tied_to=tied_to),
         )
         blocks = {layer: (block, *layer) for layer in layers}
         every = layers if len(layers) > 1 else layers * self.num_hidden_layers
@@ -212,17 +218,19 @@ class SlidingConfig(RotaryConfig):
             )
         return super().checked()
 
-    @abstractmethod
-    def pattern(self) -> int:
-        """Return how many layers have the window where ``layer_types`` is not given."""
+    def slides(self, _layer: int, /) -> bool:
+        """Return whether a layer has the window where ``layer_types`` is not given: by default all have."""
+        return True
 
-    def derived(self) -> Derived:
-        """Return the model's sizes under the names that all families share; a size missing in
-        config.json gets its default."""
-        sliding = self.pattern() if self.layer_types is None else self.layer_types.count("sliding_attention")
-        if not self.sliding_window or not sliding:
-            return super().derived()
-        return super().derived()._replace(sliding_window=self.sliding_window, num_sliding_layers=sliding)
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the sliding window of the attention of each layer; None for one without."""
+        types = self.layer_types
+        return tuple(
+            (self.sliding_window or None)
+            if (self.slides(layer) if types is None else types[layer] == "sliding_attention")
+            else None
+            for layer in range(self.num_hidden_layers)
+        )
 
 
 class UpperWindowsConfig(SlidingConfig):
@@ -232,9 +240,9 @@ class UpperWindowsConfig(SlidingConfig):
     sliding_window: Extent | None = 4096
     max_window_layers: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 28
 
-    def pattern(self) -> int:
-        """Return the number of upper layers, which have the window."""
-        return max(0, self.num_hidden_layers - self.max_window_layers) if self.use_sliding_window else 0
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is one of the upper layers, if windows are enabled."""
+        return self.use_sliding_window and layer >= self.max_window_layers
 
 
 def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:
