@@ -39,7 +39,8 @@ def splits(evaluator: Evaluator) -> Iterator[Change]:
     """Yield, for each strategy of inference, number of GPUs and format of the weights, the split with the
     most weights on the GPUs that fits: on the GPUs of the scenario, and on all of its machine.
 
-    Only memory is calculated: a split with more weights on the GPUs is not slower.
+    Only memory is calculated: a split with more weights on the GPUs is not slower. Other tiers of
+    the scenario's own strategy are not splits.
     """
     scenario, machine = evaluator.scenario, evaluator.scenario.machine
     if not isinstance(evaluator.workload, Inference):
@@ -54,7 +55,8 @@ def splits(evaluator: Evaluator) -> Iterator[Change]:
                     stored = evaluator.model("quantization", name)
                     forms[name] = _Form(name, (stored,), quantized(scenario.model, QUANTIZATIONS[name]))
                 for alternatives in strategy.splits(forms[name].model, machine, gpus=gpus):
-                    largest = (_largest(scenario, strategy, split, forms[name]) for split in alternatives)
+                    possible = [one for one in alternatives if one.most or kind != evaluator.strategy.kind]
+                    largest = (_largest(scenario, strategy, split, forms[name]) for split in possible)
                     for one in islice(chain.from_iterable(largest), 1):
                         key = "-".join(filter(None, (f"split-{kind}-{gpus}", name)))
                         yield one._replace(key=key)

@@ -153,7 +153,7 @@ class TensorParallel(Strategy):
         """Return the command that serves the model, or, for transformers' eager code, a program, if
         transformers can divide the model."""
         model = plan.model
-        if not self._uses_vllm and (self.ranks == 1 or model.family not in _UNPLANNED):
+        if not self._uses_vllm and (self.ranks == 1 or model.traits.tensor_plan):
             name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
             return {"tensor_parallel.py": program}
@@ -182,8 +182,6 @@ def _filled(plan: Plan) -> float:
     return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
-_UNPLANNED = ("opt", "bloom", "falcon", "gpt_oss", "kimi_k2")
-"""Families without ``base_model_tp_plan`` in transformers 5.23, which therefore does not divide them."""
 _PROGRAM = """\
 # torchrun --nproc-per-node {gpus} tensor_parallel.py
 import torch

@@ -131,7 +131,8 @@ class VllmCpuOffload(TensorParallel):
                 return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
 
             def description(count: int) -> str:
-                return f"vLLM on {plural(gpus, 'GPU')} with cpu_offload_gb {total - count}"
+                offloaded = f"with cpu_offload_gb {total - count}" if count < total else "without offload"
+                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}"
 
             return Split(total, section, description)
 

@@ -108,14 +108,17 @@ def test_the_same_change_in_other_words_is_listed_once() -> None:
 
 
 def test_sequences_of_all_replicas_stay() -> None:
-    """Two ranks with a batch of 3 process 6 sequences, which one process of Accelerate has as one batch."""
+    """One process of Accelerate with 4 sequences is two ranks of ZeRO with 2 each; not eight."""
+    one = scenario("dgx-h100", "llama-3.1-8b", batch=4, kind="accelerate", num_gpus=2)
+    made = {change.key: change for change in splits(Evaluator(one))}
+    (batch,) = (edit.value for edit in made["split-zero_inference-2"].edits if edit.path[-1] == "batch_size")
+    assert batch == 2
+    assert "split-zero_inference-8" not in made
+    assert not any(edit.path[-1] == "batch_size" for edit in made["split-accelerate-2"].edits)
     two = scenario("dgx-h100", "llama-3.1-8b", batch=3, kind="zero_inference", ranks=2, weights="dram")
-    made = list(splits(Evaluator(two)))
-    batches = {one.key: edit.value for one in made for edit in one.edits if edit.path[-1] == "batch_size"}
-    assert batches["split-accelerate-2"] == 6
-    found = {one.key for one in made}
-    assert "split-zero_inference-2" in found - batches.keys(), "two replicas, as before"
-    assert "split-zero_inference-8" not in found, "eight replicas cannot have equal parts of six"
+    made = {change.key: change for change in splits(Evaluator(two))}
+    assert Edit.at("workload.batch_size", 6) in made["split-accelerate-2"].edits
+    assert "split-zero_inference-2" not in made, "its other tiers are placements"
 
 
 def test_fit_and_compare_name_strategies_that_fit() -> None:
