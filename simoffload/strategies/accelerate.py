@@ -20,7 +20,7 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.device_map import Home, ModuleTree
+from simoffload.strategies.device_map import Home, ModuleTree, tree_of
 from simoffload.strategies.split import Split
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
@@ -219,7 +219,7 @@ class Accelerate(Strategy):
             chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
-        tree = ModuleTree(model)
+        tree = tree_of(model)
         homes = self._homes(tree, machine)
         _check_format(model.quantization, set(homes.values()))
         if "disk" in homes.values() and self.offload_folder is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from simoffload.documents import quoted
@@ -84,9 +84,16 @@ class ModuleTree:
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
-        owner = f"{self.model.layers_name}.{call.layer}." if call.layer >= 0 else ""
-        size = self.model.dtype_bytes
-        return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+        return self._tensors[call]
+
+    @cached_property
+    def _tensors(self) -> dict[Call, tuple[tuple[str, int], ...]]:
+        layers, size = self.model.layers_name, self.model.dtype_bytes
+        owners = {call: f"{layers}.{call.layer}." if call.layer >= 0 else "" for call in self.calls}
+        return {
+            call: tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+            for call, owner in owners.items()
+        }
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -252,3 +259,9 @@ def parents(name: str) -> Iterator[str]:
 def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
     """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
     return next((homes[one] for one in parents(name) if one in homes), None)
+
+
+@lru_cache(maxsize=16)
+def tree_of(model: ModelShape) -> ModuleTree:
+    """Return the tree of a model, the same object for the same model."""
+    return ModuleTree(model)
