@@ -50,6 +50,8 @@ class WeightCost(NamedTuple):
     """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
     fused_flops: float = 0.0
     """Operations [FLOP] in single precision with which fused kernels decode quantized weights."""
+    float8_flops: float = 0.0
+    """Further such operations [FLOP] on a GPU that has no arithmetic in FP8."""
     kernels: int = 0
     """Number of kernels that write quantized weights in full."""
     operations: int = 0
@@ -138,17 +140,17 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
         stored, cost = touched * one.storage.bytes, one.storage.format.dequantization
         if cost.fuses(tokens):
             if not rows_only:
-                flops = total.fused_flops + cost.fused_flops(stored)
-                total = total._replace(bytes=total.bytes + stored, fused_flops=flops)
+                key = "fused_flops" if cost.arithmetic is None else f"{cost.arithmetic}_flops"
+                flops = getattr(total, key) + cost.fused_flops(stored)
+                total = total._replace(bytes=total.bytes + stored, **{key: flops})
             continue
         written = stored + touched * one.numel * (cost.elements * size + cost.bytes)
         read = 0.0 if rows_only else touched * one.numel * size
-        total = WeightCost(
-            total.bytes + written + read,
-            total.unfused_bytes + written,
-            total.fused_flops,
-            total.kernels + cost.kernels,
-            total.operations + cost.operations,
+        total = total._replace(
+            bytes=total.bytes + written + read,
+            unfused_bytes=total.unfused_bytes + written,
+            kernels=total.kernels + cost.kernels,
+            operations=total.operations + cost.operations,
         )
     return total
 

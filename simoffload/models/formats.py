@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _INT8_RATE = 0.75
 """Read rate of a fused kernel with 8-bit weights over that of HBM in the profile.
@@ -40,6 +40,9 @@ class Dequantization(NamedTuple):
 
     fused_rate: float = 1.0
     """Read rate of the fused kernel over that of kernels with unquantized weights, on an A100."""
+    arithmetic: Literal["float8"] | None = None
+    """Data type in which tensor cores multiply the stored weights; a GPU that has it reads them at the full
+    rate. None: weights are always decoded."""
     most_tokens: int | None = None
     """Most tokens that the fused kernel takes; more are multiplied with weights that were written in full.
     None: any number; 0: there is no fused kernel."""
@@ -68,8 +71,11 @@ class Dequantization(NamedTuple):
 
 _FUSED_8 = Dequantization(_INT8_RATE)
 _FUSED_4 = Dequantization(_INT4_RATE)
-_NATIVE = Dequantization()
-"""Tensor cores take FP8 as it is (Hopper, Ada and later); no loss of rate is assumed (an estimate)."""
+_PLAIN = Dequantization()
+_FP8 = Dequantization(_INT8_RATE, "float8")
+"""Tensor cores of Hopper, Ada and later take FP8 as it is; no loss of rate is assumed (an estimate). On other
+GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py), at the rate of 8-bit integers
+(an estimate)."""
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
@@ -105,24 +111,33 @@ class WeightFormat:
     bits: Fraction
     """Bits per weight; for a GGUF type its scales included."""
     scales: tuple[Scales, ...] = ()
-    dequantization: Dequantization = _NATIVE
+    dequantization: Dequantization = _PLAIN
     block: int = 1
     """Number of columns must be a multiple of this, otherwise the program chooses another format."""
+    unit: tuple[int, int] = (1, 1)
+    """Rows and columns of which every part of a divided tensor must have a multiple."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Return the size [B] of a tensor of ``rows`` times ``columns`` weights, scales included."""
         packed = ceil(self.bits * rows * columns / 8)
         return ceil(packed + sum((one.size(rows, columns) for one in self.scales), Fraction(0)))
 
+    def obstacle(self, rows: int, columns: int) -> str:
+        """Return why kernels cannot take a part with so many rows and columns of a divided tensor; empty if
+        they can."""
+        found = [
+            f"{count} {name} are not a multiple of {unit}"
+            for name, count, unit in zip(("rows", "columns"), (rows, columns), self.unit, strict=True)
+            if count % unit
+        ]
+        return " and ".join(found)
+
     @property
-    def large_bits(self) -> float:
-        """Number of bits per weight of a tensor so large that scales of a row or a tensor do not count."""
+    def bits_per_weight(self) -> float:
+        """Number of bits per weight, scales included, of a tensor so large that scales of a row or of the
+        whole tensor do not count."""
         tiles = ((one, one.columns and one.rows and one.columns * one.rows) for one in self.scales)
         return float(self.bits + sum(8 * one.bytes / weights for one, weights in tiles if weights))
-
-    def bits_per_weight(self, rows: int = 4096, columns: int = 4096) -> float:
-        """Return the mean number of bits per weight of a tensor, scales included."""
-        return 8 * self.stored_bytes(rows, columns) / (rows * columns)
 
 
 @cache
@@ -131,10 +146,11 @@ def grouped(
 ) -> WeightFormat:
     """Return integers in ``group`` columns of a row with one scale and zero point; None: the whole row.
 
-    ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused.
+    ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused, and take whole groups
+    (vllm/model_executor/layers/quantization/gptq.py, awq.py).
     """
     cost = _FUSED_4 if bits <= 4 else _FUSED_8
-    return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost)
+    return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost, unit=(1, group or 1))
 
 
 @cache
@@ -144,7 +160,7 @@ def gptq(bits: int, group: int | None, *, awq: bool = False) -> WeightFormat:
     made = grouped(f"int{bits}-{size}", bits, group, zero=Fraction(bits, 8))
     if not awq:
         return made
-    return WeightFormat(f"awq-{made.name}", made.bits, made.scales, _AWQ)
+    return WeightFormat(f"awq-{made.name}", made.bits, made.scales, _AWQ, unit=made.unit)
 
 
 @cache
@@ -161,10 +177,15 @@ def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
 
 @cache
 def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: int = 4) -> WeightFormat:
-    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor."""
+    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor.
+
+    Kernels take whole blocks (``validate_fp8_block_shape``, vllm/model_executor/layers/quantization/utils/
+    fp8_utils.py).
+    """
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
-    return WeightFormat(name, Fraction(8), (Scales(Fraction(scale), columns, rows),))
+    scales = Scales(Fraction(scale), columns, rows)
+    return WeightFormat(name, Fraction(8), (scales,), _FP8, unit=block or (1, 1))
 
 
 @cache
@@ -173,19 +194,19 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
 
     ``F.linear`` and ``F.embedding`` write the whole weight in full at every call: with ``kernel`` in one
     kernel. Otherwise as a chain of PyTorch's (``DeQuantizer``): 4-bit weights are shifted or masked and
-    copied apart, twice (3.5 B for each weight beyond reading the packed ones), and the copy into a cleared
+    copied, twice (3.5 B for each weight beyond reading the packed ones), and the copy into a cleared
     tensor (1 B and 2 elements), division and addition (4 elements) follow. Seven operations take the weight,
     its scales and minima out of the tensor that holds them all.
     """
-    apart, four_bit = 7, bits == 4
+    views, four_bit = 7, bits == 4
     sequence = Dequantization(
         most_tokens=0,
         elements=6,
         bytes=4.5 if four_bit else 0.0,
         kernels=8 if four_bit else 4,
-        operations=apart + (13 if four_bit else 6),
+        operations=views + (13 if four_bit else 6),
     )
-    cost = Dequantization(most_tokens=0, operations=apart + 3) if kernel else sequence
+    cost = Dequantization(most_tokens=0, operations=views + 3) if kernel else sequence
     pair = Scales(Fraction(2 * dtype_bytes), group)
     return WeightFormat(f"deepspeed-int{bits}-g{group}", Fraction(bits), (pair,), cost)
 
@@ -240,8 +261,13 @@ GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
 _MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4)
+"""Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
-    "nvfp4", Fraction(4), (Scales(Fraction(1), 16), Scales(Fraction(4), None, None)), _FUSED_4
+    "nvfp4",
+    Fraction(4),
+    (Scales(Fraction(1), 16), Scales(Fraction(4), None, None)),
+    _FUSED_4,
+    unit=(1, 16),
 )
 
 FORMATS: dict[str, WeightFormat] = {

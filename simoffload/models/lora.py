@@ -40,7 +40,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
 def nf4_bits() -> float:
     """Return the bits per weight in bitsandbytes' NF4 with double quantization, its share of the scales
     included."""
-    return bitsandbytes(double_quantized=True).large_bits
+    return bitsandbytes(double_quantized=True).bits_per_weight
 
 
 def _adapted(modules: Sequence[Module], r: int, targets: Sequence[str]) -> tuple[Module, ...]:

@@ -384,6 +384,8 @@ class Traits(NamedTuple):
     lora_targets: tuple[str, ...]
     """Linear layers that PEFT adapts by default (peft/utils/constants.py,
     TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); for families that PEFT does not list, our choice."""
+    tensor_plan: bool = True
+    """Whether transformers 5 knows how to divide the layers among GPUs (``base_model_tp_plan``)."""
     half_softmax: bool = False
     """Whether softmax of eager attention stays in the model's data type (False: in single precision, and cast
     back)."""

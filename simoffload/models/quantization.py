@@ -7,16 +7,20 @@ DeepSpeed also embeddings, and GGUF stores every matrix in a type of its own (``
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
-from simoffload.models.modules import Module, ModuleKind, Parameter, Storage
-from simoffload.models.shape import ModelShape
+from simoffload.models.module_names import ModuleNames
+from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
+from simoffload.models.shape import Layer, LayerGroup, ModelShape
 from simoffload.models.shape import grouped as grouped_layers
+
+_NO_NAMES = ModuleNames()
+_NOTHING: Mapping[str, Storage | None] = {}
 
 
 class Matrix(NamedTuple):
@@ -25,7 +29,7 @@ class Matrix(NamedTuple):
     name: str
     """Name of the tensor in Hugging Face's model, relative to the layer."""
     module: str
-    """Name of its module, relative to the layer."""
+    """Full name of its module."""
     kind: ModuleKind
     columns: int
     """Number of weights in a row."""
@@ -49,8 +53,12 @@ class Quantization:
     """Format of quantized matrices; None with a mixture."""
     mixture: Mixture | None = None
     """Mixture of a GGUF file."""
-    kept: tuple[str, ...] = ()
-    """Names of modules that are not quantized; "*" stands for any text, "re:" begins a regular expression."""
+    targets: ModuleNames | None = None
+    """Names of the only modules that are quantized; None: all of the kinds below."""
+    ignored: ModuleNames = _NO_NAMES
+    """Names of modules that are not quantized."""
+    linear: bool = True
+    """Whether linear layers are quantized, beside experts in one tensor."""
     head: bool = False
     """Whether the head is quantized."""
     embeddings: bool = False
@@ -60,34 +68,41 @@ class Quantization:
     see them."""
     routers: bool = False
     """Whether routers of experts are quantized."""
+    dtype: Dtype | None = None
+    """Data type of activations that its kernels need; None: any."""
 
     def format_of(self, matrix: Matrix, model: GgufModel) -> WeightFormat | None:
         """Return the format of a matrix; None: the model's data type."""
         if self.mixture is not None:
             if matrix.kind == "router":
-                return self.small
+                return self.vector_format
             return gguf_type(
                 self.mixture, model, name=matrix.name, columns=matrix.columns, layer=matrix.layer
             )
-        chosen = {"linear": not matrix.is_head or self.head, "router": self.routers}
-        if not chosen.get(matrix.kind, self.embeddings) or (matrix.stacked and not self.experts):
-            return None
-        return None if any(_matches(pattern, matrix) for pattern in self.kept) else self.format
+        return self.format if self._covers(matrix) and self._names(matrix.module) else None
+
+    def _covers(self, matrix: Matrix) -> bool:
+        """Return whether matrices of this kind are quantized."""
+        if matrix.stacked:
+            return self.experts
+        if matrix.kind == "linear":
+            return self.head if matrix.is_head else self.linear
+        return self.routers if matrix.kind == "router" else self.embeddings
+
+    def _names(self, module: str) -> bool:
+        """Return whether the lists of names leave the module quantized."""
+        return (self.targets is None or self.targets.match(module)) and not self.ignored.match(module)
 
     @property
-    def small(self) -> WeightFormat | None:
+    def by_layer(self) -> bool:
+        """Whether equal layers may have different formats."""
+        lists = (self.ignored, self.targets or _NO_NAMES)
+        return self.mixture is not None or any(one.by_layer for one in lists)
+
+    @property
+    def vector_format(self) -> WeightFormat | None:
         """Format of vectors; None: the model's data type."""
         return None if self.mixture is None else GGUF_TYPES["f32"]
-
-
-def _matches(pattern: str, matrix: Matrix) -> bool:
-    """Return whether a module or one around it has the name ``pattern``."""
-    inside = "" if matrix.layer is None else f"model.layers.{matrix.layer}."
-    full = f"{inside}{matrix.module}"
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), full) is not None
-    escaped = re.escape(pattern.removesuffix(".")).replace(r"\*", ".*")
-    return re.search(rf"(^|\.){escaped}(\.|$)", full) is not None
 
 
 def _gpt_fast(name: str, bits: int, group: int | None, zero: int) -> Quantization:
@@ -98,8 +113,17 @@ def _gpt_fast(name: str, bits: int, group: int | None, zero: int) -> Quantizatio
     return Quantization(name, grouped(name, bits, group, zero=Fraction(zero)), head=True)
 
 
+def bitsandbytes_quantization(
+    one: WeightFormat, *, ignored: ModuleNames = _NO_NAMES, head: bool = False
+) -> Quantization:
+    """Return a quantization of bitsandbytes, which replaces linear layers and leaves experts in one tensor
+    (bitsandbytes-foundation/bitsandbytes, issue 1849)."""
+    return Quantization(one.name, one, ignored=ignored, head=head, experts=False)
+
+
 QUANTIZATIONS: dict[str, Quantization] = {
     **{name: Quantization(name, one) for name, one in FORMATS.items()},
+    **{name: bitsandbytes_quantization(FORMATS[name]) for name in ("nf4", "nf4-dq")},
     "gpt-fast-int8": _gpt_fast("gpt-fast-int8", 8, None, 0),
     "gpt-fast-int4-g32": _gpt_fast("gpt-fast-int4-g32", 4, 32, 2),
     **{name: Quantization(name, mixture=mixture) for name, mixture in MIXTURES.items()},
@@ -114,9 +138,14 @@ def deepspeed_quantization(bits: int, group: int, *, dtype_bytes: int, kernel: b
     class of its own, and experts in one tensor stay as they are.
     """
     made = deepspeed(bits, group, dtype_bytes=dtype_bytes, kernel=kernel)
+    ignored = ModuleNames(["embed_positions"])
     return Quantization(
-        made.name, made, kept=("embed_positions",), head=True, embeddings=True, experts=False, routers=True
+        made.name, made, ignored=ignored, head=True, embeddings=True, experts=False, routers=True
     )
+
+
+Formats = tuple[WeightFormat | None, ...]
+"""Formats of the tensors of some modules in order; None: the model's data type."""
 
 
 def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
@@ -130,50 +159,70 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
         tied=any(one.tied for module in shape.modules_after for one in module.parameters),
     )
 
-    def stored(modules: tuple[Module, ...], layer: int | None) -> tuple[Module, ...]:
-        return tuple(_stored(module, layer, quantization, model, owned) for module in modules)
+    names = shape.layer_names
 
-    owned: dict[str, Storage | None] = {}
-    before = stored(shape.modules_before, None)
-    layers = [stored(layer, index) for index, layer in enumerate(shape.layers)]
-    distinct = {layer: layer for layer in layers}  # equal layers are one object
+    def formats(modules: Layer, layer: int | None = None) -> Formats:
+        prefix = "" if layer is None else f"{names[layer]}."
+        return tuple(
+            _format(module, one, prefix + module.name, layer, quantization, model)
+            for module in modules
+            for one in module.parameters
+        )
+
+    before = _stored(shape.modules_before, formats(shape.modules_before))
+    owned = {one.name: one.storage for module in before for one in module.parameters}
+    if quantization.by_layer:
+        made: dict[tuple[int, Formats], Layer] = {}  # equal layers are one object
+        layers = []
+        for index, layer in enumerate(shape.layers):
+            key = id(layer), formats(layer, index)
+            if key not in made:
+                made[key] = _stored(layer, key[1])
+            layers.append(made[key])
+        groups = grouped_layers(layers)
+    else:
+        kinds = {id(layer): _stored(layer, formats(layer, 0)) for layer, _ in shape.kinds}
+        groups = tuple(
+            LayerGroup(tuple(kinds[id(layer)] for layer in group.layers), group.repeat)
+            for group in shape.groups
+        )
     return replace(
         shape,
         name=f"{shape.name}, {quantization.name}",
         quantization=quantization.name,
         modules_before=before,
-        groups=grouped_layers([distinct[layer] for layer in layers]),
-        modules_after=stored(shape.modules_after, None),
+        groups=groups,
+        modules_after=_stored(shape.modules_after, formats(shape.modules_after), owned),
     )
 
 
-def _stored(
+def _format(
     module: Module,
+    one: Parameter,
+    full_name: str,
     layer: int | None,
     quantization: Quantization,
     model: GgufModel,
-    owned: dict[str, Storage | None],
-) -> Module:
-    """Return a module with the storage of its tensors; ``owned`` has that of tensors outside the layers."""
-    found = []
-    for one in module.parameters:
-        storage = owned.get(one.name) if one.tied else _storage(module, one, layer, quantization, model)
-        if layer is None and not one.tied:
-            owned[one.name] = storage
-        found.append(one._replace(storage=storage))
-    return module._replace(parameters=tuple(found))
+) -> WeightFormat | None:
+    """Return the format of a tensor; None: the model's data type."""
+    if not one.columns:
+        return quantization.vector_format
+    stacked = not one.name.endswith(".weight")
+    matrix = Matrix(one.name, full_name, module.kind, one.columns, layer, stacked)
+    return quantization.format_of(matrix, model)
 
 
-def _storage(
-    module: Module, one: Parameter, layer: int | None, quantization: Quantization, model: GgufModel
-) -> Storage | None:
-    """Return the storage of a tensor; None: in the model's data type."""
-    chosen = quantization.small
-    if one.columns:
-        stacked = not one.name.endswith(".weight")
-        matrix = Matrix(one.name, module.name, module.kind, one.columns, layer, stacked)
-        chosen = quantization.format_of(matrix, model)
-    if chosen is None:
-        return None
-    columns = one.columns or one.numel
-    return Storage(chosen, chosen.stored_bytes(one.numel // columns, columns))
+def _stored(modules: Layer, formats: Formats, owned: Mapping[str, Storage | None] = _NOTHING) -> Layer:
+    """Return modules with the storage of their tensors; ``owned`` has that of tied ones."""
+    remaining = iter(formats)
+
+    def storage(one: Parameter) -> Storage | None:
+        form, columns = next(remaining), one.columns or one.numel
+        if one.tied:
+            return owned.get(one.name)
+        return None if form is None else Storage(form, form.stored_bytes(one.numel // columns, columns))
+
+    return tuple(
+        module._replace(parameters=tuple(one._replace(storage=storage(one)) for one in module.parameters))
+        for module in modules
+    )

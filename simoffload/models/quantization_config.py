@@ -6,30 +6,26 @@ Keys are those of transformers 5.23 (utils/quantization_config.py) and of compre
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from simoffload.documents import Document, Frozen, Location, either, listing, suggest, validate
+from simoffload.documents import Document, Frozen, Location, either, listing, quoted, suggest, validate
 from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, grouped
-from simoffload.models.quantization import Quantization
+from simoffload.models.module_names import ModuleNames
+from simoffload.models.quantization import Quantization, bitsandbytes_quantization
 
 KEY = "quantization_config"
 _REPLACED = "in a scenario, model.quantization replaces this section"
 
 
-def _pattern(name: str) -> str:
-    """Raise ValueError for a text that begins like a regular expression and is none."""
-    try:
-        re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from None
-    return name
+def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+    ModuleNames(names)
+    return names
 
 
 def _two_sizes(block: object) -> object:
@@ -40,8 +36,8 @@ def _two_sizes(block: object) -> object:
     return block
 
 
-Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
-"""Names of modules, of which some may be regular expressions."""
+Names = Annotated[tuple[str, ...], AfterValidator(_checked)]
+"""Names of modules, of which some may be patterns."""
 Block = Annotated[tuple[int, int], BeforeValidator(_two_sizes)]
 """Rows and columns of weights that share a scale."""
 Flag = Annotated[bool, Field(strict=True)]
@@ -55,9 +51,9 @@ class Section(Frozen, ABC):
     modules_to_not_convert: Names | None = None
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def ignored(self) -> ModuleNames:
         """Names of modules that are not quantized."""
-        return self.modules_to_not_convert or ()
+        return ModuleNames(self.modules_to_not_convert or ())
 
     @abstractmethod
     def quantization(self) -> Quantization:
@@ -77,18 +73,60 @@ def _not_empty(size: int) -> int:
 Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_not_empty)]
 
 
-def _group(size: int) -> int | None:
-    return size if size > 0 else None
+def _group(size: int) -> int:
+    """Raise ValueError for 0, which is neither a size nor -1."""
+    if size == 0:
+        raise ValueError("must be at least 1, or -1 for one group in each row")
+    return size
+
+
+Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_group)]
+"""Number of weights of a row that share a scale; -1: all."""
+
+
+def _columns(group: int) -> int | None:
+    return None if group == -1 else group
+
+
+_SKIP, _OTHERWISE = "-:", "+:"
 
 
 class _Gptq(Section):
     bits: Bits
     group_size: Group = 128
     lm_head: Flag = False
+    dynamic: dict[str, Any] | None = None
+    """Exceptions by regular expressions of module names, of which those after "-:" are not quantized."""
+    modules_in_block_to_quantize: list[Names] | None = None
+    """Modules of a layer that are quantized; None: all linear layers."""
+
+    @field_validator("dynamic")
+    @classmethod
+    def _skips_only(cls, dynamic: dict[str, Any] | None) -> dict[str, Any] | None:
+        for pattern in dynamic or {}:
+            if not pattern.startswith(_SKIP):
+                shown = quoted(pattern.removeprefix(_OTHERWISE))
+                raise ValueError(
+                    f"other settings for {shown} are not supported, only patterns after -: (skip)"
+                )
+        _checked(_skipped(dynamic))
+        return dynamic
 
     def quantization(self) -> Quantization:
-        one = gptq(self.bits, _group(self.group_size))
-        return Quantization(one.name, one, kept=self.kept, head=self.lm_head)
+        one = gptq(self.bits, _columns(self.group_size))
+        inside = self.modules_in_block_to_quantize
+        return Quantization(
+            one.name,
+            one,
+            targets=None if inside is None else ModuleNames(name for names in inside for name in names),
+            ignored=ModuleNames((*(self.modules_to_not_convert or ()), *_skipped(self.dynamic))),
+            head=self.lm_head,
+        )
+
+
+def _skipped(dynamic: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return the patterns of modules that are not quantized."""
+    return tuple(f"re:{pattern.removeprefix(_SKIP)}" for pattern in dynamic or {})
 
 
 class _Awq(Section):
@@ -96,8 +134,8 @@ class _Awq(Section):
     group_size: Group = 128
 
     def quantization(self) -> Quantization:
-        one = gptq(self.bits, _group(self.group_size), awq=True)
-        return Quantization(one.name, one, kept=self.kept)
+        one = gptq(self.bits, _columns(self.group_size), awq=True)
+        return Quantization(one.name, one, ignored=self.ignored)
 
 
 class _BitsAndBytes(Section):
@@ -119,7 +157,8 @@ class _BitsAndBytes(Section):
         one = FORMATS["int8"] if self.load_in_8bit else four_bit
         skipped = self.llm_int8_skip_modules
         # A list replaces transformers' own, which has the head alone (get_modules_to_not_convert).
-        return Quantization(one.name, one, kept=skipped or (), head=skipped is not None)
+        ignored = ModuleNames(skipped or ())
+        return bitsandbytes_quantization(one, ignored=ignored, head=skipped is not None)
 
 
 class _Fp8(Section):
@@ -127,18 +166,23 @@ class _Fp8(Section):
 
     def quantization(self) -> Quantization:
         one = fp8(block=self.weight_block_size)
-        return Quantization(one.name, one, kept=self.kept)
+        return Quantization(one.name, one, ignored=self.ignored)
 
 
 class _FbgemmFp8(Section):
     def quantization(self) -> Quantization:
         one = fp8(per_row=True)
-        return Quantization(one.name, one, kept=self.kept)
+        return Quantization(one.name, one, ignored=self.ignored)
 
 
 class _Mxfp4(Section):
     def quantization(self) -> Quantization:
-        return Quantization("mxfp4", FORMATS["mxfp4"], kept=self.kept)
+        """Return MXFP4 of experts, to which alone transformers and vLLM apply this method
+        (``replace_with_mxfp4_linear``; vllm/model_executor/layers/quantization/mxfp4.py).
+
+        vLLM's ``get_supported_act_dtypes`` lists bfloat16 alone.
+        """
+        return Quantization("mxfp4", FORMATS["mxfp4"], ignored=self.ignored, linear=False, dtype="bfloat16")
 
 
 class _Weights(Frozen):
@@ -155,6 +199,10 @@ class _Weights(Frozen):
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
+        needed = {"group": "group_size", "tensor_group": "group_size", "block": "block_structure"}
+        key = needed.get(self.strategy)
+        if key is not None and getattr(self, key) is None:
+            raise ValueError(f"strategy {self.strategy} needs {key}")
         self.format()
         return self
 
@@ -163,7 +211,7 @@ class _Weights(Frozen):
         if self.strategy == "group" and self.group_size is None:
             raise ValueError("strategy group needs the key group_size, such as 128")
         if self.type == "int" and self.strategy in ("group", "channel"):
-            group = _group(self.group_size or -1) if self.strategy == "group" else None
+            group = _columns(self.group_size or -1) if self.strategy == "group" else None
             zero = Fraction(0) if self.symmetric else Fraction(self.num_bits, 8)
             name = f"int{self.num_bits}-{'channel' if group is None else f'g{group}'}"
             return grouped(name, self.num_bits, group, zero=zero)
@@ -172,7 +220,7 @@ class _Weights(Frozen):
         if (self.type, self.num_bits, self.group_size) == ("float", 4, 32):
             return FORMATS["mxfp4"]
         if (self.type, self.num_bits) == ("float", 8) and "group" not in self.strategy:
-            block = (self.block_structure or (128, 128)) if self.strategy == "block" else None
+            block = self.block_structure if self.strategy == "block" else None
             return fp8(block=block, per_row=self.strategy == "channel", scale=2)
         raise ValueError(
             f"weights of {self.num_bits} bits, {self.type}, by {self.strategy} are not supported; supported: "
@@ -181,19 +229,40 @@ class _Weights(Frozen):
         )
 
 
-class _Targets(Frozen):
+_LINEAR = "Linear"
+
+
+class _Scheme(Frozen):
+    """``config_groups.<name>`` describes a format and the modules that have it."""
+
     model_config = ConfigDict(extra="ignore")
 
+    targets: Annotated[Names, Field(min_length=1)]
+    """Names of modules, or the class ``Linear`` for all linear layers."""
     weights: _Weights
+
+    @field_validator("targets")
+    @classmethod
+    def _no_other_class(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for one in targets:
+            if one != _LINEAR and one[:1].isupper():
+                raise ValueError(f"the class {quoted(one)} is not supported, only {_LINEAR} and module names")
+        return targets
+
+    @property
+    def names(self) -> ModuleNames | None:
+        """Names of the modules; None: all linear layers."""
+        return None if _LINEAR in self.targets else ModuleNames(self.targets)
 
 
 class _CompressedTensors(Section):
-    config_groups: Annotated[dict[str, _Targets], Field(min_length=1, max_length=1)]
+    config_groups: Annotated[dict[str, _Scheme], Field(min_length=1, max_length=1)]
     ignore: Names = ()
 
     def quantization(self) -> Quantization:
-        one = next(iter(self.config_groups.values())).weights.format()
-        return Quantization(one.name, one, kept=self.ignore)
+        scheme = next(iter(self.config_groups.values()))
+        one = scheme.weights.format()
+        return Quantization(one.name, one, targets=scheme.names, ignored=ModuleNames(self.ignore))
 
 
 METHODS: Mapping[str, type[Section]] = {

@@ -31,6 +31,10 @@ def grouped(layers: Sequence[Layer]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup((layer,), len(list(run))) for layer, run in groupby(layers))
 
 
+_LISTS = {"transformer": "h", "encoder": "block", "decoder": "block"}
+"""Names of lists of layers that are not called "layers", by the module that has them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The properties of a model that the simulation needs.
@@ -99,6 +103,26 @@ class ModelShape:
     def num_hidden_layers(self) -> int:
         """Length of the stack of layers, over all groups."""
         return sum(len(group.layers) * group.repeat for group in self.groups)
+
+    @property
+    def layer_lists(self) -> dict[str, int]:
+        """The names of the lists of layers, each next to its embedding, with their lengths."""
+        encoder = self.num_encoder_layers
+        parts = [(self.modules_before, encoder or self.num_hidden_layers)]
+        if encoder:  # the decoder's embedding is called after the encoder
+            parts.append((self.modules_after, self.num_hidden_layers - encoder))
+        found = {}
+        for modules, length in parts:
+            *_, owner = (one.name for one in modules if one.kind == "embedding")
+            parent = owner.rpartition(".")[0]
+            found[f"{parent}.{_LISTS.get(parent, 'layers')}"] = length
+        return found
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The full name of every layer."""
+        lists = self.layer_lists.items()
+        return tuple(f"{name}.{index}" for name, length in lists for index in range(length))
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -29,7 +29,8 @@ from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
-from simoffload.models.quantization_config import read_quantization
+from simoffload.models.quantization_config import KEY, read_quantization
+from simoffload.models.release_names import listed_names
 from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
@@ -61,8 +62,13 @@ class Size(Frozen):
     """Other names of the same shape, without their organisation."""
     config: dict[str, Any]
     """Configuration in Hugging Face's keys; checked by the family."""
-    quantization: str | None = None
-    """Quantization of the released weights; None where they have 16 bits."""
+    quantization_config: dict[str, Any] | None = None
+    """Section of the released config.json; None where the weights have 16 bits."""
+
+    @property
+    def released(self) -> Quantization | None:
+        """Quantization of the released weights; None where they have 16 bits."""
+        return read_quantization(Document("sizes.yaml", {KEY: self.quantization_config}))
 
 
 @cache
@@ -84,18 +90,28 @@ def list_models() -> tuple[str, ...]:
 
 def is_model(name: str) -> bool:
     """Return whether a text is a name or an alias, without an organisation in front."""
-    return name.lower() in _canonical()
+    return len(_meant(name.lower())) == 1
+
+
+def _meant(wanted: str) -> tuple[str, ...]:
+    """Return the rows that a name in lower case may mean."""
+    canonical = _canonical()
+    return tuple(dict.fromkeys(canonical[name] for name in listed_names(wanted, canonical)))
 
 
 def find_size(name: str) -> tuple[str, Size]:
-    """Look a size up by name or alias, ignoring case and an organisation before the last "/".
+    """Look a size up by name or alias, ignoring case, an organisation before the last "/" and words of a
+    release; the beginning of a name is enough where only one begins so.
 
     Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
     """
-    sizes, canonical = _sizes(), _canonical()
+    sizes = _sizes()
     wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
-    if wanted in canonical:
-        return canonical[wanted], sizes[canonical[wanted]]
+    meant = _meant(wanted)
+    if len(meant) == 1:
+        return meant[0], sizes[meant[0]]
+    if meant:
+        raise ValueError(f"{quoted(name)} may be {listing(list(meant))}; write which")
     names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
     hint = suggest(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
     if wanted.endswith(".json"):
@@ -140,9 +156,9 @@ class ModelSpec(Frozen):
     """Path of a Hugging Face config.json in the scenario's folder."""
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
-    dtype: Dtype = "float16"
-    """Data type of weights, activations and cache; the type in which a checkpoint was saved does not
-    matter."""
+    dtype: Dtype | None = None
+    """Data type of weights, activations and cache; by default float16, and bfloat16 for experts in MXFP4
+    (gpt-oss), whose kernels need it. The type in which a checkpoint was saved does not matter."""
 
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,
@@ -209,9 +225,10 @@ class ModelSpec(Frozen):
         sizes = config.derived()
         if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
             raise InputError.at("model.routing", wrong)
-        shape = config.shape(name=name, dtype=self.dtype, attention=self.attention, routing=routing)
-        if self.quantization is not None:
+        if self.quantization is not None and (quantization is None or quantization.name != self.quantization):
             quantization = QUANTIZATIONS.get(self.quantization)
+        dtype = self.dtype or (quantization and quantization.dtype) or "float16"
+        shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         return shape if quantization is None else quantized(shape, quantization)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
@@ -232,8 +249,8 @@ class ModelSpec(Frozen):
         """Return label and configuration, and the quantization that a config.json describes, or in which the
         named model was released."""
         if self.config is None:
-            released = find_size(self.name)[1].quantization if self.name is not None else None
-            return *self._named(), QUANTIZATIONS[released] if released is not None else None
+            released = find_size(self.name)[1].released if self.name is not None else None
+            return *self._named(), released
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
         family, at = _family_of(document)

@@ -312,7 +312,7 @@ def compare_scenarios(
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
             known[label] = scenario
-    stopped: WorkLimitError | None = None
+    stopped: InputError | WorkLimitError | None = None
     for label, scenario in known.items():
         if not results[label].fits:
             continue
@@ -320,8 +320,10 @@ def compare_scenarios(
             results[label] = simulate(
                 scenario, keep_timelines=keep_timelines, progress=labelled(progress, label)
             )
-        except WorkLimitError as error:
+        except (InputError, WorkLimitError) as error:
             stopped, results[label] = error, refused(scenario, error)
+            if label not in scenarios:
+                del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
     prices = load_costs() if costs is None else costs
@@ -351,7 +353,8 @@ def _unoffloaded(
             twin = scenario.edited(*edits) if edits else scenario
             if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
                 gpus = twin.scenario.strategy.gpus
-                remark = f"added for comparison: {gpus} GPUs hold the weights together, without offloading"
+                held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
+                remark = f"added for comparison: {held}, without offloading"
                 found[name] = replace(twin, remarks=(remark,))
     return list(found.items())
 

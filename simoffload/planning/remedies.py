@@ -11,6 +11,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.planning.serving import formats
+from simoffload.planning.splits import of_other_strategies
 from simoffload.results import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
@@ -150,7 +151,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
-    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator.scenario))
+    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
 
@@ -172,6 +173,11 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
     return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
 
 
+def other_strategies(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield for each other strategy its first split that fits."""
+    yield from chain.from_iterable(enough(evaluator, one) for one in of_other_strategies(evaluator))
+
+
 # -- more hardware --------------------------------------------------------------------------------
 
 
@@ -189,10 +195,11 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield the smallest number of machines that is enough, with as many ranks on each."""
+    """Yield the smallest number of machines that is enough, with all of their GPUs at work, if the strategy
+    spans hosts."""
     machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
-    now, each = machine.nodes_of(used), machine.ranks_per_node(used)
-    if isinstance(evaluator.workload, Checkpointing):
+    now, each = machine.nodes_of(used), machine.gpus_per_node
+    if isinstance(evaluator.workload, Checkpointing) or not evaluator.strategy.spans_hosts:
         return
     steps = partial(evaluator.spread, per_node=each)
     if evaluator.needs(*steps(now + 1)) is None:
@@ -319,7 +326,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
-    found = [change for kind in KINDS for change in kind(evaluator)]
+    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
     barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
     if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]

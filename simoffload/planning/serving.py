@@ -3,65 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from simoffload.documents import Edit
 from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 
-_CHANGED = "(answers change)"
+ANSWERS_CHANGE = "(answers change)"
 """Fewer bits for each weight are another model, whose answers differ."""
 
 
-def formats(scenario: LoadedScenario) -> Iterator[Change]:
+def formats(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the formats with fewer bits in which the strategy's program loads weights, for inference with a
     model that is not quantized."""
-    for name, edit in _formats(scenario, scenario.scenario.strategy):
-        description = f"weights stored as {name} {_CHANGED}"
+    for name in weight_formats(evaluator.scenario, evaluator.strategy):
+        edit = evaluator.model("quantization", name)
+        description = f"weights stored as {name} {ANSWERS_CHANGE}"
         yield Change("precision", description, (edit,), key=f"format-{name}", same_work=False)
 
 
-def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield ``formats`` and ``together``, as options of ``advise``."""
-    yield from (one._replace(kind="workload") for one in formats(scenario))
-    yield from together(scenario)
-
-
-def together(scenario: LoadedScenario) -> Iterator[Change]:
+def together(evaluator: Evaluator) -> Iterator[Change]:
     """Yield strategies by which one GPU, or several together, hold the weights, with the model unchanged and
     with fewer bits, as far as it fits."""
-    work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+    scenario, strategy, work = evaluator.scenario, evaluator.strategy, evaluator.workload
     if work.kind != "inference":
         return
     for kind in strategy_for(work.kind):
         other = strategy_of(kind)
         assert other is not None
-        for name, stored in (("", ()), *((one, (edit,)) for one, edit in _formats(scenario, other))):
+        for name in ("", *weight_formats(scenario, other)):
+            stored = (evaluator.model("quantization", name),) if name else ()
             model = quantized(scenario.model, QUANTIZATIONS[name]) if name else scenario.model
-            edits = other.baseline(strategy, model, work, scenario.machine, least=1)
+            edits = other.baseline(strategy, model, work, scenario.machine)
             for section in (one.value for one in edits if one.path == ("strategy",)):
                 served = other.model_validate(section)
                 if served == strategy and not name:
                     continue
                 where = f"divided among {served.gpus} GPUs" if served.gpus > 1 else "in the HBM of one GPU"
                 description = f"weights {where} ({kind})"
-                description += f", stored as {name} {_CHANGED}" if name else ""
+                description += f", stored as {name} {ANSWERS_CHANGE}" if name else ""
                 key = f"{kind}-{name}" if name else kind
                 yield Change("placement", description, (*stored, *edits), key=key, same_work=not name)
 
 
-def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> Iterator[tuple[str, Edit]]:
-    if scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None:
-        return
-    for name in strategy.formats:
-        if name != "fp8" or scenario.machine.accelerator.compute.float8 is not None:
-            yield name, _stored_as(scenario, name)
-
-
-def _stored_as(scenario: LoadedScenario, name: str) -> Edit:
-    model: Any = scenario.document.data["model"]
-    if isinstance(model, str):  # a name alone has no keys
-        return Edit(("model",), {"name": model, "quantization": name})
-    return Edit(("model", "quantization"), name)
+def weight_formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
+    """Return the names of formats that may replace the data type of the weights."""
+    unchanged = scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None
+    return () if unchanged else strategy.formats

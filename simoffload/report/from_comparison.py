@@ -117,6 +117,16 @@ def _missing(group: Group) -> Iterator[str]:
     for row in group.rows:
         if not row.result.fits:
             yield NameFirst(f"{row.label} {'is ' if row.result.refused else ''}{row.result.shortfall}")
+    if not any(row.result.fits for row in group.rows):
+        for row in group.rows:
+            yield from (NameFirst(f"{row.label} would fit with {one}") for one in _remedies(row.result))
+
+
+def _remedies(result: SimulationResult) -> Iterator[str]:
+    """Return the changes with which a result would fit, as one phrase."""
+    found = result.remedies
+    if found is not None and found.changes:
+        yield f"{'; '.join(one.description for one in found.changes)} (simoffload fit)"
 
 
 def _limits(group: Group) -> Iterator[str]:

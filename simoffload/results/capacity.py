@@ -103,9 +103,9 @@ class Change(NamedTuple):
     tries."""
 
     kind: str
-    """Kind of change. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
-    "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
-    "workload" or "setting"."""
+    """Kind of change. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision",
+    "strategy", "gpus", "machines", "capacity" or "lora", several with " + " between; ``advise`` changes
+    "hardware", "placement", "workload" or "setting"."""
     description: str
     """Description such as "batch 16 → 11 on each GPU"; empty for the unchanged scenario."""
     edits: tuple[Edit, ...] = ()

@@ -11,10 +11,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 
 _FORMULAS = {
-    "ttft_s": (
-        "time to first token: time of the prefill pass, after a warm-up pass (in which DeepSpeed records the "
-        "order of modules)"
-    ),
+    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",

@@ -14,6 +14,7 @@ from simoffload.strategies.base import (
     Tunable,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
+from simoffload.strategies.split import Split
 
 __all__ = [
     "AnyStrategy",
@@ -22,6 +23,7 @@ __all__ = [
     "PhaseSeries",
     "Placement",
     "Plan",
+    "Split",
     "Strategy",
     "TierChoice",
     "Tunable",

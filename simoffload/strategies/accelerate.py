@@ -7,6 +7,7 @@ Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -15,11 +16,13 @@ from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
+from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.device_map import Home, ModuleTree
-from simoffload.units import Bytes, format_bytes
+from simoffload.strategies.device_map import Home, ModuleTree, tree_of
+from simoffload.strategies.split import Split
+from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
 _CHOICES = ("auto", "cuda", "cpu", "disk")
@@ -28,11 +31,11 @@ _VALID = (
     'number of a GPU, "cpu" or "disk"'
 )
 _LIMIT_KEYS = 'keys must be numbers of GPUs in quotes, or cpu, such as {"0": 20 GiB, cpu: 60 GiB}'
-_PARTS = 8
-"""Number of parts into which ``advise`` divides the layers between GPU and offload (our choice)."""
 _KEPT = 0.9
-"""Share of a single GPU's free memory that ``device_map="auto"`` fills unless ``max_memory`` is given
-(``get_balanced_memory``)."""
+"""Share of the free memory of a single GPU and of the host that ``device_map="auto"`` fills unless
+``max_memory`` is given (``get_balanced_memory`` and ``get_max_memory`` of transformers 5.23)."""
+_BITSANDBYTES = ("nf4", "nf4-dq")
+"""Formats of bitsandbytes."""
 
 
 def _device_map(value: Any) -> Any:
@@ -65,6 +68,7 @@ class Accelerate(Strategy):
     names."""
 
     gpu_keys: ClassVar = ("num_gpus",)
+    spans_hosts: ClassVar = False
     formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
     evidence: ClassVar = "accelerate"
@@ -84,8 +88,8 @@ class Accelerate(Strategy):
     or without one in host memory; or a mapping by name of module."""
     max_memory: Annotated[dict[str, Bytes], BeforeValidator(_max_memory)] | None = None
     """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
-    not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and that of the
-    host."""
+    not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and 0.9 of that of
+    the host."""
     offload_folder: Annotated[str, Field(min_length=1)] | None = None
     """Storage tier that holds the modules on disk."""
     page_cache: bool | None = None
@@ -171,21 +175,38 @@ class Accelerate(Strategy):
             )
             yield (Change("tier", f"weights on {tier.name}", placed),)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield a map by ``auto``, parts of the layers on the GPU, and pinned memory."""
-        free = () if self.max_memory is None else (Edit.at("strategy.max_memory", None),)
+    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield a map by ``auto``, and pinned memory; ``splits`` divides the layers."""
         if self.device_map != "auto":
             edit = Edit.at("strategy.device_map", "auto")
             yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
-        counts = dict.fromkeys(model.num_hidden_layers * part // _PARTS for part in range(1, _PARTS))
-        for count in counts:
-            if count not in (0, self.device_map):
-                edit = Edit.at("strategy.device_map", count)
-                description = f"{count} of {model.num_hidden_layers} layers on the GPU (device_map)"
-                yield Change("setting", description, (edit, *free), key=f"layers-{count}")
         if not self.pin_memory and not storage:
             edit = Edit.at("strategy.pin_memory", True)
             yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
+
+    @classmethod
+    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+        """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
+        storage."""
+        if gpus > machine.gpus_per_node:
+            return
+        total = model.num_hidden_layers
+
+        def split(where: str, **keys: Any) -> Split:
+            def section(count: int) -> dict[str, Any]:
+                if count == total:
+                    return {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
+                return {"kind": "accelerate", "num_gpus": gpus, "device_map": count, **keys}
+
+            def description(count: int) -> str:
+                rest = "" if count == total else f", the others {where}"
+                return f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+
+            return Split(total, section, description)
+
+        stored = (one.name for one in machine.tiers.values() if one.is_storage)
+        on_disk = (split(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
+        yield split("in pinned memory", pin_memory=True), split("in pageable memory"), *on_disk
 
     # -- the plan -------------------------------------------------------------------------------
 
@@ -199,10 +220,11 @@ class Accelerate(Strategy):
             chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
-        tree = ModuleTree(model)
+        tree = tree_of(model)
         homes = self.given_homes(tree)
         if homes is None:
             homes = tree.inferred(tree.balanced(self._limits(machine)))
+        _check_format(model.quantization, set(homes.values()))
         if "disk" in homes.values() and self.offload_folder is None:
             size = format_bytes(sum(one.size for one in tree.units if homes.get(one.name) == "disk"))
             text = f"{size} of the weights are on disk; name the storage tier that holds them"
@@ -243,7 +265,7 @@ class Accelerate(Strategy):
             return self.max_memory
         free = {one.kind: one.capacity - one.reserved for one in machine.tiers.values()}
         each = int(_KEPT * free["hbm"]) if self.num_gpus == 1 else free["hbm"]
-        return {**{str(gpu): each for gpu in range(self.num_gpus)}, "cpu": free["dram"]}
+        return {**{str(gpu): each for gpu in range(self.num_gpus)}, "cpu": int(_KEPT * free["dram"])}
 
     def exports(self, plan: Any) -> dict[str, Any]:
         """Return the script that loads the model in this way, as ``accelerate.py``."""
@@ -256,24 +278,24 @@ class Accelerate(Strategy):
         folder = f'"/mnt/{self.offload_folder}"'
         pins = "{key: one.pin_memory() for key, one in model.state_dict().items()}"
         pinned = [f"state_dict={pins}"] if self.pin_memory and "cpu" in homes else []
+        on_disk = [f"offload_dir={folder}"] if "disk" in homes else []
         mapped = f"device_map={plan.tree.shortened(plan.homes)}"
         loaded, call = [f"dtype=torch.{plan.model.dtype}"], ""
         if chosen == "cpu":
             call = f"cpu_offload({', '.join(['model', 'execution_device=0', *pinned])})"
         elif chosen == "disk":
             call = f"disk_offload(model, {folder}, execution_device=0)"
-        elif pinned:
-            disk = [f"offload_dir={folder}"] if "disk" in homes else []
-            call = f"dispatch_model({', '.join(['model', mapped, *disk, *pinned])})"
+        elif pinned or on_disk:  # from_pretrained would read files on disk in another way
+            call = f"dispatch_model({', '.join(['model', mapped, *on_disk, *pinned])})"
         else:
             loaded.append('device_map="auto"' if chosen == "auto" else mapped)
             if limits := self.max_memory:
                 each = {int(key) if key != "cpu" else key: size for key, size in limits.items()}
                 loaded.append(f"max_memory={each}")
-            if "disk" in homes:
-                loaded.append(f"offload_folder={folder}")
         stored = f", of weights stored as {plan.model.quantization}" if plan.model.quantization else ""
+        visible = ",".join(map(str, range(self.num_gpus)))
         lines = [
+            f"# CUDA_VISIBLE_DEVICES={visible} python accelerate.py",
             "import torch",
             *([f"from accelerate import {call.partition('(')[0]}"] if call else []),
             "from transformers import AutoModelForCausalLM",
@@ -283,3 +305,20 @@ class Accelerate(Strategy):
             *([call] if call else []),
         ]
         return "\n".join(lines) + "\n"
+
+
+def _check_format(stored_as: str | None, homes: set[Home]) -> None:
+    """Raise InputError for quantized weights that transformers does not keep quantized in these homes.
+
+    Source: transformers 5.23, ``validate_environment`` in quantizers/quantizer_bnb_4bit.py, and
+    ``load_gguf_checkpoint`` in modeling_gguf_pytorch_utils.py.
+    """
+    found = QUANTIZATIONS.get(stored_as or "")
+    if found is not None and found.mixture is not None:
+        text = "transformers writes the weights of a GGUF file in full when it loads them; set it to none"
+        raise InputError.at("model.quantization", f"{text}, or to int4-g128")
+    if stored_as in _BITSANDBYTES and homes & {"cpu", "disk"} and homes - {"cpu", "disk"}:
+        text = "transformers refuses weights of bitsandbytes that are partly on a GPU and partly offloaded"
+        raise InputError.at(
+            "strategy.device_map", f"{text}; write cuda or cpu, or set model.quantization to int4-g128"
+        )

@@ -20,6 +20,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
+from simoffload.strategies.split import Split
 
 if TYPE_CHECKING:
     from simoffload.results import StorageRequests, StorageTraffic
@@ -220,6 +221,8 @@ class Strategy(Frozen, ABC):
     """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
     gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
     """Keys that set the number of GPUs, the one to change first."""
+    spans_hosts: ClassVar[bool] = True
+    """Whether its processes may be on several hosts."""
     formats: ClassVar[tuple[str, ...]] = ()
     """Formats with fewer bits in which its program loads weights, as ``model.quantization`` names them."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
@@ -253,18 +256,17 @@ class Strategy(Frozen, ABC):
 
     @classmethod
     def baseline(
-        cls,
-        _other: Strategy,
-        _model: ModelShape,
-        _workload: Any,
-        _machine: Machine,
-        *,
-        least: int = 2,  # noqa: ARG003
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
     ) -> tuple[Edit, ...]:
-        """Return edits that do the work of another strategy with this one on at least ``least`` GPUs, as the
-        baseline without offloading that ``compare`` adds; none if it is not such a baseline or the machine is
-        too small."""
+        """Return edits that do the work of another strategy with this one, as the baseline without offloading
+        that ``compare`` adds; none if it is not such a baseline or the machine is too small."""
         return ()
+
+    @classmethod
+    def splits(cls, _model: ModelShape, _machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:  # noqa: ARG003
+        """Yield alternative ways to divide the weights between ``gpus`` GPUs and other tiers, of each the
+        preferred one first; the first that fits is used."""
+        return iter(())
 
     @property
     def gpus(self) -> int:

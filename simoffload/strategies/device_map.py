@@ -1,15 +1,16 @@
 """Device maps of Hugging Face Accelerate: which GPU, or which memory, is the home of each module.
 
-Reference: huggingface/accelerate 1.15.0, ``utils/modeling.py`` (``infer_auto_device_map``,
-``get_balanced_memory``), and the same functions in ``integrations/accelerate.py`` of transformers 5, which
-``from_pretrained`` calls. A home is the number of a GPU, "cpu" or "disk".
+Reference: ``infer_auto_device_map`` and ``get_balanced_memory`` in ``integrations/accelerate.py`` of
+transformers 5.23, which ``from_pretrained`` calls (the second is not that of Accelerate 1.15). A home is the
+number of a GPU, "cpu" or "disk".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from simoffload.documents import quoted
@@ -45,34 +46,11 @@ class Unit(NamedTuple):
     """Size [B] of its tensors, without a tensor that an earlier unit owns."""
 
 
-_LISTS = {"transformer": "h", "encoder": "block", "decoder": "block"}
-"""Names of lists of layers that are not called "layers", by the module that has them."""
-
-
 @dataclass(frozen=True)
 class ModuleTree:
     """A ModuleTree gives the modules of a model their full names, in the order of their calls."""
 
     model: ModelShape
-
-    @cached_property
-    def lists(self) -> Mapping[str, int]:
-        """Names of the lists of layers, each next to its embedding, with their lengths."""
-        model, encoder = self.model, self.model.num_encoder_layers
-        parts = [(model.modules_before, encoder or model.num_hidden_layers)]
-        if encoder:  # the decoder's embedding is called after the encoder
-            parts.append((model.modules_after, model.num_hidden_layers - encoder))
-        found = {}
-        for modules, length in parts:
-            *_, owner = (one.name for one in modules if one.kind == "embedding")
-            parent = owner.rpartition(".")[0]
-            found[f"{parent}.{_LISTS.get(parent, 'layers')}"] = length
-        return found
-
-    @cached_property
-    def layer_names(self) -> tuple[str, ...]:
-        """Full name of every layer."""
-        return tuple(f"{name}.{index}" for name, length in self.lists.items() for index in range(length))
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
@@ -88,8 +66,8 @@ class ModuleTree:
         for kind, _ in model.kinds:
             begins[kind] = end
             end += len(kind)
-        for layer, modules in enumerate(model.layers):
-            name, begin = self.layer_names[layer], begins[modules]
+        for layer, (name, modules) in enumerate(zip(model.layer_names, model.layers, strict=True)):
+            begin = begins[modules]
             for number, module in enumerate(modules):
                 yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
@@ -106,9 +84,16 @@ class ModuleTree:
 
     def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
         """Return full name and size [B] of the tensors that the called module uses itself."""
-        owner = f"{self.layer_names[call.layer]}." if call.layer >= 0 else ""
-        size = self.model.dtype_bytes
-        return tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+        return self._tensors[call]
+
+    @cached_property
+    def _tensors(self) -> dict[Call, tuple[tuple[str, int], ...]]:
+        names, size = self.model.layer_names, self.model.dtype_bytes
+        owners = {call: f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls}
+        return {
+            call: tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+            for call, owner in owners.items()
+        }
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -121,7 +106,7 @@ class ModuleTree:
                     yield Unit(module.name, stored_bytes((module,), model))
 
         sizes = {kind: stored_bytes(kind, model) for kind, _ in model.kinds}
-        named = zip(self.layer_names, model.layers, strict=True)
+        named = zip(model.layer_names, model.layers, strict=True)
         layers = (Unit(name, sizes[layer]) for name, layer in named)
         return (*outside(model.modules_before), *layers, *outside(model.modules_after))
 
@@ -196,18 +181,28 @@ class ModuleTree:
         return homes
 
     def balanced(self, limits: Limits) -> Limits:
-        """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory``).
+        """Return the limits with which ``device_map="auto"`` fills GPUs evenly (``get_balanced_memory`` of
+        transformers).
 
-        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of the first layer
-        and the mean size of the modules that own tensors.
+        Each GPU but the last gets an equal part of the model, plus 1.25 times the larger of the largest layer
+        and the largest module by its own tensors.
         """
         gpus = sorted((key for key in limits if key != "cpu" and limits[key]), key=int)
         if len(gpus) < 2:
             return limits
-        owners = sum(1 for call in self.calls if any(not one.tied for one in self.module(call).parameters))
-        total, layer = self.model.weight_bytes, stored_bytes(self.model.layers[0], self.model)
-        share = total // len(gpus) + int(1.25 * max(layer, total // owners))
+        layer = max(stored_bytes(kind, self.model) for kind, _ in self.model.kinds)
+        share = self.model.weight_bytes // len(gpus) + int(1.25 * max(layer, self._largest_leaf))
         return {key: min(size, share) if key in gpus[:-1] else size for key, size in limits.items()}
+
+    @property
+    def _largest_leaf(self) -> int:
+        """Size [B] of the largest set of tensors that one module owns itself."""
+        sizes: Counter[tuple[int, str]] = Counter()
+        for number, module in enumerate(self.modules):
+            for one in module.parameters:
+                owner = one.name.rpartition(".")[0]
+                sizes[number, owner] += 0 if one.tied else one.stored_bytes(self.model.dtype_bytes)
+        return max(sizes.values())
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
@@ -220,7 +215,7 @@ class ModuleTree:
 
     def _list_of(self, name: str) -> str | None:
         """Return the list of layers that a module is in; None outside of the layers."""
-        return next((one for one in self.lists if name.startswith(f"{one}.")), None)
+        return next((one for one in self.model.layer_lists if name.startswith(f"{one}.")), None)
 
     def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
         """Return a given map itself.
@@ -232,8 +227,8 @@ class ModuleTree:
         for name, home in homes.items():
             if name not in names:
                 outer = ", ".join(one.name for one in self.units if self._list_of(one.name) is None)
-                inner = ", ".join(f"{one}.0 to .{length - 1}" for one, length in self.lists.items())
-                has = f"{outer}, and {inner}"
+                lists = self.model.layer_lists.items()
+                has = f"{outer}, and {', '.join(f'{one}.0 to .{length - 1}' for one, length in lists)}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"
@@ -267,3 +262,9 @@ def parents(name: str) -> Iterator[str]:
 def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
     """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
     return next((homes[one] for one in parents(name) if one in homes), None)
+
+
+@lru_cache(maxsize=16)
+def tree_of(model: ModelShape) -> ModuleTree:
+    """Return the tree of a model, the same object for the same model."""
+    return ModuleTree(model)

@@ -23,6 +23,7 @@ from simoffload.models import (
     ModuleCost,
     Parameter,
     Sequences,
+    WeightCost,
     absorbed_kernels,
 )
 from simoffload.models.modules import Operations, Parallel
@@ -80,7 +81,7 @@ def _among(model: ModelShape, tensor: int) -> tuple[ModelShape, frozenset[str]]:
     )
 
     def divided(modules: Layer) -> Layer:
-        return tuple(_PARTS[one.parallel](model, one, tensor) for one in modules)
+        return _parts(model, modules, tensor)
 
     return _with_modules(part, divided, divided), reduced
 
@@ -140,6 +141,27 @@ def _untied(module: Module) -> Module:
 
 
 # -- the parts of one GPU ------------------------------------------------------------------------
+
+
+def _parts(model: ModelShape, modules: Layer, degree: int) -> Layer:
+    """Return the part of each module on one of ``degree`` GPUs."""
+    if degree == 1:
+        return modules
+    parts = tuple(_PARTS[one.parallel](model, one, degree) for one in modules)
+    for module, part in zip(modules, parts, strict=True):
+        _check_blocks(module, part, degree)
+    return parts
+
+
+def _check_blocks(module: Module, part: Module, degree: int) -> None:
+    """Raise InputError for a part that cuts blocks of quantized weights, which kernels take as a whole."""
+    for whole, one in zip(module.parameters, part.parameters, strict=True):
+        if one.storage is None or one.numel == whole.numel:
+            continue
+        stored, columns = one.storage.format, one.columns or one.numel
+        if obstacle := stored.obstacle(one.numel // columns, columns):
+            text = f"{degree} GPUs cannot divide {one.name}, which is stored as {stored.name}: {obstacle}"
+            raise InputError.at(_TENSOR, f"{text}; lower it, and raise pipeline_parallel_size")
 
 
 def _column(_model: ModelShape, module: Module, degree: int) -> Module:
@@ -345,6 +367,12 @@ class FusedTiming(Timing):
             rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
         traffic = 2 * self._tokens(module) * (rotated + model.cache_width) * model.dtype_bytes
         return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
+
+    def _product_type(self, weights: WeightCost, /) -> str:
+        """Return FP8 for weights in FP8 where the GPU has it, as vLLM quantizes activations, too
+        (``Fp8LinearMethod``); the efficiency is that measured with 16 bits (an estimate)."""
+        has_fp8 = self.machine.accelerator.compute.float8 is not None
+        return "float8" if has_fp8 and weights.float8_flops else super()._product_type(weights)
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
         if self._model.latent_width is not None and sequences.new_tokens < sequences.context:

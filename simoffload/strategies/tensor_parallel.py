@@ -126,43 +126,55 @@ class TensorParallel(DividedStrategy):
 
     @classmethod
     def baseline(
-        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, *, least: int = 2
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
     ) -> tuple[Edit, ...]:
         """Return edits with which GPUs hold the weights together, if they can with what vLLM fills of their
-        memory: as many as ``other`` uses, or a multiple of them, and at least ``least``; tensor parallelism
-        within a host, a pipeline stage for each host.
+        memory: those of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer
+        hosts.
 
         All of them work on the sequences of all replicas of ``other``.
         """
-        work = workload.model_copy(update={"batch_size": workload.batch_size * other.replicas})
-        gpus = other.gpus
-        while gpus <= machine.gpus:
-            stages = machine.nodes_of(gpus)
-            sizes = {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
-            strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
-            with suppress(InputError):
-                plan = cls.model_validate(strategy).plan(model, work, machine)
-                if gpus >= least and _filled(plan) <= _UTILIZATION:
-                    return Edit(("strategy",), strategy), Edit.at("workload.batch_size", work.batch_size)
-            gpus *= 2
+        batch = workload.batch_size * other.replicas
+        work = workload.model_copy(update={"batch_size": batch})
+        each = machine.gpus_per_node
+        larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
+        for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
+            for sizes in arrangements(gpus, machine):
+                strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+                with suppress(InputError):
+                    if _filled(cls.model_validate(strategy).plan(model, work, machine)) <= _UTILIZATION:
+                        return Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
         return ()
 
     @property
     def program(self) -> str:
         """The program that the exported command starts."""
-        return "vLLM" if self._uses_vllm else "transformers"
+        return "vLLM" if self._uses_vllm else "transformers or vLLM"
 
     @property
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model, or, for transformers' eager code, a program."""
-        name, dtype = plan.model.unquantized_name, plan.model.dtype
-        if not self._uses_vllm:
-            return {"tensor_parallel.py": _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks)}
+        """Return the command that serves the model, or, for transformers' eager code, a program, if
+        transformers can divide the model."""
+        model = plan.model
+        if not self._uses_vllm and (self.ranks == 1 or model.traits.tensor_plan):
+            name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
+            program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
+            return {"tensor_parallel.py": program}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
+
+
+def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
+    """Yield degrees of parallelism for a number of GPUs: a pipeline stage for each host, then more stages,
+    then layers that are divided among GPUs of several hosts."""
+    hosts = machine.nodes_of(gpus)
+    possible = [one for one in range(1, gpus + 1) if gpus % one == 0]
+    more, fewer = (one for one in possible if one >= hosts), (one for one in possible[::-1] if one < hosts)
+    for stages in (*more, *fewer):
+        yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
 _UTILIZATION = 0.92
@@ -180,10 +192,25 @@ _PROGRAM = """\
 # torchrun --nproc-per-node {gpus} tensor_parallel.py
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
-# Replace the name by your files or one on the Hub.
-model = AutoModelForCausalLM.from_pretrained("{name}", dtype=torch.{dtype}, tp_plan="auto")
+{advice}
+# Before transformers 5.18 write tp_plan="auto" instead of distributed_config.
+model = AutoModelForCausalLM.from_pretrained(
+    "{name}", dtype=torch.{dtype}, distributed_config=DistributedConfig(tp_plan="auto")
+)
 """
+
+
+def _advice(quantization: str | None) -> str:
+    """Return the comment on the name of the model in an exported command."""
+    if quantization is None:
+        return "# Replace the name by your files or one on the Hub."
+    return f"# Replace the name by your files or one on the Hub, with weights stored as {quantization}."
+
+
+_AT_LOADING = {"fp8": "fp8"}
+"""Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
 def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bool) -> str:
@@ -195,9 +222,12 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
     if _UTILIZATION < (filled := _filled(plan)) <= 1:
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
-    stored = f"\n# Its weights are stored as {plan.model.quantization}." if plan.model.quantization else ""
+    stored = plan.model.quantization
+    if stored in _AT_LOADING:
+        options.append(f"--quantization {_AT_LOADING[stored]}")
+        stored = None
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"# Replace the name by your files or one on the Hub.{stored}\n{lines}\n"
+    return f"{_advice(stored)}\n{lines}\n"
 
 
 @dataclass(frozen=True)

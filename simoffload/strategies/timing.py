@@ -143,18 +143,25 @@ class Timing:
             seconds = max(self._arithmetic_s(cost, products=products), cost.bytes / gpu.hbm_rate)
         else:
             read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
-            read += weights.fused_flops / gpu.compute.float32.value
-            seconds = max(self._arithmetic_s(cost, products=products), read)
+            decoded = weights.fused_flops
+            decoded += weights.float8_flops if gpu.compute.float8 is None else 0.0
+            read += decoded / gpu.compute.float32.value
+            dtype = self._product_type(weights)
+            seconds = max(self._arithmetic_s(cost, products=products, dtype=dtype), read)
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":
             seconds = self._attention_s(module, cost, backward=backward) or seconds
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
         return seconds + kernels * gpu.kernel_latency_s
 
-    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1) -> float:
+    def _product_type(self, _weights: WeightCost, /) -> str:
+        """Return the data type in which quantized weights are multiplied: that of the activations."""
+        return self._model.dtype
+
+    def _arithmetic_s(self, cost: ModuleCost, *, products: int = 1, dtype: str = "") -> float:
         """Return the time of the arithmetic of ``cost`` [s], divided into ``products`` matrix products."""
-        rate = self.machine.accelerator.matmul_rate(max(1.0, cost.flops / products), self._model.dtype)
-        return cost.flops / rate
+        work = max(1.0, cost.flops / products)
+        return cost.flops / self.machine.accelerator.matmul_rate(work, dtype or self._model.dtype)
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
         """Return the part of the cost of attention that its kernels have."""

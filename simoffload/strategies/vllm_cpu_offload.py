@@ -31,9 +31,16 @@ from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Tunable, refused
 from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
-from simoffload.strategies.tensor_parallel import DividedStrategy, TensorParallelPlan, vllm_command
+from simoffload.strategies.tensor_parallel import (
+    DividedStrategy,
+    TensorParallelPlan,
+    arrangements,
+    vllm_command,
+)
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
@@ -106,6 +113,25 @@ class VllmCpuOffload(DividedStrategy):
             return ()
         return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
 
+    @classmethod
+    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+        """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory."""
+        total = model.weight_bytes // gpus // _GIB + 1
+
+        def split(sizes: dict[str, int]) -> Split:
+            several = {key: size for key, size in sizes.items() if size > 1}
+
+            def section(count: int) -> dict[str, Any]:
+                return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
+
+            def description(count: int) -> str:
+                offloaded = f"with cpu_offload_gb {total - count}" if count < total else "without offload"
+                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}"
+
+            return Split(total, section, description)
+
+        yield tuple(map(split, arrangements(gpus, machine)))
+
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""
         plan = VllmOffloadPlan(
@@ -149,6 +175,15 @@ class VllmOffloadPlan(TensorParallelPlan):
     def fused(self) -> bool:
         """Whether kernels are fused: always, as vLLM has its own."""
         return True
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
+        """Also a warning about options of groups without groups."""
+        found, options = super().warnings, self.options
+        if options.group or options.number == options.step == 1:
+            return found
+        key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
+        return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
@@ -36,6 +36,7 @@ from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
+from simoffload.strategies.split import Split
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
     ZeroStrategy,
@@ -96,6 +97,19 @@ class ZeroInference(ZeroStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
         return inference_moves(plan, ranks=self.ranks, buffer_size=size)
+
+    @classmethod
+    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+        """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
+        needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
+
+        def split(tier: Tier) -> Split:
+            section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
+            if tier.is_storage and needed > usual:
+                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": needed}}}
+            return Split(0, lambda _: section, lambda _: f"weights on {tier.name} (zero_inference)")
+
+        yield tuple(split(one) for one in machine.tiers.values() if one.kind != "hbm")
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap

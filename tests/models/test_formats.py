@@ -31,6 +31,25 @@ def test_bytes(name: str, rows: int, columns: int, size: int) -> None:
     assert FORMATS[name].stored_bytes(rows, columns) == size
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "obstacle"),
+    [
+        # Experts of Qwen3-235B on 4 and 8 GPUs.
+        ("fp8-block128", 384, 4096, ""),
+        ("fp8-block128", 192, 4096, "192 rows are not a multiple of 128"),
+        ("fp8-block128", 4096, 192, "192 columns are not a multiple of 128"),
+        ("int4-g128", 192, 4096, ""),
+        ("int4-g128", 4096, 1376, "1376 columns are not a multiple of 128"),
+        ("nvfp4", 4096, 24, "24 columns are not a multiple of 16"),
+        ("mxfp4", 4096, 360, ""),
+        ("fp8", 1, 1, ""),
+        ("int8", 1, 1, ""),
+    ],
+)
+def test_parts_have_whole_blocks(name: str, rows: int, columns: int, obstacle: str) -> None:
+    assert FORMATS[name].obstacle(rows, columns) == obstacle
+
+
 def test_scales_of_nf4_do_not_end_with_a_row() -> None:
     # 3 x 100 weights are 300: five scales, where groups of every row would be six.
     assert bitsandbytes(double_quantized=False).stored_bytes(3, 100) == 150 + 5 * 4
@@ -46,13 +65,13 @@ def test_scales_of_nf4_do_not_end_with_a_row() -> None:
     ],
 )
 def test_published_bits_per_weight(name: str, bits: float) -> None:
-    assert FORMATS[name].bits_per_weight() == pytest.approx(bits, abs=0.0005)
+    assert FORMATS[name].bits_per_weight == pytest.approx(bits, abs=0.0005)
 
 
 def test_deepspeed() -> None:
     # A scale and a minimum of 2 B for 64 weights.
     assert deepspeed(4, 64, dtype_bytes=2, kernel=True).stored_bytes(1024, 1024) == 524_288 + 16_384 * 4
-    assert deepspeed(8, 64, dtype_bytes=2, kernel=True).bits_per_weight() == 8.5
+    assert deepspeed(8, 64, dtype_bytes=2, kernel=True).bits_per_weight == 8.5
     # The kernel writes 2 B for each weight; PyTorch's chain moves 16.5 B beyond reading the packed ones.
     chain = deepspeed(4, 64, dtype_bytes=2, kernel=False).dequantization
     assert chain.elements * 2 + chain.bytes == 16.5
@@ -65,7 +84,8 @@ def test_fused_kernels_have_their_limits() -> None:
     assert not gptq(4, 128, awq=True).dequantization.fuses(1024)
     assert bitsandbytes(double_quantized=True).dequantization.fuses(1)
     assert not bitsandbytes(double_quantized=True).dequantization.fuses(2)
-    assert fp8().dequantization.fused_rate == 1.0
+    assert fp8().dequantization.arithmetic == "float8"
+    assert fp8().dequantization.fused_rate == gptq(8, 128).dequantization.fused_rate
     assert gptq(4, 128).dequantization.fused_rate < gptq(8, 128).dequantization.fused_rate < 1.0
 
 
@@ -76,7 +96,7 @@ def test_fused_rates_follow_from_the_published_rows() -> None:
     kernels = 32 * 10 * 3e-6
     for bits, group, zero, tokens_per_s in ((8, None, 0, 155.58), (4, 32, 2, 196.8)):
         one = grouped("x", bits, group, zero=zero)
-        size = weights * one.bits_per_weight() / 8 + cache
+        size = weights * one.bits_per_weight / 8 + cache
         rate = size / (1 / tokens_per_s - kernels) / (2039e9 * 0.8)
         assert one.dequantization.fused_rate == pytest.approx(rate, abs=0.006)
 

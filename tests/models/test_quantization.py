@@ -8,19 +8,28 @@ import pytest
 
 from simoffload.documents import Document
 from simoffload.errors import InputError
+from simoffload.models import ModelShape, load_model
 from simoffload.models.gguf import GgufModel
-from simoffload.models.quantization import QUANTIZATIONS, Matrix, Quantization, deepspeed_quantization
+from simoffload.models.quantization import (
+    QUANTIZATIONS,
+    Matrix,
+    Quantization,
+    deepspeed_quantization,
+    quantized,
+)
 from simoffload.models.quantization_config import read_quantization
 
 _MODEL = GgufModel(32, queries_per_key=4, experts=1, tied=False)
-_Q_PROJ = Matrix("self_attn.q_proj.weight", "self_attn.q_proj", "linear", 4096, layer=3)
+_Q_PROJ = Matrix("self_attn.q_proj.weight", "model.layers.3.self_attn.q_proj", "linear", 4096, layer=3)
 _HEAD = Matrix("lm_head.weight", "lm_head", "linear", 4096)
 _TABLE = Matrix("model.embed_tokens.weight", "model.embed_tokens", "embedding", 4096)
 _POSITIONS = Matrix(
     "model.decoder.embed_positions.weight", "model.decoder.embed_positions", "embedding", 4096
 )
-_ROUTER = Matrix("mlp.gate.weight", "mlp.gate", "router", 4096, layer=3)
-_EXPERTS = Matrix("mlp.experts.down_proj", "mlp.experts", "linear", 4096, layer=3, stacked=True)
+_ROUTER = Matrix("mlp.gate.weight", "model.layers.3.mlp.gate", "router", 4096, layer=3)
+_EXPERTS = Matrix(
+    "mlp.experts.down_proj", "model.layers.3.mlp.experts", "linear", 4096, layer=3, stacked=True
+)
 _ALL = (_Q_PROJ, _EXPERTS, _HEAD, _TABLE, _POSITIONS, _ROUTER)
 
 
@@ -31,6 +40,7 @@ def covered(quantization: Quantization) -> list[Matrix]:
 
 def test_which_tensors_are_quantized() -> None:
     assert covered(QUANTIZATIONS["int4-g128"]) == [_Q_PROJ, _EXPERTS]
+    assert covered(QUANTIZATIONS["nf4"]) == covered(QUANTIZATIONS["nf4-dq"]) == [_Q_PROJ]
     assert covered(QUANTIZATIONS["gpt-fast-int8"]) == [_Q_PROJ, _EXPERTS, _HEAD]
     zero_inference = deepspeed_quantization(4, 64, dtype_bytes=2, kernel=True)
     assert covered(zero_inference) == [_Q_PROJ, _HEAD, _TABLE, _ROUTER]
@@ -39,7 +49,7 @@ def test_which_tensors_are_quantized() -> None:
 def test_gguf_stores_every_matrix_its_own_way() -> None:
     names = [QUANTIZATIONS["q4_k_m"].format_of(one, _MODEL) for one in _ALL]
     assert [one.name for one in names if one is not None] == ["q4_k", "q6_k", "q6_k", "q4_k", "q4_k", "f32"]
-    assert QUANTIZATIONS["int4-g128"].small is None
+    assert QUANTIZATIONS["int4-g128"].vector_format is None
 
 
 def read(**section: Any) -> Quantization:
@@ -94,7 +104,8 @@ def test_compressed_tensors(weights: dict[str, Any], name: str, bits: float) -> 
     )
     assert found.name == name
     assert found.format is not None
-    assert found.format.bits_per_weight() == pytest.approx(bits, abs=1e-5)
+    stored = found.format.stored_bytes(4096, 4096)
+    assert 8 * stored / 4096**2 == pytest.approx(bits, abs=1e-5)
     assert covered(found) == [_EXPERTS]
 
 
@@ -114,9 +125,52 @@ def test_modules_to_not_convert() -> None:
     assert covered(one_layer) == [_Q_PROJ, _EXPERTS]
 
 
+def test_mxfp4_is_the_format_of_experts_alone() -> None:
+    assert covered(read(quant_method="mxfp4")) == [_EXPERTS]
+
+
+def test_names_of_layers_are_those_of_the_family() -> None:
+    """BLOOM's layers are ``transformer.h``; a model that takes images has its layers one level deeper."""
+    bloom, llama = load_model("bloom-560m"), load_model("llama-2-7b")
+
+    def stored(model: ModelShape, *ignored: str) -> tuple[int, ...]:
+        section = read(quant_method="fp8", modules_to_not_convert=list(ignored))
+        return tuple(count for _, count in quantized(model, section).kinds)
+
+    assert stored(bloom, "transformer.h.3.mlp") == (23, 1)
+    assert stored(llama, "language_model.model.layers.3.mlp") == (31, 1)
+    assert stored(llama, "model.language_model.layers.3.mlp") == (31, 1)
+    assert stored(llama, "re:.*layers.(3|4).mlp.*") == (30, 2)
+    assert stored(llama, "transformer.h.3.mlp") == (32,)
+
+
+def test_gptq_skips_modules() -> None:
+    found = read(quant_method="gptq", bits=4, dynamic={r"-:.*\.self_attn\..*": {}})
+    assert covered(found) == [_EXPERTS]
+    inside = [["self_attn.k_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+    assert covered(read(quant_method="gptq", bits=4, modules_in_block_to_quantize=inside)) == [_Q_PROJ]
+
+
+def test_targets_of_compressed_tensors() -> None:
+    def section(*targets: str) -> Quantization:
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+        groups = {"group_0": {"targets": targets, "weights": weights}}
+        return read(quant_method="compressed-tensors", config_groups=groups, ignore=["lm_head"])
+
+    assert covered(section("Linear")) == [_Q_PROJ, _EXPERTS]
+    assert covered(section("re:.*experts.*")) == [_EXPERTS]
+    assert covered(section("model.layers.3.self_attn.q_proj")) == [_Q_PROJ]
+
+
 def test_a_list_of_skipped_modules_replaces_the_head() -> None:
-    assert covered(read(load_in_4bit=True)) == [_Q_PROJ, _EXPERTS]
+    assert covered(read(load_in_4bit=True)) == [_Q_PROJ]
     assert covered(read(load_in_4bit=True, llm_int8_skip_modules=["experts"])) == [_Q_PROJ, _HEAD]
+
+
+def _scheme(targets: Any = ("Linear",), **weights: Any) -> dict[str, Any]:
+    """Return a section of compressed-tensors with one scheme."""
+    scheme = {"targets": list(targets), "weights": {"num_bits": 4, **weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": scheme}}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +192,36 @@ def test_a_list_of_skipped_modules_replaces_the_head() -> None:
             "modules_to_not_convert",
             "not a regular expression",
         ),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["re:(\\w+\\.?)+!"]},
+            "modules_to_not_convert",
+            "would take too long",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [-1, 128]},
+            "weight_block_size[0]",
+            "must be at least 1",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 0]},
+            "weight_block_size[1]",
+            "must be at least 1",
+        ),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size", "at least 1, or -1"),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*mlp": {"bits": 8}}},
+            "dynamic",
+            'other settings for ".*mlp" are not supported',
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"-:(.*)*": {}}},
+            "dynamic",
+            "would take too long",
+        ),
+        (_scheme(strategy="group"), "config_groups.group_0.weights", "group needs group_size"),
+        (_scheme(strategy="block", type="float", num_bits=8), "config_groups.group_0.weights", "needs block"),
+        (_scheme(["Embedding"], strategy="channel"), "config_groups.group_0.targets", "only Linear"),
+        (_scheme([], strategy="channel"), "config_groups.group_0.targets", "at least 1"),
     ],
 )
 def test_broken_sections(section: dict[str, Any], key: str, message: str) -> None:

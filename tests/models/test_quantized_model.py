@@ -7,6 +7,7 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, forward_cost, load_model, module_cost, weight_cost
 from simoffload.models.quantization import deepspeed_quantization, quantized
+from simoffload.models.shape import stored_bytes
 
 _LINEAR = 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
 """Weights of the linear layers of Llama-2-7B."""
@@ -113,19 +114,56 @@ def test_an_unknown_quantization() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "released", "least", "most"),
+    ("name", "released", "size"),
     [
-        ("gpt-oss-120b", "mxfp4", 63e9, 64.5e9),
-        ("deepseek-v3", "fp8-block128", 671e9, 689e9),
-        ("qwen3-30b-a3b", None, 61e9, 61.2e9),
+        # Bytes of all tensors of the checkpoints on the Hub (safetensors metadata).
+        ("gpt-oss-120b", "mxfp4", 65_248_815_744),
+        ("gpt-oss-20b", "mxfp4", 13_761_264_768),
+        ("qwen3-30b-a3b", None, 2 * 30_532_122_624),
     ],
 )
 def test_a_named_model_has_the_form_in_which_it_was_released(
-    name: str, released: str | None, least: float, most: float
+    name: str, released: str | None, size: int
 ) -> None:
     shape = load_model(name)
     assert shape.quantization == released
-    assert least < shape.weight_bytes < most
+    assert shape.weight_bytes == size
     plain = load_model({"name": name, "quantization": "none"})
     assert plain.quantization is None
     assert plain.weight_bytes == 2 * plain.num_parameters
+    if released is not None:
+        assert load_model({"name": name, "quantization": released}) == shape
+
+
+def test_deepseek_v3_has_the_bytes_of_its_checkpoint() -> None:
+    """The Hub lists 680,571,043,840 elements in FP8, 3,918,786,560 in bfloat16 and 41,555,600 in single
+    precision, among them a further layer that transformers leaves out, with copies of embedding and head."""
+    shape = load_model("deepseek-v3")
+    assert shape.quantization == "fp8-block128"
+    (with_experts,) = (layer for layer, count in shape.kinds if count == 58)
+    further = stored_bytes(with_experts, shape)
+    further += 2 * (2 * 129_280 * 7168 + 2 * 7168 * 7168 + 3 * 7168)  # eh_proj and three norms
+    corrections = 4 * 59 * 256  # buffers of the routers
+    published = 680_571_043_840 + 2 * 3_918_786_560 + 4 * 41_555_600
+    assert shape.weight_bytes + further + corrections == published
+
+
+def test_kimi_k2_has_the_bytes_of_its_checkpoint() -> None:
+    """The Hub lists 1,029,173,256,720 B, of which 92,160 B are buffers of the routers."""
+    shape = load_model("kimi-k2")
+    assert shape.quantization == "fp8-block128"
+    assert shape.weight_bytes + 4 * 60 * 384 == pytest.approx(1_029_173_256_720, abs=7000)
+
+
+def test_experts_in_mxfp4_need_bfloat16() -> None:
+    assert load_model("gpt-oss-20b").dtype == "bfloat16"
+    assert load_model({"name": "gpt-oss-20b", "dtype": "float16"}).dtype == "float16"
+    assert load_model({"name": "gpt-oss-20b", "quantization": "none"}).dtype == "float16"
+
+
+def test_bitsandbytes_leaves_experts_in_one_tensor() -> None:
+    """Of Mixtral's 46.7e9 weights only 1.34e9 are stored in 4 bits."""
+    fused = load_model({"name": "mixtral-8x7b", "quantization": "nf4-dq"})
+    assert fused.weight_bytes > 90e9
+    separate = load_model({"name": "mixtral-8x7b", "expert_layout": "separate", "quantization": "nf4-dq"})
+    assert separate.weight_bytes < 25e9

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import simoffload
+from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.planning.answers import fit
 from simoffload.results.capacity import Change
-from simoffload.scenario import load_scenario
+from simoffload.scenario import load_scenario, resolve
 
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
 
@@ -41,6 +43,10 @@ def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
         "weights on nfs": ("strategy.weights=nfs",),
         "weights on ai400x2": ("strategy.weights=ai400x2",),
         "1 → 3 machines, 8 → 24 GPUs": ("nodes=3", "strategy.ranks=24"),
+        "vLLM on 8 GPUs with cpu_offload_gb 10": (
+            'strategy={"kind": "vllm_cpu_offload", "tensor_parallel_size": 8, "cpu_offload_gb": 10}',
+            "workload.batch_size=128",
+        ),
     }
     assert not fits("ddn/bloom-176b", "strategy.weights=gpu", "nodes=2", "strategy.ranks=16")
 
@@ -209,3 +215,32 @@ def test_a_result_says_what_is_left_where_it_is_least() -> None:
         "set": ["strategy.weights=dram"],
         "headroom_bytes": {use.tier: use.headroom for use in in_dram.capacity},
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "found"),
+    [
+        (
+            "llama-3.1-405b",
+            {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+            "1 → 2 machines, 2 → 16 GPUs",
+        ),
+        ("llama-3.1-405b", {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2}, None),
+        ("gpt-oss-120b", {"kind": "tensor_parallel"}, None),
+    ],
+    ids=["all GPUs of the machines", "one process has one host", "one machine has enough GPUs"],
+)
+def test_machines_are_filled_before_others_are_bought(
+    model: str, strategy: dict[str, Any], found: str | None
+) -> None:
+    """811 GB need 16 GPUs of 80 GB; 64 GB and a cache of 400 sequences more than one."""
+    text = {
+        "name": "machines",
+        "model": model,
+        "platform": "dgx-h100",
+        "workload": {"batch_size": 1 if "llama" in model else 400, "prompt_length": 4096, "output_length": 8},
+        "strategy": strategy,
+    }
+    scenario = resolve(parse_yaml(yaml_text(text), name="m.yaml"))
+    made = simoffload.smallest_changes(scenario)
+    assert [one.description for one in made if one.kind == "machines"] == ([found] if found else [])

@@ -77,7 +77,7 @@ def test_what_would_fit_on_a_platform_of_any_folder(
     assert moved.machine.platform == "mine"
     remedies = [one.assignments for one in smallest_changes(moved)]
     assert remedies == [one.assignments for one in smallest_changes(own)]
-    assert ("nodes=8", "strategy.ranks=16") in remedies
+    assert ("nodes=2", "strategy.ranks=16") in remedies
 
 
 @pytest.mark.parametrize(

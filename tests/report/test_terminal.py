@@ -36,8 +36,7 @@ Speed
   metric                                   value      interval  formula
   time to first token                      2.5 s  2.08 to 3.01  ttft_s = time to first token: time
                                                                 of the prefill pass, after a warm-up
-                                                                pass (in which DeepSpeed records the
-                                                                order of modules)
+                                                                pass
   time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps /
                                                                 number of decode steps (time per
                                                                 output token of a sequence)
@@ -112,8 +111,7 @@ Comparison
   dram     1.16 to 1.35 s  923 ms to 1.1 s     7.08 to 8.4
   raid     1.87 to 2.71 s   1.53 to 2.15 s    3.61 to 5.09
   nfs        22 to 25.7 s   17.5 to 20.9 s  0.372 to 0.442
-  ttft_s = time to first token: time of the prefill pass, after a warm-up pass (in which DeepSpeed
-  records the order of modules)
+  ttft_s = time to first token: time of the prefill pass, after a warm-up pass
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
   ratio: TPOT (time per output token of a sequence) over that of the baseline; share of the bound:

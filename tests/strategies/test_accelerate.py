@@ -34,6 +34,7 @@ platform: PLATFORM
 workload: {batch_size: 2, prompt_length: 16, output_length: 3}
 strategy: {kind: accelerate, device_map: cpu}
 """
+RECORDED = json.loads(Path(__file__).with_name("device_maps.json").read_text(encoding="utf-8"))
 LAYER = 2 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096 + 2 * 1024)
 """[B] of one layer of this model."""
 TABLE = 2 * 32000 * 1024
@@ -315,15 +316,58 @@ def test_auto_fills_the_cpu_with_room_for_a_module_and_then_the_disk() -> None:
 
 
 def test_auto_fills_two_gpus_evenly() -> None:
-    """Each but the last takes an equal part and 1.25 times a layer (get_balanced_memory)."""
+    """Each but the last takes an equal part and 1.25 times the embedding, which is larger than a layer."""
     own = tree()
     limits = own.balanced({"0": 80 * GIB, "1": 80 * GIB, "cpu": GIB})
-    each = own.model.weight_bytes // 2 + int(1.25 * LLAMA_LAYER)
+    each = own.model.weight_bytes // 2 + int(1.25 * LLAMA_TABLE)
     assert limits == {"0": each, "1": 80 * GIB, "cpu": GIB}
     homes = own.inferred(limits)
     first = (each - 2 * LLAMA_TABLE) // LLAMA_LAYER
     assert [homes[f"model.layers.{number}"] for number in range(32)] == [0] * first + [1] * (32 - first)
     assert homes["lm_head"] == 1
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=lambda one: f"{one['family']} {one['max_memory']}")
+def test_auto_divides_as_transformers_does(case: dict[str, Any]) -> None:
+    """Recorded with transformers 5.23 (``get_balanced_memory``, ``infer_auto_device_map``) in float16.
+
+    Its sizes contain the buffers of rotary embeddings, ours the weights alone. OPT registers its last norm
+    before its layers, so that it is placed before them, too.
+    """
+    own = ModuleTree(load_model({"family": case["family"], **case["sizes"]}))
+    balanced = own.balanced(case["max_memory"])
+    assert balanced == pytest.approx(case["balanced"], abs=1024)
+    if set(case["device_map"].values()) == {"cpu"}:
+        with pytest.raises(InputError, match="compute on the CPU"):
+            own.inferred(balanced)
+        return
+    homes = own.inferred(balanced)
+    for unit in own.units:
+        if not unit.name.endswith("decoder.final_layer_norm"):
+            assert str(homes[unit.name]) == home_of(unit.name, case["device_map"]), unit.name
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "keys", "message"),
+    [
+        ("nf4", ["device_map=4"], "partly on a GPU and partly offloaded"),
+        ("nf4-dq", ["device_map=auto", 'max_memory={"0": "0.15 GB", "cpu": "9 GB"}'], "partly on a GPU"),
+        ("q4_k_m", ["device_map=cuda"], "a GGUF file in full"),
+    ],
+)
+def test_what_transformers_cannot_keep_quantized_is_refused(
+    file: Path, stored_as: str, keys: Sequence[str], message: str
+) -> None:
+    overrides = [f"model.quantization={stored_as}", *(f"strategy.{one}" for one in keys)]
+    with pytest.raises(InputError, match=message) as caught:
+        so.load_scenario(str(file), overrides=overrides).plan()
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("home", ["cuda", "cpu", "disk"])
+def test_bitsandbytes_may_be_in_one_place(on_disk: Path, home: str) -> None:
+    overrides = ["model.quantization=nf4", f"strategy.device_map={home}"]
+    assert so.load_scenario(str(on_disk), overrides=overrides).plan().target
 
 
 def test_auto_places_a_tied_output_layer_with_the_embedding() -> None:
@@ -343,9 +387,9 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
     assert Accelerate(num_gpus=2)._limits(machine) == {
         "0": free,
         "1": free,
-        "cpu": machine.tiers["dram"].capacity - machine.tiers["dram"].reserved,
+        "cpu": int(Fraction(9, 10) * (machine.tiers["dram"].capacity - machine.tiers["dram"].reserved)),
     }
-    assert own.lists == {"model.layers": 32}
+    assert own.model.layer_lists == {"model.layers": 32}
     assert set(plan(file, "device_map=auto").homes.values()) == {0}
 
 
@@ -359,7 +403,7 @@ def test_auto_uses_nine_tenths_of_one_gpu_and_all_of_several(file: Path) -> None
     ],
 )
 def test_layers_have_their_names_in_hugging_face(name: str, lists: dict[str, int]) -> None:
-    assert ModuleTree(load_model(name)).lists == lists
+    assert load_model(name).layer_lists == lists
 
 
 def test_many_layers_are_placed_in_time() -> None:
@@ -452,10 +496,13 @@ def test_placements_move_the_offloaded_modules_only(on_disk: Path) -> None:
         (
             ["device_map=auto", 'max_memory={"0": "0.3 GB", "cpu": "0.1 GB"}'],
             [
-                'device_map="auto"',
-                "max_memory={0: 300000000, 'cpu': 100000000}",
-                'offload_folder="/mnt/raid4"',
+                "dispatch_model(model, device_map={'model.embed_tokens': 0, 'model.layers.0': 0",
+                'offload_dir="/mnt/raid4")',
             ],
+        ),
+        (
+            ["device_map=auto", 'max_memory={"0": "0.3 GB", "cpu": "9 GB"}'],
+            ['device_map="auto"', "max_memory={0: 300000000, 'cpu': 9000000000}"],
         ),
         (
             ["device_map=0", "offload_folder=null", "pin_memory=true"],
@@ -472,6 +519,12 @@ def test_the_script_says_what_to_type(on_disk: Path, overrides: Sequence[str], l
     compile(script, "accelerate.py", "exec")
     for line in lines:
         assert line in script
+
+
+def test_the_script_names_the_gpus_that_auto_may_use(file: Path) -> None:
+    """Without it, ``auto`` fills all GPUs of the machine."""
+    (script,) = loaded(file, "device_map=auto", "num_gpus=2").exports().values()
+    assert script.startswith("# CUDA_VISIBLE_DEVICES=0,1 python accelerate.py\n")
 
 
 @pytest.mark.parametrize(
@@ -524,13 +577,12 @@ def test_a_model_that_is_too_large_for_the_gpu_gets_fewer_layers(file: Path) -> 
     assert any(one.description == "weights on dram" for one in changes)
 
 
-def test_advise_tries_parts_of_the_layers_on_the_gpu(file: Path) -> None:
+def test_advise_tries_other_homes(file: Path) -> None:
     scenario = loaded(file, "device_map=3")
     changes = list(scenario.scenario.strategy.settings(scenario.model, storage=False, direct=False))
-    assert [one.key for one in changes] == ["auto", *(f"layers-{n}" for n in (1, 2, 4, 5, 6, 7)), "pinned"]
+    assert [one.key for one in changes] == ["auto", "pinned"]
     times = [tpot(scenario.edited(*one.edits)) for one in changes]
     assert times[0] == min(times), "everything fits"
-    assert times[1:7] == sorted(times[1:7], reverse=True)
 
 
 @pytest.mark.parametrize("command", [["run"], ["fit"], ["check"]])

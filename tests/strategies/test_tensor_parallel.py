@@ -25,7 +25,7 @@ from simoffload.models import (
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
-from simoffload.strategies.tensor_parallel import TensorParallelPlan
+from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan
 
 DENSE = [
     "llama-2-7b",
@@ -444,8 +444,16 @@ def test_it_states_what_to_type() -> None:
     assert "--enforce-eager" not in text
     assert "--gpu-memory-utilization" not in text
     eager = scenario(tensor_parallel_size=2).exports()["tensor_parallel.py"]
-    assert 'tp_plan="auto"' in eager
+    assert 'distributed_config=DistributedConfig(tp_plan="auto")' in eager
     compile(eager, "tensor_parallel.py", "exec")
+
+
+@pytest.mark.parametrize("model", ["opt-6.7b", "bloom-7b1", "falcon-40b", "gpt-oss-20b"])
+def test_what_transformers_does_not_divide_is_served_by_vllm(model: str) -> None:
+    """Its configuration has no base_model_tp_plan; one GPU needs none."""
+    divided = scenario(model, tensor_parallel_size=2).exports()
+    assert "--enforce-eager" in divided["vllm-serve.sh"]
+    assert list(scenario(model).exports()) == ["tensor_parallel.py"]
 
 
 def test_vllm_fills_as_much_as_is_needed() -> None:
@@ -486,12 +494,18 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
 
 
 def offloaded(
-    platform: str = "dgx-a100-80g", model: str = "llama-2-7b", *, batch: int = 2, **keys: Any
+    platform: str = "dgx-a100-80g",
+    model: str = "llama-2-7b",
+    *,
+    batch: int = 2,
+    nodes: int = 1,
+    **keys: Any,
 ) -> LoadedScenario:
     text = {
         "name": "offloaded",
         "model": model,
         "platform": platform,
+        "nodes": nodes,
         "workload": {"batch_size": batch, "prompt_length": 16, "output_length": 3},
         "strategy": {"kind": "zero_inference", "weights": "dram", **keys},
     }
@@ -522,6 +536,38 @@ def test_as_many_gpus_as_needed_hold_the_weights() -> None:
     assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
 
 
+def test_one_gpu_is_a_baseline() -> None:
+    found = so.compare(offloaded(platform="h100-2nvme"), ["dram"])
+    assert list(found.results) == ["dram", "tensor_parallel"]
+    assert "one GPU holds the weights" in found.results["tensor_parallel"].warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "degrees"),
+    [
+        (offloaded("l40s-server", "llama-3.1-70b", ranks=3), (4, 1)),
+        (offloaded("dgx-h100", "deepseek-v3", nodes=2, ranks=16), (16, 1)),
+        (offloaded("dgx-h100", "kimi-k2", nodes=4, ranks=32), (16, 1)),
+        (offloaded("dgx-h100", "bloom-176b", nodes=2, ranks=16), (8, 2)),
+        (offloaded("dgx-a100-80g", "opt-30b", ranks=6), (2, 3)),
+    ],
+    ids=[
+        "a number that divides the heads",
+        "61 layers",
+        "32 parts would cut blocks of FP8",
+        "stages",
+        "stages on a host",
+    ],
+)
+def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
+    """Two stages need a number of layers that is even, six parts one of heads that six divides."""
+    served, machine = scenario.scenario, scenario.machine
+    edits = TensorParallel.baseline(served.strategy, scenario.model, served.workload, machine)
+    section = edits[0].value
+    assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
+    assert so.simulate(scenario.edited(*edits)).fits
+
+
 def test_a_baseline_leaves_the_memory_that_vllm_leaves() -> None:
     """1,900 sequences would fill 95 % of two GPUs; vLLM uses 92 %."""
     work = offloaded(model="llama-2-70b", batch=1900)
@@ -533,10 +579,9 @@ def test_a_baseline_leaves_the_memory_that_vllm_leaves() -> None:
     ("scenario", "targets"),
     [
         (offloaded(), ["hbm"]),
-        (offloaded(platform="h100-2nvme"), ["dram"]),
         (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"]),
     ],
-    ids=["nothing is offloaded", "one GPU", "too large"],
+    ids=["nothing is offloaded", "too large"],
 )
 def test_without_need_or_room_nothing_is_added(scenario: LoadedScenario, targets: list[str]) -> None:
     assert list(so.compare(scenario, targets).results) == targets

@@ -205,3 +205,10 @@ def test_fit_offloads_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text(yaml_text(scenario(model="llama-2-70b").document.data))
     assert main(["fit", str(path)]) == 3
     assert "strategy.cpu_offload_gb=" in capsys.readouterr().out
+
+
+def test_options_of_groups_without_groups_are_told() -> None:
+    (warning,) = scenario(cpu_offload_gb=4, offload_num_in_group=3).plan().warnings
+    assert "offload_num_in_group has no effect without offload_group_size" in warning
+    assert not scenario(cpu_offload_gb=4).plan().warnings
+    assert not scenario(offload_group_size=4, offload_num_in_group=2).plan().warnings

@@ -29,6 +29,7 @@ class Bloom(FamilyConfig):
     family: ClassVar[str] = "bloom"
     traits: ClassVar[Traits] = Traits(
         architecture="BloomForCausalLM",
+        tensor_plan=False,
         attention="eager",  # there is no other
         operations=Operations(
             block=1, mlp=2, norm=1, activation=7, attention=21, eager=0, rotary=0, router=0, linear=1

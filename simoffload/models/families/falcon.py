@@ -38,6 +38,7 @@ class Falcon(FamilyConfig):
     family: ClassVar[str] = "falcon"
     traits: ClassVar[Traits] = Traits(
         architecture="FalconForCausalLM",
+        tensor_plan=False,
         attention="sdpa",
         operations=Operations(
             block=6, mlp=1, norm=1, activation=0, attention=30, eager=EAGER, rotary=15, router=0, linear=1

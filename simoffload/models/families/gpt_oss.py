@@ -21,6 +21,7 @@ class GptOss(ExpertsConfig, SlidingConfig):
     family: ClassVar[str] = "gpt_oss"
     traits: ClassVar[Traits] = expert_traits(
         "GptOssForCausalLM",
+        tensor_plan=False,
         attention="eager",  # the fused kernels have no sinks
         operations=EXPERT_OPERATIONS._replace(eager=EAGER + 6),
         half_softmax=True,

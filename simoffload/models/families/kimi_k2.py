@@ -15,4 +15,4 @@ class KimiK2(DeepseekV3):
     """The configuration of Kimi-K2 models, which has the keys of ``DeepseekV3Config``."""
 
     family: ClassVar[str] = "kimi_k2"
-    traits: ClassVar[Traits] = DeepseekV3.traits
+    traits: ClassVar[Traits] = DeepseekV3.traits._replace(tensor_plan=False)

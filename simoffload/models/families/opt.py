@@ -44,6 +44,7 @@ class Opt(FamilyConfig):
     family: ClassVar[str] = "opt"
     traits: ClassVar[Traits] = Traits(
         architecture="OPTForCausalLM",
+        tensor_plan=False,
         attention="sdpa",
         operations=Operations(
             block=8, mlp=0, norm=1, activation=0, attention=15, eager=EAGER, rotary=0, router=0

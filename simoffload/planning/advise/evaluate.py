@@ -190,7 +190,19 @@ def advise(
         # Settings may stand in each other's way: what gains less than one of them is no advice.
         tried = [one for one in tried if one.change is not together or (one.gain or 0.0) >= single]
     tried.sort(key=lambda one: one.result.unit_s or 0.0)
-    return Advice(scenario, result, now, tuple(tried), tuple(impossible))
+    return Advice(scenario, result, now, tuple(_different(tried)), tuple(impossible))
+
+
+def _different(tried: Iterable[Tried]) -> Iterator[Tried]:
+    """Yield the changes without those that help exactly as an earlier one does: they are the same change in
+    other words, such as a strategy that divides nothing and one that offloads nothing."""
+    answers: list[tuple[Any, ...]] = []
+    for one in tried:
+        needs = [(use.tier, use.needed, use.capacity) for use in one.result.capacity]
+        answer = one.result.metrics(), needs, one.extra, one.change.priced
+        if not one.helps or answer not in answers:
+            answers.append(answer)
+            yield one
 
 
 def _together(tried: Sequence[Tried]) -> Change | None:

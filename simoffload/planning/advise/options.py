@@ -23,8 +23,9 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.planning.costs import CostList
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
-from simoffload.planning.serving import other_ways
+from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
@@ -32,7 +33,7 @@ from simoffload.strategies import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
-_KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
+_KINDS = {"tier": "placement", "strategy": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 """Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
 P = TypeVar("P", bound=Profile)
@@ -70,7 +71,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
-    yield from other_ways(scenario)
+    yield from other_ways(Evaluator(scenario))
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
     )
@@ -78,10 +79,8 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
 
 def _direct(scenario: LoadedScenario, tier: str) -> bool:
     """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
-    has_gds, target = (
-        scenario.machine.accelerator.gpudirect_storage,
-        scenario.machine.topology.targets.get(tier),
-    )
+    machine = scenario.machine
+    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(tier)
     return has_gds is not None and has_gds.value and target is not None and target.has_rdma
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
@@ -124,6 +125,7 @@ def advice_verdict(advice: Advice) -> str:
     if advice.helping and not advice.helping[0].change.same_work:
         same = [one for one in advice.helping if one.change.same_work]
         gains += [f"with the same answers: {_with_gain(one)}" for one in same[:1]]
+    gains += _as_asked(advice)
     gains += [f"largest gain per cost: {_with_gain(one)}" for one in advice.by_cost[:1]]
     settings_found = [
         one for one in advice.helping if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR
@@ -131,6 +133,15 @@ def advice_verdict(advice: Advice) -> str:
     gains += [f"best setting: {_with_gain(one)}" for one in settings_found[:1]]
     helps = "; ".join(gains) or "no change that was tried helps"
     return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}; {BRACKETS}."
+
+
+def _as_asked(advice: Advice) -> list[str]:
+    """Return the largest gain with the GPUs that were asked for, where the largest of all needs more."""
+    asked = advice.scenario.scenario.strategy.gpus
+    if not advice.helping or advice.helping[0].scenario.scenario.strategy.gpus <= asked:
+        return []
+    same = (one for one in advice.helping if one.scenario.scenario.strategy.gpus == asked)
+    return [f"on {plural(asked, 'GPU')}: {_with_gain(one)}" for one in islice(same, 1)]
 
 
 def _what_fits(advice: Advice) -> str:
@@ -272,7 +283,7 @@ def _settings(advice: Advice) -> tuple[ReportSection, ...]:
     for title, of_setting in ((COMMAND, False), ("Settings to copy", True)):
         for one in advice.helping:
             is_setting = one.change.kind == "setting"
-            if one.change.sets_program and is_setting is of_setting and one.gain is not None:
+            if one.change.sets_program and is_setting is of_setting:
                 sections = settings(one.result.provenance, f"with {_with_gain(one)}", title=title)
                 found += [section._replace(page_only=of_setting) for section in sections]
                 break

@@ -126,8 +126,9 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
         "zeropp_loco_param": Key(stages=(3,), training=True),
         "zero_quantized_gradients": _STAGE_3._replace(training=True),
         **_all("stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential", _STAGE_3),
-        # It stores frozen weights in 8 bits; in inference none is frozen (partition_parameters.py).
-        "zero_quantized_nontrainable_weights": _STAGE_3._replace(training=True),
+        "zero_quantized_nontrainable_weights": _STAGE_3._replace(
+            instead="weights that are frozen (requires_grad_(False)) would be stored and copied in 8 bits"
+        ),
         **_all("mics_hierarchical_params_gather pipeline_loading_checkpoint enable_sanity_checks", _STAGE_3),
         "cpu_offload": Key(refused=_OLD_NAME.format("offload_optimizer"), training=True),
         **_all("cpu_offload_param cpu_offload_params", Key(refused=_OLD_NAME.format("offload_param"))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from simoffload.report.sections.advice import GAINS, advised
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
 from tests.broken.training import FSDP
 from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
@@ -83,10 +83,12 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
-    names = [name for name in recommended(stored) if not name.endswith(".sh")]
-    together = ["01-tensor_parallel-int4-g128.yaml", "02-tensor_parallel.yaml"]
-    assert names[:2] == together
-    assert names[2:6] == ["03-on-resident.yaml", "04-batch-32.yaml", "05-on-hbm.yaml", "06-batch-16.yaml"]
+    names = [name for name in recommended(stored) if not name.endswith((".sh", ".py"))]
+    together = [
+        f"0{rank}-tensor_parallel{one}.yaml" for rank, one in enumerate(("-int4-g128", "-fp8", ""), 1)
+    ]
+    assert names[:3] == together
+    assert names[3:5] == ["04-on-resident.yaml", "05-split-accelerate-8.yaml"]
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -204,22 +206,26 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
 
 
 def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: Counter[str] = Counter()
+    resolved: Counter[str] = Counter()
+    simulated: Counter[str] = Counter()
+    edit = LoadedScenario.edited
 
-    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*given: Any, **named: Any) -> Any:
-            counted[name] += 1
-            return function(*given, **named)
+    def edited(scenario: LoadedScenario, *edits: Edit) -> LoadedScenario:
+        resolved[repr(edits)] += 1
+        return edit(scenario, *edits)
 
-        return count
+    def simulating(scenario: LoadedScenario, **named: Any) -> Any:
+        simulated[canonical(scenario.document.data)] += 1
+        return simulate(scenario, **named)
 
-    monkeypatch.setattr(LoadedScenario, "edited", counting("edited", LoadedScenario.edited))
-    monkeypatch.setattr("simoffload.planning.evaluator.simulate", counting("simulate", simulate))
+    monkeypatch.setattr(LoadedScenario, "edited", edited)
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", simulating)
     found = advise(loaded(STORAGE_BOUND))
-    made = [one for one in found.impossible if "supports no more" not in one.barred]
-    together = counted["edited"] - len(found.tried) - len(made)
-    assert together in (0, 1), "all settings at once, which are no advice if one alone gains more"
-    assert counted["simulate"] <= 1 + counted["edited"]
+    assert set(simulated.values()) == {1}
+    again = {edits for edits, times in resolved.items() if times > 1}
+    assert all(edits.count("batch_size") == 1 == edits.count("path=") for edits in again), (
+        "of splits only the batch"
+    )
     assert len(found.tried) > 10
 
 
@@ -250,7 +256,9 @@ def test_plain_values(stored: Advice) -> None:
     rendered = stored.to_dict()
     assert rendered["schema"] == "simoffload/advice/1"
     keys = [one["key"] for one in rendered["options"]]
-    assert keys[:4] == ["tensor_parallel-int4-g128", "tensor_parallel", "on-resident", "batch-32"]
+    together = [f"tensor_parallel{one}" for one in ("-int4-g128", "-fp8", "")]
+    assert keys[:5] == [*together, "on-resident", "split-accelerate-8"]
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
-    assert rendered["options"][3]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
+    changes = {one["key"]: one["changes"] for one in rendered["options"]}
+    assert changes["batch-32"] == [{"path": ["workload", "batch_size"], "value": 32}]
