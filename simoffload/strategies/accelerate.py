@@ -35,7 +35,7 @@ _KEPT = 0.9
 """Share of the free memory of a single GPU and of the host that ``device_map="auto"`` fills unless
 ``max_memory`` is given (``get_balanced_memory`` and ``get_max_memory`` of transformers 5.23)."""
 _BITSANDBYTES = ("nf4", "nf4-dq")
-"""Formats of bitsandbytes."""
+"""Formats in which bitsandbytes stores weights, which transformers moves only as a whole model."""
 
 
 def _device_map(value: Any) -> Any:

@@ -155,8 +155,8 @@ def _parts(model: ModelShape, modules: Layer, degree: int) -> Layer:
 
 def _check_blocks(module: Module, part: Module, degree: int) -> None:
     """Raise InputError for a part that cuts blocks of quantized weights, which kernels take as a whole."""
-    for whole, one in zip(module.parameters, part.parameters, strict=True):
-        if one.storage is None or one.numel == whole.numel:
+    for tensor, one in zip(module.parameters, part.parameters, strict=True):
+        if one.storage is None or one.numel == tensor.numel:
             continue
         stored, columns = one.storage.format, one.columns or one.numel
         if obstacle := stored.obstacle(one.numel // columns, columns):
