@@ -51,41 +51,54 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
     if the model cannot be divided into equal parts.
     """
     _check(model, tensor, pipeline)
-    parts: dict[Layer, Layer] = {}
-    reduced: set[str] = set()
-    for kind, _ in model.kinds:
-        part = _parts(model, kind, tensor)
-        parts[kind] = _fused_layer(part) if fused else part
-        reduced |= _reduced(part)
-    before, after = (
-        tuple(map(_fused, modules)) if fused else modules
-        for modules in (
-            _parts(model, model.modules_before, tensor),
-            _parts(model, model.modules_after, tensor),
-        )
-    )
-    division = replace(
-        model,
-        num_attention_heads=model.num_attention_heads // tensor,
-        num_key_value_heads=_key_value_heads(model, tensor),
-        intermediate_size=-(-model.intermediate_size // tensor),
-        modules_before=before,
-        groups=grouped([parts[layer] for layer in model.layers]),
-        modules_after=after,
-    )
+    division, reduced = (model, frozenset()) if tensor == 1 else _among(model, tensor)
     if fused:
         traits = model.traits._replace(operations=_FUSED_OPERATIONS, half_softmax=False)
         division = replace(division, attention="sdpa", softcapped=False, traits=traits)
+        division = _with_modules(division, _fused_layer, lambda modules: tuple(map(_fused, modules)))
     stages = tuple(_stage(division, number, pipeline) for number in range(pipeline))
     if tensor == 1:
         return DividedModel(stages)
+    embeddings, heads = (
+        frozenset(one.name for one in modules if one.parallel == "vocabulary")
+        for modules in (model.modules_before, model.modules_after)
+    )
+    return DividedModel(stages, embeddings | reduced, heads)
+
+
+def _among(model: ModelShape, tensor: int) -> tuple[ModelShape, frozenset[str]]:
+    """Return the part of a model on one of several GPUs, and the modules of layers whose results are
+    summed."""
+    reduced = frozenset(name for layer, _ in model.kinds for name in _reduced(layer))
     if not reduced:
         text = f"the family {model.family} does not state how its modules are divided (Module.parallel)"
         raise InputError.at(_TENSOR, f"{text}; use 1")
-    embeddings, heads = (
-        frozenset(one.name for one in modules if one.parallel == "vocabulary") for modules in (before, after)
+    part = replace(
+        model,
+        num_attention_heads=model.num_attention_heads // tensor,
+        num_key_value_heads=max(1, model.num_key_value_heads // tensor),
+        intermediate_size=-(-model.intermediate_size // tensor),
     )
-    return DividedModel(stages, embeddings | reduced, heads)
+
+    def divided(modules: Layer) -> Layer:
+        return tuple(_part(model, one, tensor) for one in modules)
+
+    return _with_modules(part, divided, divided), reduced
+
+
+def _with_modules(
+    model: ModelShape, layer: Callable[[Layer], Layer], outside: Callable[[Layer], Layer]
+) -> ModelShape:
+    """Return a model with other modules in its layers, and outside of them."""
+    changed = {kind: layer(kind) for kind, _ in model.kinds}
+    return replace(
+        model,
+        modules_before=outside(model.modules_before),
+        groups=tuple(
+            one._replace(layers=tuple(changed[layer] for layer in one.layers)) for one in model.groups
+        ),
+        modules_after=outside(model.modules_after),
+    )
 
 
 def _check(model: ModelShape, tensor: int, pipeline: int) -> None:
@@ -129,18 +142,12 @@ def _untied(module: Module) -> Module:
 # -- the parts of one GPU ------------------------------------------------------------------------
 
 
-def _parts(model: ModelShape, modules: Layer, degree: int) -> Layer:
-    """Return the part of each module on one of ``degree`` GPUs."""
-    if degree == 1:
-        return modules
-    parts = tuple(_PARTS[one.parallel](model, one, degree) for one in modules)
-    for module, part in zip(modules, parts, strict=True):
-        _check_blocks(module, part, degree)
-    return parts
+def _part(model: ModelShape, module: Module, degree: int) -> Module:
+    """Return the part of a module on one of ``degree`` GPUs.
 
-
-def _check_blocks(module: Module, part: Module, degree: int) -> None:
-    """Raise InputError for a part that cuts blocks of quantized weights, which kernels take as a whole."""
+    Raises InputError for a part that cuts blocks of quantized weights, which kernels take as a whole.
+    """
+    part = _PARTS[module.parallel](model, module, degree)
     for whole, one in zip(module.parameters, part.parameters, strict=True):
         if one.storage is None or one.numel == whole.numel:
             continue
@@ -148,6 +155,7 @@ def _check_blocks(module: Module, part: Module, degree: int) -> None:
         if obstacle := stored.obstacle(one.numel // columns, columns):
             text = f"{degree} GPUs cannot divide {one.name}, which is stored as {stored.name}: {obstacle}"
             raise InputError.at(_TENSOR, f"{text}; lower it, and raise pipeline_parallel_size")
+    return part
 
 
 def _column(_model: ModelShape, module: Module, degree: int) -> Module:
@@ -252,10 +260,6 @@ def _equal(module: Module, count: int, degree: int) -> int:
     if count % degree:
         raise InputError.at(_TENSOR, f"{degree} GPUs cannot divide the {count} elements of {module.name}")
     return count // degree
-
-
-def _key_value_heads(model: ModelShape, degree: int) -> int:
-    return max(1, model.num_key_value_heads // degree)
 
 
 def _reduced(layer: Layer) -> frozenset[str]:

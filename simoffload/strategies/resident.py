@@ -8,18 +8,15 @@ from typing import ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import arithmetic_beyond, picoseconds
+from simoffload.strategies.stage_writer import Degrees, StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
-HOST, COMPUTE = range(2)
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
 _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
@@ -87,66 +84,27 @@ class Resident(Strategy):
 
 
 @dataclass(frozen=True)
-class ResidentPlan(InferencePlan):
+class ResidentPlan(StagedPlan):
     """A ResidentPlan is a plan of a model that stays in HBM."""
 
     model: ModelShape
     workload: Inference
     machine: Machine
     ranks: int
+    compiled: bool = False
     target: str = "hbm"
     warnings: tuple[str, ...] = ()
+
+    @property
+    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
+        """Numbers of parts, stages and replicas: every GPU has a replica."""
+        return Degrees(1, 1, self.ranks)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
         return (MemoryStage("", (weights, *working_memory(self.model, self.workload, self.machine))),)
-
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of the model; those of a layer are listed once."""
-        return self.model.distinct_modules
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of a pass: the host launches module after module, and the GPU runs their
-        kernels."""
-        model, costs = self.model, self.machine.host.deepspeed
-        timing = self.timings.timing(forward.batch)
-        builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
-
-        def write(name: str, modules: tuple[Module, ...]) -> None:
-            builder.segment(name)
-            for module in modules:
-                if duration := timing.compute(module):
-                    launch = picoseconds(timing.launch_s(module))
-                    builder.add(Op("launch", module.name, HOST, launch))
-                    builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
-
-        longest = max(model.groups, key=lambda group: group.repeat)
-        write("head", model.modules_before)
-        for group in model.groups:
-            first, short = builder.segments, group is longest and group.repeat > 1
-            for layer in group.layers * (1 if short else group.repeat):
-                write("layer", layer)
-            if short:  # a schedule can repeat one of its parts
-                builder.repeat(first, group.repeat - 1)
-        write("tail", model.modules_after)
-        builder.add(
-            Op(
-                "hook",
-                "pass",
-                HOST,
-                picoseconds(costs.pass_overhead.value),
-                after=(Dependency(COMPUTE),),
-            )
-        )
-        return builder.build([(resource.name, resource.capacity) for resource in self.machine.resources])
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

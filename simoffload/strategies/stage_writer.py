@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
-from simoffload.strategies.timing import Timing, picoseconds
-
-if TYPE_CHECKING:
-    from simoffload.strategies.tensor_parallel import TensorParallelPlan
+from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
+from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.timing import PassTimings, Timing, arithmetic_beyond, picoseconds
 
 
 class Degrees(NamedTuple):
@@ -50,7 +50,7 @@ class PassWriter:
     more: ClassVar[tuple[str, ...]] = ()
     """Names of further streams of each rank."""
 
-    def __init__(self, plan: TensorParallelPlan, name: str) -> None:
+    def __init__(self, plan: StagedPlan, name: str) -> None:
         self._plan, self._machine, self._degrees = plan, plan.machine, plan.degrees
         self._costs = plan.machine.host.deepspeed
         tensor, stages, replicas = self._degrees
@@ -199,3 +199,70 @@ class PassWriter:
 
     def _dependencies(self, *streams: int) -> tuple[Dependency, ...]:
         return tuple(Dependency(self._stream(one)) for one in streams)
+
+
+class StagedPlan(InferencePlan):
+    """A StagedPlan is a plan in which the model goes through the stages of a pipeline, one or several, each
+    with a part of all its layers on every GPU."""
+
+    degrees: Degrees
+    compiled: bool
+    """Whether kernels are fused and launched as CUDA graphs."""
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        tensor, pipeline, _ = self.degrees
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.compiled)
+
+    @cached_property
+    def stage_timings(self) -> tuple[PassTimings, ...]:
+        """GPU times of the modules of each stage."""
+        kind = FusedPassTimings if self.compiled else PassTimings
+        return tuple(
+            kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
+            for stage in self.divided.stages
+        )
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of all stages; those of a layer are listed once in each stage."""
+        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """Warnings about numbers used outside the range in which they were measured."""
+        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
+        batches = self.micro_batches(forward)
+        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
+
+    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
+        """Return the parts in which a pass goes through the stages: several only in a prefill."""
+        first = forward.batch[0]
+        count = min(self.degrees.pipeline, first.number)
+        if len(forward.batch) > 1 or first.new_tokens < first.context:
+            return [forward.batch]
+        each, more = divmod(first.number, count)
+        return [(first._replace(number=each + (part < more)),) for part in range(count)]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the layers of a stage do the same."""
+        return True
+
+    def writer(self, name: str) -> PassWriter:
+        """Return the writer of a pass."""
+        return PassWriter(self, name)
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
+        writer = self.writer(forward.name)
+        batches = self.micro_batches(forward)
+        for batch in batches:
+            for number, timings in enumerate(self.stage_timings):
+                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
+                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
+        return writer.build()

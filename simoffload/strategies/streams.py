@@ -1,4 +1,5 @@
-"""Streams of operations of one rank, written as its host thread issues them; the base of all writers."""
+"""Streams of operations of one rank, written as its host thread issues them; the base of writers under ZeRO,
+FSDP and Accelerate."""
 
 from __future__ import annotations
 

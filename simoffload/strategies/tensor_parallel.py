@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,16 +21,13 @@ from pydantic import Field, model_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.stage_writer import Degrees, PassWriter
-from simoffload.strategies.timing import PassTimings, arithmetic_beyond
+from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.stage_writer import Degrees, StagedPlan
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
@@ -40,26 +36,21 @@ _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 
 
-class TensorParallel(Strategy):
-    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+class DividedStrategy(Strategy):
+    """A DividedStrategy divides the model among GPUs: the common base of strategies with tensor, pipeline and
+    data parallelism."""
 
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
-    placement_name: ClassVar = "tensor parallel"
-    placement_words: ClassVar = "parts of {} in each GPU"
 
-    kind: Literal["tensor_parallel"] = "tensor_parallel"
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
     pipeline_parallel_size: Degree = 1
     """Number of pipeline stages, each with an equal part of the layers."""
     data_parallel_size: Degree = 1
     """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
-    compiled: Annotated[bool, Field(strict=True)] = False
-    """Whether kernels are fused and replayed from CUDA graphs, as in vLLM and with torch.compile, so that the
-    host thread does not launch them one by one; false: transformers' eager code."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,6 +75,24 @@ class TensorParallel(Strategy):
         """Number of replicas of the model."""
         return self.data_parallel_size
 
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
+        is not a whole number."""
+        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
+        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
+
+
+class TensorParallel(DividedStrategy):
+    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+
+    placement_name: ClassVar = "tensor parallel"
+    placement_words: ClassVar = "parts of {} in each GPU"
+
+    kind: Literal["tensor_parallel"] = "tensor_parallel"
+    compiled: Annotated[bool, Field(strict=True)] = False
+    """Whether kernels are fused and replayed from CUDA graphs, as in vLLM and with torch.compile, so that the
+    host thread does not launch them one by one; false: transformers' eager code."""
+
     def places(self, _machine: Machine) -> Placement:
         """Return HBM as the place of the weights."""
         return Placement("hbm")
@@ -97,12 +106,6 @@ class TensorParallel(Strategy):
         if placement not in self.placements(machine):
             raise refused(placement, self.kind, "offload with strategy.kind zero_inference")
         return ()
-
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
-        is not a whole number."""
-        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
-        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield ZeRO-Inference, with the weights on each tier."""
@@ -212,7 +215,7 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
 
 
 @dataclass(frozen=True)
-class TensorParallelPlan(InferencePlan):
+class TensorParallelPlan(StagedPlan):
     """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
 
     model: ModelShape
@@ -230,26 +233,6 @@ class TensorParallelPlan(InferencePlan):
             return ()
         return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
 
-    @cached_property
-    def divided(self) -> DividedModel:
-        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
-        tensor, pipeline, _ = self.degrees
-        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.compiled)
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        kind = FusedPassTimings if self.compiled else PassTimings
-        return tuple(
-            kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
-            for stage in self.divided.stages
-        )
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of all stages; those of a layer are listed once in each stage."""
-        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
-
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
@@ -260,41 +243,3 @@ class TensorParallelPlan(InferencePlan):
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
         return working_memory(stage, self.workload, self.machine, fused=self.compiled)
-
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
-        batches = self.micro_batches(forward)
-        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
-
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        first = forward.batch[0]
-        count = min(self.degrees.pipeline, first.number)
-        if len(forward.batch) > 1 or first.new_tokens < first.context:
-            return [forward.batch]
-        each, more = divmod(first.number, count)
-        return [(first._replace(number=each + (part < more)),) for part in range(count)]
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same."""
-        return True
-
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        return PassWriter(self, name)
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = self.writer(forward.name)
-        batches = self.micro_batches(forward)
-        for batch in batches:
-            for number, timings in enumerate(self.stage_timings):
-                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
-                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
-        return writer.build()

@@ -27,12 +27,12 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
-from simoffload.strategies.base import Placement, Plan, Strategy, Tunable, refused
+from simoffload.strategies.base import Placement, Plan, Tunable, refused
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
-from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan, vllm_command
+from simoffload.strategies.tensor_parallel import DividedStrategy, TensorParallelPlan, vllm_command
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.workload import Inference
 
@@ -54,13 +54,13 @@ class OffloadOptions(NamedTuple):
     """Number of offloaded layers by which a copy is ahead."""
 
 
-class VllmCpuOffload(TensorParallel):
+class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
     placement_name: ClassVar = "vLLM offload"
     placement_words: ClassVar = "{} in GPU and host memory"
 
-    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"  # type: ignore[assignment]
+    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
     """Whether kernels are fused and replayed from CUDA graphs; false: ``--enforce-eager``."""
     cpu_offload_gb: Annotated[float, Field(ge=0, le=1e6)] = 0
@@ -100,17 +100,6 @@ class VllmCpuOffload(TensorParallel):
         if placement == self.places(machine):
             return ()
         return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
-
-    @classmethod
-    def baseline(
-        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
-    ) -> tuple[Edit, ...]:
-        """Return no edits: it is not a baseline without offloading."""
-        return ()
-
-    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield nothing: ``cpu_offload_gb`` decides how much is in host memory."""
-        return iter(())
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width, invalid
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, FirstDenseConfig
+from simoffload.models.families.experts import Experts, FirstDenseConfig, expert_traits
 from simoffload.models.modules import Module, Traits, attention, container, linear, rms_norm
 
 
@@ -92,12 +92,8 @@ class DeepseekV2(LatentConfig):
     """The configuration of DeepSeek-V2 models: Hugging Face's ``DeepseekV2Config``."""
 
     family: ClassVar[str] = "deepseek_v2"
-    traits: ClassVar[Traits] = Traits(
-        architecture="DeepseekV2ForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
+    traits: ClassVar[Traits] = expert_traits(
+        "DeepseekV2ForCausalLM",
         lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}

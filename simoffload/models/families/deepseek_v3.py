@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.deepseek_v2 import LatentConfig
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, Index
+from simoffload.models.families.experts import Experts, Index, expert_traits
 from simoffload.models.modules import Traits
 
 
@@ -18,12 +18,8 @@ class DeepseekV3(LatentConfig):
     """The configuration of DeepSeek-V3 models: Hugging Face's ``DeepseekV3Config``."""
 
     family: ClassVar[str] = "deepseek_v3"
-    traits: ClassVar[Traits] = Traits(
-        architecture="DeepseekV3ForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
+    traits: ClassVar[Traits] = expert_traits(
+        "DeepseekV3ForCausalLM",
         lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}

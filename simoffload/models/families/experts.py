@@ -15,6 +15,7 @@ from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, Rot
 from simoffload.models.modules import (
     Module,
     Parameter,
+    Traits,
     activation,
     container,
     linear,
@@ -27,8 +28,19 @@ Positions = tuple[Index, ...]
 EXPERT_OPERATIONS = LLAMA_OPERATIONS._replace(router=4)
 """Operations measured for Mixtral, for families whose code of a layer equals its except for what the family's
 module states."""
-EXPERT_SAVED = LLAMA_SAVED
-"""Activations that autograd saves in such a layer."""
+
+
+def expert_traits(architecture: str, **changes: Any) -> Traits:
+    """Return the traits of a family whose code of a layer equals Mixtral's, with ``changes`` of them."""
+    common = Traits(
+        architecture=architecture,
+        attention="sdpa",
+        operations=EXPERT_OPERATIONS,
+        saved=LLAMA_SAVED,
+        leaf_modules=(),
+        lora_targets=("q_proj", "v_proj"),
+    )
+    return common._replace(**changes)
 
 
 class ExpertsConfig(RotaryConfig):

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
 from simoffload.models.families.experts import (
-    EXPERT_OPERATIONS,
-    EXPERT_SAVED,
     Experts,
     FirstDenseConfig,
     Index,
+    expert_traits,
 )
 from simoffload.models.families.rotary import after, rotary_factor
 from simoffload.models.modules import Traits
@@ -24,14 +23,7 @@ class Glm4Moe(FirstDenseConfig):
     """The configuration of GLM-4.5 models: Hugging Face's ``Glm4MoeConfig``."""
 
     family: ClassVar[str] = "glm4_moe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Glm4MoeForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = expert_traits("Glm4MoeForCausalLM")
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 
     num_key_value_heads: Count | None = 8

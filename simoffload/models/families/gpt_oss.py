@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import EAGER, Parameter, Traits, activation
 
@@ -19,13 +19,10 @@ class GptOss(ExpertsConfig, SlidingConfig):
     """The configuration of gpt-oss models: Hugging Face's ``GptOssConfig``."""
 
     family: ClassVar[str] = "gpt_oss"
-    traits: ClassVar[Traits] = Traits(
-        architecture="GptOssForCausalLM",
+    traits: ClassVar[Traits] = expert_traits(
+        "GptOssForCausalLM",
         attention="eager",  # the fused kernels have no sinks
         operations=EXPERT_OPERATIONS._replace(eager=EAGER + 6),
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
         half_softmax=True,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import (
-    EXPERT_OPERATIONS,
-    EXPERT_SAVED,
     Experts,
     ExpertsConfig,
     Positions,
+    expert_traits,
     without_lists,
 )
 from simoffload.models.families.rotary import after
@@ -33,14 +32,7 @@ class Llama4Text(ExpertsConfig):
 
     family: ClassVar[str] = "llama4_text"
     within: ClassVar[str | None] = "llama4"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Llama4ForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = expert_traits("Llama4ForCausalLM")
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"

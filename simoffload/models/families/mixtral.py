@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from simoffload.models.families.base import Count, Extent, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits
 from simoffload.models.modules import Module, Traits, activation, container, linear
 from simoffload.models.routing import EVEN, Routing
 
@@ -24,13 +24,9 @@ class Mixtral(ExpertsConfig):
     experts."""
 
     family: ClassVar[str] = "mixtral"
-    traits: ClassVar[Traits] = Traits(
-        architecture="MixtralForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "MixtralForCausalLM",
         leaf_modules=("mlp", "block_sparse_moe"),
-        lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, ExpertsConfig
+from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Traits, head, layer_norm
 
@@ -19,13 +19,9 @@ class PhiMoe(ExpertsConfig, SlidingConfig):
     """The configuration of Phi-3.5-MoE: Hugging Face's ``PhimoeConfig``."""
 
     family: ClassVar[str] = "phimoe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="PhimoeForCausalLM",
-        attention="sdpa",
+    traits: ClassVar[Traits] = expert_traits(
+        "PhimoeForCausalLM",
         operations=EXPERT_OPERATIONS._replace(norm=1, router=24),
-        saved=EXPERT_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"

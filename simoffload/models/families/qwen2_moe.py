@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, SparseStepConfig
+from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Traits, linear
 
@@ -20,13 +20,9 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
     """The configuration of Qwen2-MoE models: Hugging Face's ``Qwen2MoeConfig``."""
 
     family: ClassVar[str] = "qwen2_moe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen2MoeForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "Qwen2MoeForCausalLM",
         leaf_modules=("mlp",),
-        lora_targets=("q_proj", "v_proj"),
     )
 
     num_key_value_heads: Count | None = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
-from simoffload.models.families.experts import EXPERT_OPERATIONS, EXPERT_SAVED, Experts, SparseStepConfig
+from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
 from simoffload.models.modules import Traits
 
@@ -18,13 +18,9 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
     """The configuration of Qwen3-MoE models: Hugging Face's ``Qwen3MoeConfig``."""
 
     family: ClassVar[str] = "qwen3_moe"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen3MoeForCausalLM",
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=EXPERT_SAVED,
+    traits: ClassVar[Traits] = expert_traits(
+        "Qwen3MoeForCausalLM",
         leaf_modules=("mlp",),
-        lora_targets=("q_proj", "v_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
