@@ -19,8 +19,9 @@ def formats(evaluator: Evaluator) -> Iterator[Change]:
         yield Change("precision", f"weights stored as {name}", (edit,), key=f"format-{name}")
 
 
-def other_ways(evaluator: Evaluator) -> Iterator[Change]:
+def other_ways(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield ``formats`` and ``together``, as options of ``advise``."""
+    evaluator = Evaluator(scenario)
     yield from (one._replace(kind="workload") for one in formats(evaluator))
     yield from together(evaluator)
 

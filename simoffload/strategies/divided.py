@@ -148,8 +148,8 @@ def _part(model: ModelShape, module: Module, degree: int) -> Module:
     Raises InputError for a part that cuts blocks of quantized weights, which kernels take as a whole.
     """
     part = _PARTS[module.parallel](model, module, degree)
-    for whole, one in zip(module.parameters, part.parameters, strict=True):
-        if one.storage is None or one.numel == whole.numel:
+    for tensor, one in zip(module.parameters, part.parameters, strict=True):
+        if one.storage is None or one.numel == tensor.numel:
             continue
         stored, columns = one.storage.format, one.columns or one.numel
         if obstacle := stored.obstacle(one.numel // columns, columns):

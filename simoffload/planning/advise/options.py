@@ -23,7 +23,6 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.planning.costs import CostList
-from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.serving import other_ways
 from simoffload.results import Change, SimulationResult
@@ -71,7 +70,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
-    yield from other_ways(Evaluator(scenario))
+    yield from other_ways(scenario)
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
     )
