@@ -73,14 +73,6 @@ def _not_empty(size: int) -> int:
 Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_not_empty)]
 
 
-def _group(size: int) -> int:
-    """Raise ValueError for 0, which is neither a size nor -1."""
-    if size == 0:
-        raise ValueError("must be at least 1, or -1 for one group in each row")
-    return size
-
-
-Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_group)]
 """Number of weights of a row that share a scale; -1: all."""
 
 

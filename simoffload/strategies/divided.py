@@ -81,7 +81,7 @@ def _among(model: ModelShape, tensor: int) -> tuple[ModelShape, frozenset[str]]:
     )
 
     def divided(modules: Layer) -> Layer:
-        return _parts(model, modules, tensor)
+        return tuple(_part(model, one, tensor) for one in modules)
 
     return _with_modules(part, divided, divided), reduced
 
@@ -143,18 +143,12 @@ def _untied(module: Module) -> Module:
 # -- the parts of one GPU ------------------------------------------------------------------------
 
 
-def _parts(model: ModelShape, modules: Layer, degree: int) -> Layer:
-    """Return the part of each module on one of ``degree`` GPUs."""
-    if degree == 1:
-        return modules
-    parts = tuple(_PARTS[one.parallel](model, one, degree) for one in modules)
-    for module, part in zip(modules, parts, strict=True):
-        _check_blocks(module, part, degree)
-    return parts
+def _part(model: ModelShape, module: Module, degree: int) -> Module:
+    """Return the part of a module on one of ``degree`` GPUs.
 
-
-def _check_blocks(module: Module, part: Module, degree: int) -> None:
-    """Raise InputError for a part that cuts blocks of quantized weights, which kernels take as a whole."""
+    Raises InputError for a part that cuts blocks of quantized weights, which kernels take as a whole.
+    """
+    part = _PARTS[module.parallel](model, module, degree)
     for tensor, one in zip(module.parameters, part.parameters, strict=True):
         if one.storage is None or one.numel == tensor.numel:
             continue
@@ -162,6 +156,7 @@ def _check_blocks(module: Module, part: Module, degree: int) -> None:
         if obstacle := stored.obstacle(one.numel // columns, columns):
             text = f"{degree} GPUs cannot divide {one.name}, which is stored as {stored.name}: {obstacle}"
             raise InputError.at(_TENSOR, f"{text}; lower it, and raise pipeline_parallel_size")
+    return part
 
 
 def _column(_model: ModelShape, module: Module, degree: int) -> Module:
