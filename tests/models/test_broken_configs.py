@@ -121,7 +121,14 @@ def test_quantized_checkpoints_of_every_family(family: str, name: str, tmp_path:
     plain = read(config, tmp_path)
     assert found.quantization == name
     assert found.num_parameters == plain.num_parameters
-    assert 0.25 * plain.weight_bytes < found.weight_bytes < 0.95 * plain.weight_bytes
+    separate = family == "switch_transformers"  # linear layers, which one module stands for
+    fused = not separate and any(module.parallel == "experts" for module in found.distinct_modules)
+    if not fused and name == "mxfp4":  # of the experts only
+        assert found.weight_bytes == plain.weight_bytes
+    elif fused and name in ("int8", "nf4-dq"):  # bitsandbytes leaves experts in one tensor as they are
+        assert 0.8 * plain.weight_bytes < found.weight_bytes < plain.weight_bytes
+    else:
+        assert 0.25 * plain.weight_bytes < found.weight_bytes < 0.95 * plain.weight_bytes
 
 
 @pytest.mark.parametrize("family", ["mixtral", "mistral", "phi3", "phimoe"])
@@ -312,7 +319,7 @@ EDITS = (
     ),
     section(weights(num_bits=5, strategy="group"), f"{GROUP}.num_bits", "must be 4 or 8"),
     section(weights(num_bits=4, strategy="rows"), f"{GROUP}.strategy", '"group"', '"rows"'),
-    section(weights(num_bits=4, strategy="group"), GROUP, "needs the key group_size"),
+    section(weights(num_bits=4, strategy="group"), GROUP, "needs group_size"),
     section(
         weights(num_bits=4, type="float", strategy="group", group_size=48),
         GROUP,

@@ -199,15 +199,15 @@ def _scheme(targets: Any = ("Linear",), **weights: Any) -> dict[str, Any]:
         ),
         (
             {"quant_method": "fp8", "weight_block_size": [-1, 128]},
-            "weight_block_size[0]",
-            "must be at least 1",
+            "weight_block_size",
+            "must be a list of two whole numbers above 0",
         ),
         (
             {"quant_method": "fp8", "weight_block_size": [128, 0]},
-            "weight_block_size[1]",
-            "must be at least 1",
+            "weight_block_size",
+            "must be a list of two whole numbers above 0",
         ),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size", "at least 1, or -1"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size", "-1 for a whole row"),
         (
             {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*mlp": {"bits": 8}}},
             "dynamic",

@@ -8,6 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
+from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.shape import stored_bytes
 from simoffload.scenario import LoadedScenario, resolve
@@ -18,8 +19,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "in turn": {"name": "llama-4-scout", "num_hidden_layers": 8},
     "quantized": {"name": "gpt-oss-20b", "quantization": "mxfp4_moe", "attention": "sdpa"},
     "more bits in some layers": {"name": "llama-2-7b", "quantization": "q4_k_m"},
+    "in groups": {"name": "llama-2-7b", "quantization": "int4-g128"},
 }
+GGUF = ("quantized", "more bits in some layers")
 every = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+under_transformers = pytest.mark.parametrize("name", [name for name in MODELS if name not in GGUF])
 
 
 def scenario(model: dict[str, Any], **strategy: Any) -> LoadedScenario:
@@ -45,12 +49,23 @@ def layer_bytes(model: ModelShape) -> int:
 def test_all_on_one_gpu_is_the_same(model: dict[str, Any]) -> None:
     expected = times(model, kind="resident")
     assert times(model, kind="tensor_parallel") == expected
-    assert times(model, kind="accelerate", device_map="cuda") == expected
 
 
-@every
-def test_accelerate_copies_every_stored_byte_once(model: dict[str, Any]) -> None:
-    plan: Any = scenario(model, kind="accelerate", device_map="cpu").plan()
+@under_transformers
+def test_all_on_one_gpu_is_the_same_under_accelerate(name: str) -> None:
+    expected = times(MODELS[name], kind="resident")
+    assert times(MODELS[name], kind="accelerate", device_map="cuda") == expected
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_transformers_writes_gguf_files_in_full(name: str) -> None:
+    with pytest.raises(InputError, match="GGUF"):
+        scenario(MODELS[name], kind="accelerate", device_map="cuda").plan()
+
+
+@under_transformers
+def test_accelerate_copies_every_stored_byte_once(name: str) -> None:
+    plan: Any = scenario(MODELS[name], kind="accelerate", device_map="cpu").plan()
     assert sum(map(sum, plan.copied)) == plan.model.weight_bytes
     assert sum(one.size for one in plan.tree.units) == plan.model.weight_bytes
 

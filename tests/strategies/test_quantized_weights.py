@@ -101,13 +101,13 @@ def test_exported_commands_load_the_weights_in_their_format() -> None:
     assert "--quantization" not in released
     at_loading = _served("{name: llama-3.1-8b, quantization: fp8}", compiled)
     assert at_loading.endswith(" \\\n  --quantization fp8\n")
-    assert "checkpoint" not in at_loading
-    needed = "by that of a checkpoint with weights stored as int4-g128"
+    assert "stored as" not in at_loading
+    needed = "with weights stored as int4-g128"
     for more in ((compiled,), ()):
         command = _served("{name: llama-3.1-8b, quantization: int4-g128}", *more)
         assert needed in command
         assert "--quantization" not in command
-        assert "checkpoint" not in _served("llama-3.1-8b", *more)
+        assert "stored as" not in _served("llama-3.1-8b", *more)
 
 
 def test_blocks_of_weights_are_not_cut() -> None:
