@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from simoffload.calibration.compare import ComparedRun, compare_file, errors
 from simoffload.calibration.micro.record import read_record
 from simoffload.calibration.records import RecordedRun, Records, read_records
-from simoffload.planning.confidence import CalibrationError, ErrorProfile, Work, place_of
+from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 
 __all__ = [

@@ -8,18 +8,19 @@ runs. Times are lognormal: P10 and P90 are time × exp(∓1.2816 × sigma). So a
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from math import exp, hypot, sqrt
-from typing import Any, Literal, NamedTuple
-
-from pydantic import TypeAdapter
+from typing import Any, NamedTuple
 
 from simoffload.hardware import Spread, TimeInput
+from simoffload.planning.calibration_errors import (
+    CalibrationError,
+    ErrorProfile,
+    Work,
+    calibration_errors,
+    place_of,
+)
 from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.strategies import Strategy, strategy_of
 
@@ -33,48 +34,6 @@ _WITH = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
-_ERRORS_FILE = "calibration_errors.csv"
-"""File of errors on real runs. ``python -m validation`` writes it."""
-ErrorProfile = Literal["own", "shipped"]
-"""Profile that predicted a run: that of its own machine, so that errors are those of the model, or a shipped
-one."""
-Work = Literal["decode", "prefill", "step"]
-Place = Literal["memory", "nvme"]
-"""Place of the weights, and in training of the optimizer: only memory of GPUs and hosts, or also drives."""
-
-
-class CalibrationError(NamedTuple):
-    """A CalibrationError holds the prediction errors of one kind of pass in one group of real runs."""
-
-    profile: ErrorProfile
-    group: str
-    """Group of real runs, as a strategy names it under ``evidence``: zero."""
-    part: str
-    """holdout, or fit for runs that were in view while the mechanisms were worked out."""
-    work: Work
-    place: Place
-    runs: int
-    mean: float
-    """Mean of the absolute relative errors."""
-    worst: float
-    """Relative error of the largest magnitude, with its sign: positive means predicted too slow."""
-    fewest_gpus: int
-    most_gpus: int
-
-
-def place_of(devices: Iterable[str]) -> Place:
-    """Return whether drives hold something, given DeepSpeed's devices (none, cpu, nvme) or kinds of tiers."""
-    return "nvme" if "nvme" in devices else "memory"
-
-
-@cache
-def calibration_errors() -> tuple[CalibrationError, ...]:
-    """Return the shipped table of errors."""
-    text = (files("simoffload.planning") / _ERRORS_FILE).read_text("utf-8")
-    rows = TypeAdapter(tuple[CalibrationError, ...])
-    return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
-
-
 P90 = 1.2816
 """Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
 _UNKNOWN = 2.0

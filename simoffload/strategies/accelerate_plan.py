@@ -26,11 +26,12 @@ from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
+from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import Timing, arithmetic_beyond, picoseconds
+from simoffload.strategies.timing import Timing, picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 

@@ -273,7 +273,7 @@ def _reduced(layer: Layer) -> frozenset[str]:
 # -- fused kernels -------------------------------------------------------------------------------
 
 _FUSED_OPERATIONS = Operations(
-    block=0, mlp=0, norm=0, activation=0, attention=2, eager=0, rotary=0, router=1, embedding=0
+    block=0, mlp=0, norm=0, activation=0, attention=2, eager=0, rotary=0, router=1, experts=0, embedding=0
 )
 """Operations beyond the first kernel of a module: attention also rotates, and writes to the cache; the router
 also chooses experts (vLLM 0.33, csrc/pos_encoding_kernels.cu, cache_kernels.cu, moe/topk_softmax_kernels.cu).

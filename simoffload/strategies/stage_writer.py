@@ -10,8 +10,9 @@ from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
+from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import PassTimings, Timing, arithmetic_beyond, picoseconds
+from simoffload.strategies.timing import PassTimings, Timing, picoseconds
 
 
 class Degrees(NamedTuple):

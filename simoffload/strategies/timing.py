@@ -1,18 +1,16 @@
-"""Durations of modules, micro-steps and the optimizer on a machine, and warnings about unmeasured ranges.
+"""Durations of modules, micro-steps and the optimizer on a machine.
 
 Adam's memory traffic is counted in csrc/adam/cpu_adam_impl.cpp of DeepSpeed (one loop over the elements of a
 parameter) and torch/optim/adam.py of PyTorch (``_single_tensor_adam``: a sequence of operations over the
-whole tensor; the default on the CPU if neither ``foreach`` nor ``fused`` is chosen). ``ranks_beyond``,
-``transfers_beyond`` and ``arithmetic_beyond`` warn if a number is used outside the range in which the machine
-was measured.
+whole tensor; the default on the CPU if neither ``foreach`` nor ``fused`` is chosen).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
+from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
     SINGLE,
     ModelShape,
@@ -24,15 +22,10 @@ from simoffload.models import (
     backward_cost,
     backward_products,
     batch_cost,
-    module_cost,
     tokens_of,
     training_cost,
     weight_cost,
 )
-from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.units import format_bytes, format_flops
-from simoffload.workload import Inference
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -351,61 +344,3 @@ class TrainingTiming(Timing):
     def gpu_adam(self, numel: int) -> int:
         """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""
         return self.hbm_traffic(DEEPSPEED_ADAM * numel)
-
-
-def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
-    """Yield a warning if a host has more ranks than the measurement of the host thread's ``costs`` had."""
-    here, measured = machine.ranks_per_node(ranks), costs.ranks.value
-    if here > measured:
-        yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
-
-
-def transfers_beyond(
-    tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
-) -> Iterator[str]:
-    """Yield warnings about sizes of copies, and bytes in flight to storage, outside the measured curves."""
-    gathered = [tensor for tensor in tensors if not tensor.persistent]
-    if settings.device == "none" or not gathered:
-        return
-    for pinned in (True, False):
-        copied = [
-            tensor.slice_numel * dtype_bytes
-            for tensor in gathered
-            if settings.source(tensor.on_nvme) is pinned
-        ]
-        path = machine.host_to_device(0, pinned=pinned)
-        yield from _sizes("copies", copied, path.curve, path)
-    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in gathered if tensor.on_nvme]
-    if read_sizes:
-        read = machine.storage_read(tier, 0, gds=settings.use_gds)
-        if read.by_outstanding is not None:
-            in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
-            yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)
-
-
-def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterator[str]:
-    outside = sorted({size for size in sizes if size and not curve.covers(size)})
-    if outside:
-        low, high = format_bytes(outside[0]), format_bytes(outside[-1])
-        span = low if low == high else f"{low} to {high}"
-        first, last = (format_bytes(int(size)) for size in (curve.points[0][0], curve.points[-1][0]))
-        yield f"{what} of {span} on {path.name}; measured from {first} to {last}"
-
-
-def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
-    """Yield a warning about matrix multiplications of the prefill that are larger than any measured one."""
-    curve = machine.accelerator.matmul_efficiency
-    most = max(
-        module_cost(
-            model,
-            module,
-            batch=workload.batch_size,
-            new_tokens=workload.prompt_length,
-            context=workload.prompt_length,
-        ).flops
-        for module in model.distinct_modules
-        if module.kind == "linear"
-    )
-    last = curve.points[-1][0]
-    if curve.origin == "measured" and most > last:
-        yield f"matrix multiplications of {format_flops(most)}; measured up to {format_flops(last)}"

@@ -31,13 +31,13 @@ from simoffload.strategies.ds_config.export import FILE, Work, inference_config,
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.split import Split
-from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
     ZeroStrategy,
     check_buffer_size,

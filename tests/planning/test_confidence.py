@@ -10,7 +10,8 @@ import pytest
 from simoffload.documents import parse_yaml
 from simoffload.hardware import Spread, TimeInput
 from simoffload.planning import confidence as module
-from simoffload.planning.confidence import P90, CalibrationError, confidence, margin, ratio_sigma, tie
+from simoffload.planning.calibration_errors import CalibrationError
+from simoffload.planning.confidence import P90, confidence, margin, ratio_sigma, tie
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult

@@ -23,9 +23,10 @@ from simoffload.models import SINGLE, ModelShape, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
+from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming
 from simoffload.strategies.trace import Trace, micro_step
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units

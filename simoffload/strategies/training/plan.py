@@ -18,10 +18,11 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
+from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
-from simoffload.strategies.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for
 from simoffload.strategies.training.micro_step import (
