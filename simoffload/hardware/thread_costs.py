@@ -4,6 +4,7 @@ Hugging Face Accelerate."""
 from __future__ import annotations
 
 import datetime
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -220,6 +221,7 @@ last is an estimate: two operations for each of 3.5 divided layers, in which the
 unwraps and wraps tensors, and three for the call of the collective."""
 
 
+@cache
 def estimated_eager_costs(*, operation_s: float) -> EagerCosts:
     """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
     DeepSpeed."""

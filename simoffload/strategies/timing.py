@@ -228,6 +228,9 @@ class PassTimings:
         self, *, machine: Machine, model: ModelShape, modules: Sequence[Module], zero3: bool
     ) -> None:
         self._machine, self._model, self._zero3 = machine, model, zero3
+        host = machine.host
+        same = host.deepspeed.operation.value
+        self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
         self._modules = tuple(modules)
         self._by_context = [
             index for index, one in enumerate(modules) if one.kind == "attention" or one.cached
@@ -236,10 +239,12 @@ class PassTimings:
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        host = self._machine.host
-        factor = 1.0 if self._zero3 else host.eager_costs.operation.value / host.deepspeed.operation.value
         return Timing(
-            machine=self._machine, model=self._model, batch=batch, zero3=self._zero3, launch_factor=factor
+            machine=self._machine,
+            model=self._model,
+            batch=batch,
+            zero3=self._zero3,
+            launch_factor=self._launch_factor,
         )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
