@@ -95,6 +95,9 @@ class Accelerate(Strategy):
     page_cache: bool | None = None
     """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
     the host memory that is free."""
+    initialized: bool = True
+    """Whether the weights in host memory were written; false for a model without weights, as in some
+    benchmarks: all its pages are one page of zeros, which the CPU's cache holds, and copies are faster."""
     pin_memory: bool = False
     """Whether the weights in host memory are pinned: passed as ``state_dict``, as Accelerate does not pin
     them."""
@@ -236,6 +239,7 @@ class Accelerate(Strategy):
             folder=self.offload_folder or "",
             page_cache=self.page_cache,
             pin_memory=self.pin_memory,
+            initialized=self.initialized,
             fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
         )
         return AcceleratePlan(model, workload, machine, options, tree, homes)

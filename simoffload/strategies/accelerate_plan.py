@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Provenance
+from simoffload.hardware import Curve, FsdpCosts, Machine, Path, Provenance
 from simoffload.models import ModelShape, Module
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
@@ -39,8 +39,9 @@ _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _READ_AHEAD = 128 << 10
 """[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
 _MAPPED = 0.65e-12
-"""[s/B] that allocating and releasing GPU memory takes longer for large tensors: 106 us for 16 MiB, 797 us
-for 1 GiB (cudaMalloc and cudaFree on an H100, docs/measurements/host-thread.md)."""
+"""[s/B] of allocating and releasing memory of a GPU (H100: docs/measurements/hugging-face.md)."""
+_NEVER_WRITTEN = 2.2
+"""Rate of copies from pages that were never written, over that from others (measured in the same place)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -53,6 +54,7 @@ class AccelerateOptions(NamedTuple):
     page_cache: bool | None
     """Whether files on disk are in the page cache; None: if they fit in the memory that is free."""
     pin_memory: bool
+    initialized: bool
     fixed: bool
     """Whether the user gave the device map or the memory limits, which a number of layers would replace."""
 
@@ -178,16 +180,16 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warning about what is assumed of the page cache, unless the scenario states it."""
+        """Warnings about weights that were never written, and about what is assumed of the page cache."""
+        if not self.options.initialized and self.bytes_at("cpu"):
+            return ("weights that were never written are copied faster than those of a real model",)
         if self.options.page_cache is not None or not self.bytes_at("disk"):
             return ()
-        size = format_bytes(self.bytes_at("disk"))
+        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.target}"
         if self.cached:
-            text = f"{size} of files on {self.target} are read from the page cache in host memory"
+            text = f"{files} are read from the page cache in host memory"
             return (f"{text}; the first pass, or other programs that use the memory, make it slower",)
-        return (
-            f"{size} of files on {self.target} do not stay in the page cache: every pass reads the drive",
-        )
+        return (f"{files} do not stay in the page cache: every pass reads the drive",)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
@@ -330,11 +332,23 @@ class _Writer(StreamWriter):
             self.spend(self._own.tensor.value + _MAPPED * size)
             self.flush()
             compute = 1 + self._plan.main
-            route, latency = self.copies(
-                [size], to_device=True, pinned=self._plan.options.pin_memory and not disk
-            )
+            route, latency = self._to_gpu(size, disk=disk)
             self.add("copy", compute, fixed=latency, size=size, route=route, after=self.so_far(HOST))
             self.host_waits(compute)
+
+    def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of the copy of a tensor to the main GPU."""
+        options = self._plan.options
+        pinned = options.pin_memory and not disk
+        if pinned or disk or options.initialized:
+            return self.copies([size], to_device=True, pinned=pinned)
+
+        def path(gpu: int) -> Path:
+            written, most = (self.machine.host_to_device(gpu, pinned=one) for one in (False, True))
+            curve = Curve(tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points))
+            return replace(written, curve=curve.lower(most.curve))
+
+        return self.transfers("host to GPU, pageable, never written", path, [size])
 
     def _read(self, size: int) -> None:
         """Let the host thread copy a mapped file into a new tensor; pages that are not in the page cache are

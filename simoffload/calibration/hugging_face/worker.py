@@ -50,6 +50,10 @@ def _in_memory(case: Mapping[str, Any], device: str) -> torch.nn.Module:
         for name, empty in module.named_parameters(recurse=False):
             if empty.is_meta:
                 norm = empty.ndim < 2 and name == "weight"
+                if not (case["strategy"] or {}).get("initialized", True):
+                    untouched = torch.empty(empty.shape, dtype=dtype)
+                    setattr(module, name, torch.nn.Parameter(untouched, requires_grad=False))
+                    continue
                 filled = torch.empty(empty.shape, dtype=dtype, device=device)
                 filled = filled.fill_(1.0) if norm else filled.normal_(0.0, _SPREAD)
                 setattr(module, name, torch.nn.Parameter(filled.cpu(), requires_grad=False))
