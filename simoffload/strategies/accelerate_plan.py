@@ -1,7 +1,6 @@
 """Passes under Hugging Face Accelerate: offloaded modules are brought to the GPU one by one.
 
-Reference: huggingface/accelerate 1.15.0, ``hooks.py`` (``AlignDevicesHook``), ``utils/modeling.py``
-(``set_module_tensor_to_device``), ``utils/offload.py``.
+Reference: accelerate 1.15.0, ``hooks.py`` (``AlignDevicesHook``), ``utils/modeling.py``, ``utils/offload.py``.
 
 One process drives all GPUs. A module whose home is the CPU or the disk computes on the main GPU: before its
 forward function a hook copies its tensors there, one after the other, with blocking copies on the compute
@@ -338,15 +337,14 @@ class _Writer(StreamWriter):
 
     def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
         """Return route and latency [ps] of the copy of a tensor to the main GPU."""
-        options = self._plan.options
-        pinned = options.pin_memory and not disk
-        if pinned or disk or options.initialized:
+        pinned = self._plan.options.pin_memory and not disk
+        if pinned or disk or self._plan.options.initialized:
             return self.copies([size], to_device=True, pinned=pinned)
 
         def path(gpu: int) -> Path:
             written, most = (self.machine.host_to_device(gpu, pinned=one) for one in (False, True))
-            curve = Curve(tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points))
-            return replace(written, curve=curve.lower(most.curve))
+            points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
+            return replace(written, curve=Curve(points).lower(most.curve))
 
         return self.transfers("host to GPU, pageable, never written", path, [size])
 
