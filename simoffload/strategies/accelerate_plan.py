@@ -1,6 +1,6 @@
 """Passes under Hugging Face Accelerate: offloaded modules are brought to the GPU one by one.
 
-Reference: accelerate 1.15.0, ``hooks.py`` (``AlignDevicesHook``), ``utils/modeling.py``, ``utils/offload.py``.
+Reference: accelerate 1.15.0, ``hooks.py`` (``AlignDevicesHook``), ``utils/modeling.py``, ``offload.py``.
 
 One process drives all GPUs. A module whose home is the CPU or the disk computes on the main GPU: before its
 forward function a hook copies its tensors there, one after the other, with blocking copies on the compute
