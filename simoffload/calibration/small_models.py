@@ -133,7 +133,7 @@ allocates and releases memory for each, as in large models."""
 _KEPT: dict[str, Any] = {"device_map": "cuda"}
 _OFFLOADED: dict[str, Any] = {"device_map": "cpu", "pin_memory": True}
 _EAGER = ("opt", "llama")
-"""Families of these models."""
+"""The families of models without DeepSpeed."""
 _DIVIDED = ("llama",)
 """Families that transformers divides among GPUs (tensor parallelism)."""
 

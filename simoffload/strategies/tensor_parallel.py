@@ -206,7 +206,7 @@ def _advice(quantization: str | None) -> str:
     """Return the comment on the name of the model in an exported command."""
     if quantization is None:
         return "# Replace the name by your files or one on the Hub."
-    return f"# Replace the name by your files or one on the Hub, with weights stored as {quantization}."
+    return f"# Replace the name by your files or one on the Hub,\n# with weights stored as {quantization}."
 
 
 _AT_LOADING = {"fp8": "fp8"}

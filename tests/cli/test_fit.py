@@ -27,7 +27,8 @@ def test_what_does_not_fit_comes_with_changes_to_copy(program, command: str) -> 
     assert answer.status == 3
     rendered = changes_of(answer.out)
     assert rendered[0] == "--set strategy.weights=dram"
-    assert rendered[-1] == "--set nodes=3 --set strategy.ranks=24"
+    assert "--set nodes=3 --set strategy.ranks=24" in rendered
+    assert "vllm_cpu_offload" in rendered[-1], "other strategies come last"
     for line in rendered:
         assert program("fit", *IN_HBM, *shlex.split(line)).status == 0
 

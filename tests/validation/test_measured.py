@@ -300,6 +300,7 @@ def test_tables(folder: Path) -> None:
         "### Runs of the fit set",
         "### Training",
         "### FSDP",
+        "### Accelerate and tensor parallelism",
         "### Each run by profile",
         "### Settings",
     ]

@@ -85,9 +85,9 @@ def _offloaded(case: Mapping[str, Any], device: str, folder: Path) -> torch.nn.M
 
 def _auto(model: torch.nn.Module, strategy: Mapping[str, Any]) -> dict[str, Any]:
     limits = {int(key) if key != "cpu" else key: size for key, size in (strategy["max_memory"] or {}).items()}
-    whole = getattr(model, "_no_split_modules", None)
-    memory = get_balanced_memory(model, limits or None, no_split_module_classes=whole)
-    homes: dict[str, Any] = infer_auto_device_map(model, memory, no_split_module_classes=whole)
+    blocks = getattr(model, "_no_split_modules", None)
+    memory = get_balanced_memory(model, limits or None, no_split_module_classes=blocks)
+    homes: dict[str, Any] = infer_auto_device_map(model, memory, no_split_module_classes=blocks)
     return homes
 
 

@@ -88,7 +88,7 @@ def test_files_are_called_after_their_rank(stored: Advice) -> None:
         f"0{rank}-tensor_parallel{one}.yaml" for rank, one in enumerate(("-int4-g128", "-fp8", ""), 1)
     ]
     assert names[:3] == together
-    assert names[3:5] == ["04-on-resident.yaml", "05-split-accelerate-8.yaml"]
+    assert names[3:5] == ["04-on-resident.yaml", "05-split-accelerate-8-int4-g128.yaml"]
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -257,7 +257,7 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["schema"] == "simoffload/advice/1"
     keys = [one["key"] for one in rendered["options"]]
     together = [f"tensor_parallel{one}" for one in ("-int4-g128", "-fp8", "")]
-    assert keys[:5] == [*together, "on-resident", "split-accelerate-8"]
+    assert keys[:5] == [*together, "on-resident", "split-accelerate-8-int4-g128"]
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
     changes = {one["key"]: one["changes"] for one in rendered["options"]}
