@@ -67,7 +67,7 @@ def test_a_terminal_shows_every_number_whole(
 ) -> None:
     text = terminal_text(document(advice, curve, search), width=width)
     lines = text.splitlines()
-    assert [l for l in lines if len(l) > width] == []
+    assert [line for line in lines if len(line) > width] == []
     (drives,) = (line for line in lines if line.strip().startswith("4 x Solidigm") and " hardware " in line)
     assert re.search(r" hardware +1\.32× \[1\.\d+ to 1\.\d+\] +10,752 USD$", drives)
     assert "5 drives in raid instead of 4" in text
