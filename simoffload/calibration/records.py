@@ -164,14 +164,14 @@ class RecordedRun(_Part):
         """Return the measured times [s] by pass.
 
         Inference has "first pass" (of the first repetition), and "prefill" and "decode" (the median step) of
-        the second. Training has the median over later repetitions of the sums per repetition, of an even
+        all later ones. Training has the median over later repetitions of the sums per repetition, of an even
         number the lower one of the two in the middle: Python collects its garbage in one of several steps,
         which takes 0.2 to 0.4 s (docs/measurements/training.md). Separately timed steps take precedence
         over the sum of their parts.
         """
         if self.training:
             return self._training()
-        steady = [one for one in self.passes if one.repetition == _STEADY]
+        steady = [one for one in self.passes if one.repetition >= _STEADY]
         times = {
             "first pass": [p.seconds for p in self.passes if p.repetition == 0 and p.name == "prefill"],
             "prefill": [p.seconds for p in steady if p.name == "prefill"],

@@ -139,8 +139,8 @@ _DIVIDED = ("llama",)
 
 
 def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
-    """Return runs without DeepSpeed: on one rank on the GPU and offloaded by Accelerate, on several with the
-    complete model on each GPU and divided among them."""
+    """Return runs without DeepSpeed: on one rank on the GPU and offloaded by Accelerate, on several divided
+    among the GPUs."""
     if ranks == 1:
         return tuple(
             _eager_case(f"tiny {family} {name}", family, {"kind": "accelerate", **settings})
@@ -148,15 +148,7 @@ def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
             for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
         )
     divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}
-    strategies: dict[str, dict[str, Any]] = {
-        "whole": {"kind": "accelerate", **_KEPT},
-        f"divided r{ranks}": divided,
-    }
-    return tuple(
-        _eager_case(f"tiny {family} {name}", family, strategy)
-        for family in _DIVIDED
-        for name, strategy in strategies.items()
-    )
+    return tuple(_eager_case(f"tiny {family} divided r{ranks}", family, divided) for family in _DIVIDED)
 
 
 def _eager_case(name: str, family: str, strategy: dict[str, Any]) -> CalibrationRun:

@@ -26,8 +26,8 @@ from simoffload.calibration.passes import TimedPasses, architecture, configurati
 
 __all__ = ["built", "main"]
 
-_REPETITIONS = 2
-"""The number of timed generations; the first one allocates memory."""
+_REPETITIONS = 3
+"""The number of timed generations; the first one allocates memory and plans attention for each length."""
 _SPREAD = 0.02
 """The standard deviation of random weights, as in the models' own initialization."""
 

@@ -39,13 +39,13 @@ def fit_eager(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted
         found["hook"] = Fitted(seconds_text(operation), "time of one PyTorch operation", 1, measured=False)
         found["tensor"] = _time(tensors, about)
     together = [
-        _all_reduce(rows, machine)
+        _all_reduce(rows["divided"], alone[family]["kept"], machine)
         for part in sections.get("eager_together", {}).values()
-        for rows in _by_model(part["runs"]).values()
-        if {"kept", "divided"} <= rows.keys()
+        for family, rows in _by_model(part["runs"]).items()
+        if "divided" in rows and "kept" in alone.get(family, {})
     ]
     if together:
-        about = "decode steps of small models under tensor parallelism, less those of whole ones"
+        about = "decode steps of small models under tensor parallelism, less those of one process"
         found["all_reduce"] = _time(together, about)
     return found
 
@@ -87,9 +87,8 @@ def _tensor(rows: Mapping[str, Run], machine: Machine, operation: float) -> floa
     return max(0.0, float(run["seconds"] - rows["kept"]["seconds"]) - copies - hooks) / len(sizes)
 
 
-def _all_reduce(rows: Mapping[str, Run], machine: Machine) -> float:
-    """[s] per summed or gathered result."""
-    run = rows["divided"]
+def _all_reduce(run: Run, alone: Run, machine: Machine) -> float:
+    """[s] per summed or gathered result, with what the other process slows this one down."""
     model, work = load_model(run["model"]), Inference.model_validate(run["workload"])
     # The division of the model does not depend on the number of GPUs of the profile that is replaced.
     plan = TensorParallel.model_validate(run["strategy"]).plan(model, work, machine)
@@ -97,7 +96,7 @@ def _all_reduce(rows: Mapping[str, Run], machine: Machine) -> float:
     (stage,) = plan.divided.stages
     inside = (module for layer in stage.layers for module in layer)
     count = sum(module.name in names for module in (*stage.modules_before, *inside, *stage.modules_after))
-    return max(0.0, float(run["seconds"] - rows["kept"]["seconds"])) / count
+    return max(0.0, float(run["seconds"] - alone["seconds"])) / count
 
 
 def _time(values: list[float], about: str) -> Fitted:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import simoffload as so
+from simoffload.calibration.micro.fit_eager import fit_eager
 from simoffload.calibration.micro.fit_gpu import (
     Roofline,
     fit_attention,
@@ -18,8 +21,11 @@ from simoffload.calibration.micro.fit_gpu import (
 )
 from simoffload.calibration.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
+from simoffload.calibration.small_models import eager_cases
+from simoffload.documents import parse_yaml
 from simoffload.hardware import load_platform
 from simoffload.models import Attention, Sequences, attention_kernels, load_model
+from simoffload.scenario import resolve
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
@@ -202,3 +208,25 @@ def test_texts_read_back() -> None:
 
 def test_central() -> None:
     assert central([9.0, 10.0, 12.0]) == (10.0, pytest.approx(0.2), 3)
+
+
+def test_host_without_deepspeed() -> None:
+    """Times simulated with an imagined host give its costs back."""
+    costs = {"operation": 11e-6, "hook": 11e-6, "tensor": 130e-6, "all_reduce": 310e-6}
+    known = {"origin": "measured", "source": "a test", "date": "2026-11-23"}
+    eager = {key: {"value": f"{value * 1e6} us", **known} for key, value in costs.items()}
+    runs: list[dict[str, Any]] = []
+    for case in (*eager_cases(1), *eager_cases(2)):
+        run = case.request.model_dump(mode="json", exclude_unset=True)
+        document = (
+            {"name": "small", "platform": "dgx-h100"}
+            | {key: run[key] for key in ("model", "workload", "strategy")}
+            | {"profiles": {f"host/{load_platform('dgx-h100').host.id}": {"eager": eager}}}
+        )
+        answer = so.simulate(resolve(parse_yaml(json.dumps(document), name="small.yaml")))
+        assert isinstance(answer, so.InferenceResult)
+        runs.append(run | {"seconds": answer.tpot_s})
+    sections = {"eager": {"runs": runs[:-1]}, "eager_together": {"2": {"runs": runs[-1:]}}}
+    found = fit_eager(sections, load_platform("dgx-h100").machine(nodes=1))
+    for key, value in costs.items():
+        assert parse_seconds(found[key].value) == pytest.approx(value, rel=0.05), key
