@@ -214,11 +214,10 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     return FsdpCosts.model_validate(statements)
 
 
-_EAGER = {"operation": 0.605, "hook": 0.605, "tensor": 5.77, "all_reduce": 10.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed. The first and the third: calibrate
-micro on a host with two H200 GPUs (validation/measured/holdout/h200-x); a hook counts as one operation. The
-last is an estimate: two operations for each of 3.5 divided layers, in which the wrapper of transformers 5.17
-unwraps and wraps tensors, and three for the call of the collective."""
+_EAGER = {"operation": 0.415, "hook": 0.415, "tensor": 5.09, "all_reduce": 20.0}
+"""Times per event as multiples of a PyTorch operation under DeepSpeed: the medians of calibrate micro on three
+hosts with two H200 GPUs (validation/measured/holdout/h200-x, -y and -z: 0.605, 0.374, 0.415; 5.77, 5.09, 3.48;
+22.4, 17.5 on two of them); a hook counts as one operation."""
 
 
 @cache
