@@ -215,9 +215,9 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
 
 
 _EAGER = {"operation": 0.415, "hook": 0.415, "tensor": 5.09, "all_reduce": 20.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed: the medians of calibrate micro on three
-hosts with two H200 GPUs (validation/measured/holdout/h200-x, -y and -z: 0.605, 0.374, 0.415; 5.77, 5.09, 3.48;
-22.4, 17.5 on two of them); a hook counts as one operation."""
+"""Times per event as multiples of a PyTorch operation under DeepSpeed: the medians of calibrate micro on
+three hosts with two H200 GPUs each. validation/measured/holdout/h200-x, -y and -z: 0.605, 0.374, 0.415; 5.77,
+5.09, 3.48; on the last two 22.4, 17.5. A hook counts as one operation."""
 
 
 @cache

@@ -334,6 +334,8 @@ class Operations(NamedTuple):
     """Operations of all experts in one module: tokens are sorted by expert and gathered, multiplied in two
     grouped products, weighed and added (calls of PyTorch counted in transformers 5.23,
     ``grouped_mm_experts_forward``, without the activation function)."""
+    grouped: int = 2
+    """Grouped products of all experts in one module; 0 if the code multiplies them otherwise."""
     linear: int = 0
     embedding: int = 2
     dropout: int = -1

@@ -48,6 +48,13 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
     return max(1, int(sum(sizes) / seconds))
 
 
+_WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
+"""PyTorch operations for an expert in a grouped product, with and without tokens for it. PyTorch has grouped
+kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
+aten/src/ATen/native/GroupedMMUtils.h): 16.1 and 3.5 us, where an addition takes 11.0 us (H200, PyTorch 2.11;
+docs/measurements/hugging-face.md)."""
+
+
 class Timing:
     """Timing gives the durations of one model's modules on one machine, for a given pass.
 
@@ -185,8 +192,16 @@ class Timing:
         weights = self._quantized(module)
         if module.kind == "linear" and module.parallel != "experts" and self._replaced(weights):
             call = costs.linear_call.value
-        count = operations(self._model, module) + (0 if weights is None else weights.operations)
+        count: float = operations(self._model, module) + (0 if weights is None else weights.operations)
+        if module.parallel == "experts" and weights is None and self._model.dtype != "bfloat16":
+            count += self._separate_products(module)
         return (call + count * costs.operation.value) * self._launch_factor
+
+    def _separate_products(self, module: Module) -> float:
+        """Count the operations of experts' products that PyTorch launches one by one."""
+        chosen = self._model.touched_share(module, self._tokens(module))
+        each = chosen * _WITH_TOKENS + (1 - chosen) * _WITHOUT_TOKENS
+        return self._model.traits.operations.grouped * self._model.num_experts * each
 
     def _replaced(self, weights: WeightCost | None) -> bool:
         """Return whether ZeRO-3 has replaced the linear layer with these weights: not DeepSpeed's layer with

@@ -132,3 +132,19 @@ def test_backward_of_attention_has_the_speed_of_forward(machine: Machine) -> Non
     scaled = 2 * 2 * 4 * 512 * OPT.hidden_size  # [B] read and written in forward, twice in backward
     expected = ideal / gpu.fused_attention.at(512) + scaled * 2 / gpu.hbm_rate
     assert timing.backward(layer) * PICO == pytest.approx(expected + 32 * gpu.kernel_latency_s)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+def test_experts_in_float16_are_launched_one_by_one(name: str) -> None:
+    """Each expert costs its part of an operation, more with tokens than without."""
+    machine = load_platform("dgx-h100").machine(nodes=1)
+    batch = (Sequences(2, 1, 64),)
+    times = {}
+    for dtype in ("bfloat16", "float16"):
+        model = load_model({"name": name, "dtype": dtype})
+        (experts, *_) = (one for one in model.distinct_modules if one.parallel == "experts")
+        timing = Timing(machine=machine, model=model, batch=batch, zero3=True)
+        times[dtype] = timing.launch_s(experts)
+    chosen = model.touched_share(experts, 2) * model.num_experts
+    added = 2 * (1.47 * chosen + 0.32 * (model.num_experts - chosen)) * machine.host.deepspeed.operation.value
+    assert times["float16"] - times["bfloat16"] == pytest.approx(added)

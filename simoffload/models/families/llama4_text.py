@@ -15,6 +15,7 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import (
+    EXPERT_OPERATIONS,
     Experts,
     ExpertsConfig,
     Positions,
@@ -34,7 +35,9 @@ class Llama4Text(ExpertsConfig):
 
     family: ClassVar[str] = "llama4_text"
     within: ClassVar[str | None] = "llama4"
-    traits: ClassVar[Traits] = expert_traits("Llama4ForCausalLM")
+    traits: ClassVar[Traits] = expert_traits(
+        "Llama4ForCausalLM", operations=EXPERT_OPERATIONS._replace(grouped=0)
+    )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"
