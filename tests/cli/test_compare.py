@@ -32,6 +32,14 @@ def test_targets_may_be_given_one_by_one(program) -> None:
     assert list(rows) == ["dram", "hbm", "nfs", "tensor_parallel"]
 
 
+def test_the_settings_of_the_fastest_are_there_to_copy(program) -> None:
+    """A ds_config is shown as a command is: the whole of it."""
+    text = program("compare", "small.yaml", "--on", "gpu", *WIDE).out.partition("What to type\n")[2]
+    assert text.startswith("  with the fastest, hbm\n")
+    written = text.partition("ds_config.json\n")[2].partition("\n\n")[0]
+    assert json.loads(written)["zero_optimization"]["stage"] == 3
+
+
 def test_ratios_refer_to_the_first_by_default(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     assert rows["dram"]["ratio"] == 1
