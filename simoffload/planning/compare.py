@@ -303,7 +303,8 @@ def compare_scenarios(
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone.
 
-    With ``unoffloaded``, the labels end in targets, and the same work without offloading is added.
+    With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
+    once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
@@ -337,16 +338,16 @@ def compare_scenarios(
 def _unoffloaded(
     known: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
 ) -> list[tuple[str, LoadedScenario]]:
-    """Return the work of the scenarios that fit and offload weights, done without offloading, by label."""
+    """Return the work of the scenarios that offload weights, done without offloading, by label."""
     found: dict[str, LoadedScenario] = {}
     for label, scenario in known.items():
-        if not results[label].fits or scenario.places[0] in ("", "hbm"):
+        if results[label].refused or scenario.places[0] in ("", "hbm"):
             continue
         work, strategy = scenario.scenario.workload, scenario.scenario.strategy
         for kind in strategy_for(work.kind):
             other = strategy_of(kind)
             assert other is not None
-            name = _TARGET.sub(kind, label)
+            name = _in_place_of_target(label, kind, scenario)
             if name in found or name in known:
                 continue
             edits = other.baseline(strategy, scenario.model, work, scenario.machine)
@@ -365,7 +366,15 @@ def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
     return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)
 
 
-_TARGET = re.compile(r"[^ :]+$")
+def _in_place_of_target(label: str, kind: str, scenario: LoadedScenario) -> str:
+    """Return a label with a kind of strategy in place of the target at its end, or the kind alone if it has
+    none, so that one baseline is added."""
+    before, target = _TARGET.match(label).groups()  # type: ignore[union-attr]  # matches every text
+    is_target = {*target.split("+")} <= {"resident", *scenario.machine.tiers}
+    return f"{before}{kind}" if is_target else kind
+
+
+_TARGET = re.compile(r"(.*?)([^ :]*)$", re.DOTALL)
 """The target in a label, after a platform or the name of a scenario."""
 
 

@@ -621,7 +621,7 @@ def test_compare_sets_it_beside_another_strategy(
     Path("one.yaml").write_text("kind: accelerate\ndevice_map: cpu\nnum_gpus: 1\n")
     assert main(["compare", "zero.yaml", "--strategy", "hooks.yaml", "--strategy", "one.yaml", "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
-    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1]
+    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1, 2], "the last is the baseline"
 
 
 def test_the_verdict_of_auto_names_no_single_place(file: Path) -> None:
