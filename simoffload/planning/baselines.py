@@ -1,4 +1,4 @@
-"""The baselines that ``compare`` adds: the same work without offloading, where the GPUs can hold the weights."""
+"""The baselines that ``compare`` adds: the same work without offloading, if the GPUs can hold the weights."""
 
 from __future__ import annotations
 
