@@ -96,7 +96,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             costs=prices,
             keep_timelines=folder is not None,
             progress=progress,
-            unoffloaded=bool(arguments.on),
+            unoffloaded=bool(arguments.on or arguments.strategy),
         )
     answer = _compared(comparison, scenarios, folder, arguments, console)
     answer.show(console)
@@ -104,7 +104,8 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
         for label, result in comparison.results.items():
             console.warn(f"{label}: {warning}" for warning in result.warnings)
     answer.list_files(console)
-    return ExitCode.OK if comparison.fits else ExitCode.DOES_NOT_FIT
+    fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
+    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
 def _baseline(name: str | None, scenarios: dict[str, LoadedScenario]) -> str | None:

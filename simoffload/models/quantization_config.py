@@ -155,10 +155,14 @@ class _BitsAndBytes(Section):
 
 class _Fp8(Section):
     weight_block_size: Block | None = None
+    ignored_layers: Names | None = None
+    """Another name of ``modules_to_not_convert``, which takes precedence over it (vLLM 0.33,
+    ``Fp8Config.from_config``)."""
 
     def quantization(self) -> Quantization:
         one = fp8(block=self.weight_block_size)
-        return Quantization(one.name, one, ignored=self.ignored)
+        ignored = ModuleNames(self.ignored_layers) if self.ignored_layers else self.ignored
+        return Quantization(one.name, one, ignored=ignored)
 
 
 class _FbgemmFp8(Section):
@@ -248,8 +252,16 @@ class _Scheme(Frozen):
 
 
 class _CompressedTensors(Section):
-    config_groups: Annotated[dict[str, _Scheme], Field(min_length=1, max_length=1)]
+    config_groups: dict[str, _Scheme]
     ignore: Names = ()
+
+    @field_validator("config_groups")
+    @classmethod
+    def _one_group(cls, groups: dict[str, _Scheme]) -> dict[str, _Scheme]:
+        if len(groups) != 1:
+            found = f"{len(groups)} groups ({listing(list(groups))})" if groups else "no group"
+            raise ValueError(f"one group of modules with one format is supported, got {found}; {_REPLACED}")
+        return groups
 
     def quantization(self) -> Quantization:
         scheme = next(iter(self.config_groups.values()))
@@ -293,7 +305,7 @@ def read_quantization(
     found = METHODS.get(method) if isinstance(method, str) else None
     if found is None:
         near = suggest(str(method), list(METHODS)) if method else ""
-        wrong = "is missing" if method is None else "this method is not supported"
+        wrong = "is missing" if method is None else f"the method {quoted(str(method))} is not supported"
         message = f"{wrong}{near}; supported: {listing(list(METHODS))}; {_REPLACED}"
         raise InputError([document.problem((*at, "quant_method"), message)])
     quantization = validate(document, found, at=at).quantization()

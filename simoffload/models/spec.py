@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
@@ -25,8 +25,9 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.models.common_keys import CommonKeys
 from simoffload.models.families import FAMILIES, FamilyConfig
-from simoffload.models.families.base import Flag, all_invalid, invalid
+from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import KEY, read_quantization
@@ -35,21 +36,6 @@ from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 
 _UNQUANTIZED = "none"
-_SavedDtype = Literal[
-    "auto",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "torch.float16",
-    "torch.bfloat16",
-    "torch.float32",
-]
-"""Types of PyTorch in which checkpoints are saved."""
-_Positive = Annotated[float, Field(strict=True, gt=0)]
-_Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
 class Size(Frozen):
@@ -119,28 +105,6 @@ def find_size(name: str) -> tuple[str, Size]:
     raise ValueError(f"unknown model {quoted(name)}{hint}")
 
 
-class _Common(Frozen):
-    """Keys of any config.json without influence on sizes and times: a wrong value shows a damaged file."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    dtype: _SavedDtype | None = None
-    torch_dtype: _SavedDtype | None = None
-    hidden_act: str | None = None
-    hidden_activation: str | None = None
-    activation_function: str | None = None
-    rms_norm_eps: _Positive | None = None
-    layer_norm_eps: _Positive | None = None
-    layer_norm_epsilon: _Positive | None = None
-    rope_theta: _Positive | None = None
-    routed_scaling_factor: _Positive | None = None
-    attention_dropout: _Fraction | None = None
-    initializer_range: _Fraction | None = None
-    num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
-    use_cache: Flag | None = None
-    transformers_version: str | None = None
-
-
 class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
@@ -175,6 +139,11 @@ class ModelSpec(Frozen):
     @classmethod
     def _text_is_name(cls, raw: object) -> object:
         return {"name": raw} if isinstance(raw, str) else raw
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _in_lower_case(cls, name: object) -> object:
+        return name.lower() if isinstance(name, str) else name  # files are called Q4_K_M
 
     @field_validator("quantization")
     @classmethod
@@ -264,7 +233,7 @@ class ModelSpec(Frozen):
         return self._label(_label_of(path)), config, described
 
     def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
-        validate(document, _Common, at=at)
+        validate(document, CommonKeys, at=at)
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:

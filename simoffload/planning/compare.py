@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -13,13 +12,14 @@ from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.hardware import is_path
 from simoffload.planning.answers import ScenarioPlanner
+from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
-from simoffload.strategies import Plan, strategy_for, strategy_of
+from simoffload.strategies import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -303,12 +303,13 @@ def compare_scenarios(
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone.
 
-    With ``unoffloaded``, the labels end in targets, and the same work without offloading is added.
+    With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
+    once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
-    for label, scenario in _unoffloaded(known, results) if unoffloaded else ():
+    for label, scenario in without_offloading(known, results) if unoffloaded else ():
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
             known[label] = scenario
@@ -332,41 +333,6 @@ def compare_scenarios(
         for label, result in results.items()
     }
     return replace(capacities, results=results)
-
-
-def _unoffloaded(
-    known: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
-) -> list[tuple[str, LoadedScenario]]:
-    """Return the work of the scenarios that fit and offload weights, done without offloading, by label."""
-    found: dict[str, LoadedScenario] = {}
-    for label, scenario in known.items():
-        if not results[label].fits or scenario.places[0] in ("", "hbm"):
-            continue
-        work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-        for kind in strategy_for(work.kind):
-            other = strategy_of(kind)
-            assert other is not None
-            name = _TARGET.sub(kind, label)
-            if name in found or name in known:
-                continue
-            edits = other.baseline(strategy, scenario.model, work, scenario.machine)
-            twin = scenario.edited(*edits) if edits else scenario
-            if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
-                gpus = twin.scenario.strategy.gpus
-                held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
-                remark = f"added for comparison: {held}, without offloading"
-                found[name] = replace(twin, remarks=(remark,))
-    return list(found.items())
-
-
-def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
-    """Whether two scenarios differ in nothing but their names and descriptions."""
-    keys = (one.document.data.keys() | other.document.data.keys()) - {"name", "description"}
-    return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)
-
-
-_TARGET = re.compile(r"[^ :]+$")
-"""The target in a label, after a platform or the name of a scenario."""
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

@@ -105,7 +105,7 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Return what to type for the fastest result of each group, where that is a command or a script."""
+    """Return what to type or to copy for the fastest result of each group."""
     for group in found:
         timed = [row for row in group.rows if row.result.compared_s is not None]
         for row in sorted(timed, key=lambda row: row.result.compared_s or 0.0)[:1]:

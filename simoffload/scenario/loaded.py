@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from simoffload.documents import Document, Edit, edited, either, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Platform, memory_warnings, spelled
 from simoffload.limits import keep, limited, now_doing
-from simoffload.models import ModelShape
+from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
@@ -120,6 +120,8 @@ class LoadedScenario:
             raise self._quantized_training()
         if workload.kind == "training":
             self.check_passes()
+        if workload.kind != "checkpoint":
+            self._check_arithmetic()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
@@ -141,6 +143,15 @@ class LoadedScenario:
                 "mixtral-8x7b"
             )
             raise InputError([self.document.problem(("model",), text)])
+
+    def _check_arithmetic(self) -> None:
+        """Raise InputError for a data type in which the GPUs do not compute."""
+        gpu, dtype = self.machine.accelerator, self.model.dtype
+        rates = {name: getattr(gpu.compute, name, None) for name in get_args(Dtype)}
+        if rates[dtype] is None:
+            has = either([name for name, rate in rates.items() if rate is not None])
+            text = f"{gpu.id} does not support {dtype}; write {has}"
+            raise InputError([self.document.problem(("model", "dtype"), text)])
 
     def exports(self) -> dict[str, Any]:
         """Return the configuration files with which real programs do what is simulated, by file name.

@@ -34,18 +34,22 @@ _LIMIT_KEYS = 'keys must be numbers of GPUs in quotes, or cpu, such as {"0": 20 
 _KEPT = 0.9
 """Share of the free memory of a single GPU and of the host that ``device_map="auto"`` fills unless
 ``max_memory`` is given (``get_balanced_memory`` and ``get_max_memory`` of transformers 5.23)."""
-_BITSANDBYTES = ("nf4", "nf4-dq")
+_BITSANDBYTES = ("int8", "nf4", "nf4-dq")
 """Formats in which bitsandbytes stores weights, which transformers moves only as a whole model."""
 
 
 def _device_map(value: Any) -> Any:
     """Return a valid device map; raises ValueError with all that is valid."""
     if isinstance(value, Mapping):
-        wrong = [one for one in value.values() if one not in ("cpu", "disk") and not _is_number(one)]
-        if wrong or not value:
-            raise ValueError(_VALID)
+        wrong = [key for key, one in value.items() if one not in ("cpu", "disk") and not _is_number(one)]
+        if wrong:
+            raise ValueError(
+                f"{_VALID}; {quoted(str(value[wrong[0]]))} of {quoted(str(wrong[0]))} is neither"
+            )
+        if not value:
+            raise ValueError(f"{_VALID}; the mapping is empty")
     elif value not in _CHOICES and not _is_number(value):
-        raise ValueError(_VALID)
+        raise ValueError(f"{_VALID}, got {quoted(str(value))}")
     return value
 
 
@@ -106,6 +110,11 @@ class Accelerate(Strategy):
     def placement_name(self) -> str:  # type: ignore[override]  # of one of its maps only
         """Name of the map that fills one tier after the other."""
         return "device_map auto" if self.device_map == "auto" else ""
+
+    @property
+    def placement_words(self) -> str:  # type: ignore[override]  # of one of its maps only
+        """Phrase for the placement by that map."""
+        return "{} where device_map auto puts them" if self.device_map == "auto" else ""
 
     @property
     def gpus(self) -> int:
@@ -314,8 +323,8 @@ class Accelerate(Strategy):
 def _check_format(stored_as: str | None, homes: set[Home]) -> None:
     """Raise InputError for quantized weights that transformers does not keep quantized in these homes.
 
-    Source: transformers 5.23, ``validate_environment`` in quantizers/quantizer_bnb_4bit.py, and
-    ``load_gguf_checkpoint`` in modeling_gguf_pytorch_utils.py.
+    Source: transformers 5.23, ``validate_environment`` in quantizers/quantizer_bnb_4bit.py and
+    quantizer_bnb_8bit.py, and ``load_gguf_checkpoint`` in modeling_gguf_pytorch_utils.py.
     """
     found = QUANTIZATIONS.get(stored_as or "")
     if found is not None and found.mixture is not None:

@@ -22,6 +22,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
+from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
@@ -157,9 +158,11 @@ class TensorParallel(DividedStrategy):
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model, or, for transformers' eager code, a program, if
-        transformers can divide the model."""
+        transformers can divide the model and keeps its weights as they are stored."""
         model = plan.model
-        if not self._uses_vllm and (self.ranks == 1 or model.traits.tensor_plan):
+        stored = QUANTIZATIONS.get(model.quantization or "")
+        in_full = stored is not None and stored.mixture is not None  # so transformers loads GGUF files
+        if not self._uses_vllm and not in_full and (self.ranks == 1 or model.traits.tensor_plan):
             name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
             return {"tensor_parallel.py": program}

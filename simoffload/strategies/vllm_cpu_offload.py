@@ -35,6 +35,7 @@ from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
+    TensorParallel,
     TensorParallelPlan,
     arrangements,
     vllm_command,
@@ -65,7 +66,6 @@ class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
     evidence: ClassVar = ""
-    placement_words: ClassVar = "{} in GPU and host memory"
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -82,7 +82,16 @@ class VllmCpuOffload(DividedStrategy):
     @property
     def placement_name(self) -> str:  # type: ignore[override]  # the tier identifies it if all is on GPUs
         """Name of weights in GPU and host memory."""
-        return "vLLM offload" if self.cpu_offload_gb or self.offload_group_size else ""
+        return "vLLM offload" if self._offloads else ""
+
+    @property
+    def placement_words(self) -> str:  # type: ignore[override]  # depends on what is offloaded
+        """Phrase for weights in GPU and host memory."""
+        return "{} in GPU and host memory" if self._offloads else TensorParallel.placement_words
+
+    @property
+    def _offloads(self) -> bool:
+        return bool(self.cpu_offload_gb or self.offload_group_size)
 
     @property
     def options(self) -> OffloadOptions:
@@ -98,7 +107,7 @@ class VllmCpuOffload(DividedStrategy):
 
     def places(self, _machine: Machine) -> Placement:
         """Return host memory as the place of the weights if some are offloaded."""
-        return Placement("dram" if self.cpu_offload_gb or self.offload_group_size else "hbm")
+        return Placement("dram" if self._offloads else "hbm")
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
         """Return the present placement, and HBM."""

@@ -114,3 +114,17 @@ def test_check_understands_equipment(program, tmp_path: Path) -> None:
     assert answer.err.startswith(
         'error: equipped.yaml:10:67: equipment.tiers.array.at[0]: no vertex "plx4" (has: cpu,'
     )
+
+
+@pytest.mark.parametrize("command", ["check", "fit", "run"])
+def test_a_data_type_that_the_gpu_lacks_is_told_before_anything_is_simulated(
+    program, command: str, tmp_path: Path
+) -> None:
+    """The default of gpt-oss is bfloat16, which a V100 does not have."""
+    text = (tmp_path / "small.yaml").read_text().replace("bloom-560m", "gpt-oss-20b")
+    (tmp_path / "old.yaml").write_text(text.replace("dgx-a100", "dgx-2"))
+    answer = program(command, "old.yaml")
+    assert answer.status == 2
+    assert answer.err == (
+        "error: old.yaml:2:8: model.dtype: v100-32g-sxm does not support bfloat16; write float16 or float32\n"
+    )

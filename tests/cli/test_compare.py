@@ -32,6 +32,25 @@ def test_targets_may_be_given_one_by_one(program) -> None:
     assert list(rows) == ["dram", "hbm", "nfs", "tensor_parallel"]
 
 
+def test_the_settings_of_the_fastest_are_there_to_copy(program) -> None:
+    """A ds_config is shown as a command is: the whole of it."""
+    text = program("compare", "small.yaml", "--on", "gpu", *WIDE).out.partition("What to type\n")[2]
+    assert text.startswith("  with the fastest, hbm\n")
+    written = text.partition("ds_config.json\n")[2].partition("\n\n")[0]
+    assert json.loads(written)["zero_optimization"]["stage"] == 3
+
+
+def test_the_baseline_is_added_also_where_the_target_does_not_fit(program) -> None:
+    few = 'profiles={"host/dgx-a100-1tib": {"memory_capacity": "17 GiB"}}'
+    answer = program("compare", "small.yaml", "--on", "dram", "--json", *WIDE, "--set", few)
+    assert answer.status == 3, "of what was asked for"
+    rows = compared(answer)
+    assert {label: row["result"]["fits"] for label, row in rows.items()} == {
+        "dram": False,
+        "tensor_parallel": True,
+    }
+
+
 def test_ratios_refer_to_the_first_by_default(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     assert rows["dram"]["ratio"] == 1
@@ -216,7 +235,8 @@ def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:
         "small": "raid",
         "small, whole": "hbm",
         "small, memory": "dram",
-    }
+        "tensor_parallel": "hbm",
+    }, "once, although two of them offload"
     assert {row["ranks"] for row in rows.values()} == {2}, "those of the scenario"
 
 
@@ -242,7 +262,7 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
         argv = ("compare", "small.yaml", "--strategy", f"{name}.yaml", "--set", "strategy.ranks=1")
-        _, row = json.loads(program(*argv, "--json").out)["compared"]
+        _, row, _ = json.loads(program(*argv, "--json").out)["compared"]
         assert row["result"]["refused"][0].startswith(rendered[name])
         assert rendered[name] in " ".join(program(*argv).out.split())
     alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)

@@ -171,6 +171,8 @@ def section(value: Any, at: str, *texts: str) -> Edit:
     return edit("llama-3.2-1b", "quantization_config", value, *texts, at=f"quantization_config{at}")
 
 
+_TWO_GROUPS = weights(num_bits=8, type="float", strategy="channel")
+_GROUP_0 = _TWO_GROUPS["config_groups"]["group_0"]
 LLAMA, WINDOWS, DEEPSEEK, QWEN, LLAMA_4 = (
     *("llama-3.2-1b", "gemma-2-2b", "deepseek-v3"),
     *("qwen1.5-moe-a2.7b", "llama-4-maverick"),
@@ -220,6 +222,10 @@ EDITS = (
     edit(LLAMA, "torch_dtype", 16, '"float16", "bfloat16"', "got 16"),
     edit(LLAMA, "rms_norm_eps", "small", 'must be a number, got "small"'),
     edit(LLAMA, "hidden_act", 3, "must be text, got 3"),
+    edit(LLAMA, "hidden_act", "sillu", 'no activation function "sillu"; did you mean "silu"?'),
+    edit(DEEPSEEK, "qk_head_dim", 0, "must be at least 1, got 0"),
+    edit(DEEPSEEK, "norm_topk_prob", "yes", 'must be true or false, got "yes"'),
+    edit(LLAMA, "pretraining_tp", "two", 'must be a whole number, got "two"'),
     edit(LLAMA, "rope_theta", 0, "must be above 0, got 0"),
     edit(LLAMA, "attention_dropout", 2, "must be at most 1, got 2"),
     edit("bloom-560m", "use_cache", "yes", 'must be true or false, got "yes"'),
@@ -314,8 +320,11 @@ EDITS = (
         {"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, ".modules", "not a regular expression"
     ),
     section({"quant_method": "compressed-tensors"}, ".config_groups", "required key is missing"),
+    section({"quant_method": "compressed-tensors", "config_groups": {}}, ".config_groups", "got no group"),
     section(
-        {"quant_method": "compressed-tensors", "config_groups": {}}, ".config_groups", "a mapping of at least"
+        {**_TWO_GROUPS, "config_groups": dict.fromkeys(("group_0", "group_1"), _GROUP_0)},
+        ".config_groups",
+        "one group of modules with one format is supported, got 2 groups (group_0, group_1)",
     ),
     section(weights(num_bits=5, strategy="group"), f"{GROUP}.num_bits", "must be 4 or 8"),
     section(weights(num_bits=4, strategy="rows"), f"{GROUP}.strategy", '"group"', '"rows"'),

@@ -162,6 +162,14 @@ def test_targets_of_compressed_tensors() -> None:
     assert covered(section("model.layers.3.self_attn.q_proj")) == [_Q_PROJ]
 
 
+def test_layers_that_vllms_checkpoints_in_fp8_leave_out() -> None:
+    """As AutoFP8 writes it; vLLM reads ``modules_to_not_convert`` where this list is empty."""
+    section = {"quant_method": "fp8", "activation_scheme": "static"}
+    assert covered(read(**section)) == [_Q_PROJ, _EXPERTS]
+    assert covered(read(**section, ignored_layers=["re:.*q_proj"])) == [_EXPERTS]
+    assert covered(read(**section, ignored_layers=[], modules_to_not_convert=["experts"])) == [_Q_PROJ]
+
+
 def test_a_list_of_skipped_modules_replaces_the_head() -> None:
     assert covered(read(load_in_4bit=True)) == [_Q_PROJ]
     assert covered(read(load_in_4bit=True, llm_int8_skip_modules=["experts"])) == [_Q_PROJ, _HEAD]
@@ -173,13 +181,16 @@ def _scheme(targets: Any = ("Linear",), **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": scheme}}
 
 
+_FP8_CHANNEL = _scheme(strategy="channel", num_bits=8, type="float")["config_groups"]["group_0"]
+
+
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
         ({}, "quant_method", "is missing; supported: gptq, awq, bitsandbytes"),
-        ({"quant_method": "hqq"}, "quant_method", "this method is not supported"),
+        ({"quant_method": "hqq"}, "quant_method", 'the method "hqq" is not supported'),
         ({"quant_method": "gptqq"}, "quant_method", 'did you mean "gptq"?'),
-        ({"quant_method": 4}, "quant_method", "this method is not supported"),
+        ({"quant_method": 4}, "quant_method", 'the method "4" is not supported'),
         ({"quant_method": "gptq"}, "bits", "required key is missing"),
         ({"quant_method": "gptq", "bits": 5}, "bits", "must be"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size", "whole number"),
@@ -222,6 +233,12 @@ def _scheme(targets: Any = ("Linear",), **weights: Any) -> dict[str, Any]:
         (_scheme(strategy="block", type="float", num_bits=8), "config_groups.group_0.weights", "needs block"),
         (_scheme(["Embedding"], strategy="channel"), "config_groups.group_0.targets", "only Linear"),
         (_scheme([], strategy="channel"), "config_groups.group_0.targets", "at least 1"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups", "got no group"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": dict.fromkeys("ab", _FP8_CHANNEL)},
+            "config_groups",
+            "with one format is supported, got 2 groups (a, b); in a scenario, model.quantization replaces",
+        ),
     ],
 )
 def test_broken_sections(section: dict[str, Any], key: str, message: str) -> None:

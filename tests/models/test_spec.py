@@ -249,7 +249,7 @@ def test_a_quantized_config_and_what_replaces_it(tmp_path: Path) -> None:
 
 def test_a_method_that_is_not_supported_may_be_replaced(tmp_path: Path) -> None:
     write(tmp_path, {**LLAMA_8B, "quantization_config": {"quant_method": "hqq"}})
-    with pytest.raises(InputError, match="this method is not supported"):
+    with pytest.raises(InputError, match='the method "hqq" is not supported'):
         load_model({"config": "config.json"}, root=tmp_path)
     replaced = load_model({"config": "config.json", "quantization": "int4-g64"}, root=tmp_path)
     assert replaced.quantization == "int4-g64"
@@ -360,3 +360,8 @@ def test_a_config_stays_inside_its_folder(tmp_path: Path) -> None:
 def test_a_missing_path_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         load_model({"config": path}, root=tmp_path)
+
+
+def test_names_of_quantizations_may_be_in_capitals_as_files_are_called() -> None:
+    capitals = load_model({"name": "llama-3.2-1b", "quantization": "Q4_K_M"})
+    assert capitals == load_model({"name": "llama-3.2-1b", "quantization": "q4_k_m"})

@@ -117,6 +117,28 @@ def test_checkpoints_of_its_weights_are_simulated(tmp_path: Path) -> None:
     assert simulate(load_scenario(path)).fits
 
 
+@pytest.mark.parametrize(
+    ("edits", "parameters"),
+    [
+        ({"num_sparse_decoder_layers": 3}, 619_339_008),
+        ({"num_decoder_layers": 6}, 463_593_216),
+        ({"encoder_sparse_step": 0}, 421_121_280),
+    ],
+)
+def test_a_written_distance_of_layers_with_experts_decides(
+    edits: dict[str, int], parameters: int, tmp_path: Path
+) -> None:
+    """transformers 5.23 sets further keys of a config.json last, so that they replace computed ones."""
+    oracle = json.loads(Path(__file__).with_name("oracle-5.json").read_text(encoding="utf-8"))
+    config = {**oracle["configs"]["switch-base-8"], **edits}
+    (tmp_path / "c.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_model({"config": "c.json"}, root=tmp_path).num_parameters == parameters
+    fewer = {"config": "c.json", "num_sparse_decoder_layers": 3, "num_decoder_layers": 12}
+    own = load_model({**fewer, "num_sparse_encoder_layers": 6}, root=tmp_path)
+    named = load_model({"name": "switch-base-8", "num_sparse_decoder_layers": 3})
+    assert own.num_parameters == named.num_parameters
+
+
 def test_what_models_show_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "show", "switch-c-2048"]) == 0
     out = capsys.readouterr().out

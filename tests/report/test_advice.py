@@ -150,6 +150,18 @@ def test_a_terminal_shows_the_command_of_the_best_program(advice: Advice) -> Non
     assert "stored as int4-g128.\nvllm serve bloom-7b1 " in command
 
 
+def test_a_terminal_shows_what_to_type_for_the_same_answers(advice: Advice) -> None:
+    """The best other place of the weights, if the largest gain is of another form of them."""
+    (typed,) = (one for one in advised(advice, None) if one.title == "What to type for the same answers")
+    same = next(one for one in advice.helping if one.change.same_work and one.change.kind == "placement")
+    assert typed.sentences[0].startswith(f"with {same.change.description} (")
+    assert not typed.page_only
+    only = [one for one in advice.helping if one.change.same_work]
+    titles = [one.title for one in advised(replace(advice, tried=tuple(only)), None)]
+    assert "What to type" in titles
+    assert "What to type for the same answers" not in titles
+
+
 def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Advice, search: Search) -> None:
     bars = checked(gains(advice.helping))["data"]
     assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)

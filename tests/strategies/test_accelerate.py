@@ -365,6 +365,7 @@ def test_auto_divides_as_transformers_does(case: dict[str, Any]) -> None:
     ("stored_as", "keys", "message"),
     [
         ("nf4", ["device_map=4"], "partly on a GPU and partly offloaded"),
+        ("int8", ["device_map=4"], "partly on a GPU and partly offloaded"),
         ("nf4-dq", ["device_map=auto", 'max_memory={"0": "0.15 GB", "cpu": "9 GB"}'], "partly on a GPU"),
         ("q4_k_m", ["device_map=cuda"], "a GGUF file in full"),
     ],
@@ -546,6 +547,8 @@ def test_the_script_names_the_gpus_that_auto_may_use(file: Path) -> None:
     [
         (["device_map=9"], "9 layers on the GPU, but the model has 8; write 0 to 8"),
         (["device_map=gpu"], "must be auto, cuda, cpu, disk, a number of layers"),
+        (["device_map=gpu"], 'got "gpu"'),
+        (['device_map={"model": 0, "lm_head": "gpu"}'], '"gpu" of "lm_head" is neither'),
         (["device_map=disk"], "offload_folder: .* name the storage tier"),
         (['device_map={"": "cpu"}'], "compute on the CPU"),
         (['device_map={"model": 0}'], "no device for lm_head"),
@@ -618,4 +621,9 @@ def test_compare_sets_it_beside_another_strategy(
     Path("one.yaml").write_text("kind: accelerate\ndevice_map: cpu\nnum_gpus: 1\n")
     assert main(["compare", "zero.yaml", "--strategy", "hooks.yaml", "--strategy", "one.yaml", "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
-    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1]
+    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1, 2], "the last is the baseline"
+
+
+def test_the_verdict_of_auto_names_no_single_place(file: Path) -> None:
+    assert so.simulate(loaded(file, "device_map=auto")).placement_words.startswith("{} where device_map auto")
+    assert not so.simulate(loaded(file, "device_map=cpu")).placement_words

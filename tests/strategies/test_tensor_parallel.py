@@ -456,6 +456,12 @@ def test_what_transformers_does_not_divide_is_served_by_vllm(model: str) -> None
     assert list(scenario(model).exports()) == ["tensor_parallel.py"]
 
 
+def test_vllm_serves_files_that_transformers_would_write_in_full() -> None:
+    for name, file in (("q4_k_m", "vllm-serve.sh"), ("int4-g128", "tensor_parallel.py")):
+        model: Any = {"name": "llama-2-7b", "quantization": name}
+        assert list(scenario(model).exports()) == [file]
+
+
 def test_vllm_fills_as_much_as_is_needed() -> None:
     """More than 92 % of the memory, its default, must be asked for."""
     full = scenario("llama-2-70b", batch=1000, tensor_parallel_size=2, compiled=True)

@@ -9,8 +9,8 @@ positions in attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -72,12 +72,25 @@ class SwitchTransformers(FamilyConfig):
     num_decoder_layers: Count | None = None
     num_sparse_encoder_layers: Sparse = 3
     num_sparse_decoder_layers: Sparse = 3
+    encoder_sparse_step: Sparse | None = None
+    """Distance of the encoder's layers with experts, as config.json has it; None: from their number."""
+    decoder_sparse_step: Sparse | None = None
+    """The same of the decoder."""
     num_experts: Experts = 8
     router_bias: Flag = False
     relative_attention_num_buckets: Count = 32
     dense_act_fn: Literal["relu", "gelu", "gelu_new", "silu", "gated-gelu"] = "relu"
     """Activation; with ``gated-gelu`` a feed-forward network has three matrices."""
     tie_word_embeddings: Flag = True
+
+    @classmethod
+    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the replaced keys; with other numbers of layers the distances of a file do not apply."""
+        merged = super().replaced(base, overrides)
+        steps = {"encoder_sparse_step", "decoder_sparse_step"} - overrides.keys()
+        if any("layers" in key for key in overrides):
+            merged = {key: value for key, value in merged.items() if key not in steps}
+        return merged
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
@@ -134,20 +147,21 @@ class SwitchTransformers(FamilyConfig):
             dropout("decoder.dropout"),
             head(hidden, self.vocab_size, tied_to=_TABLE if tied else None),
         )
-        encoder = self._stack(self.num_hidden_layers, self.num_sparse_encoder_layers, cross=False)
-        decoder = self._stack(self._decoder_layers, self.num_sparse_decoder_layers, cross=True)
+        sparse = self.num_sparse_encoder_layers, self.num_sparse_decoder_layers
+        encoder = self._stack(self.num_hidden_layers, sparse[0], self.encoder_sparse_step, cross=False)
+        decoder = self._stack(self._decoder_layers, sparse[1], self.decoder_sparse_step, cross=True)
         return ModuleLists(before, (*encoder, *decoder), after)
 
-    def _stack(self, count: int, sparse: int, *, cross: bool) -> Iterable[Layer]:
+    def _stack(self, count: int, sparse: int, step: int | None, *, cross: bool) -> Iterable[Layer]:
         """Return the layers of one stack; those with experts are where transformers puts them, which may be
         the second one where there should be none."""
-        step = count // (sparse or 1)
+        step = count // (sparse or 1) if step is None else step
         kinds = {
             (first, mixed): self._layer(first=first, cross=cross, experts=mixed)
             for first in (True, False)
             for mixed in (True, False)
         }
-        return [kinds[index == 0, index % step == 1 or step == 1] for index in range(count)]
+        return [kinds[index == 0, step == 1 or (step > 1 and index % step == 1)] for index in range(count)]
 
     def _layer(self, *, first: bool, cross: bool, experts: bool) -> Layer:
         parts = [self._attend("layer.0.SelfAttention", bias=first)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
@@ -277,17 +277,30 @@ def _cost(one: Tried, currency: str) -> Entry:
 
 
 def _settings(advice: Advice) -> tuple[ReportSection, ...]:
-    """Show what to type for the largest gain of another program or form of the weights, and the complete
-    ds_config of the setting that gains most."""
-    found: list[ReportSection] = []
-    for title, of_setting in ((COMMAND, False), ("Settings to copy", True)):
-        for one in advice.helping:
-            is_setting = one.change.kind == "setting"
-            if one.change.sets_program and is_setting is of_setting:
-                sections = settings(one.result.provenance, f"with {_with_gain(one)}", title=title)
-                found += [section._replace(page_only=of_setting) for section in sections]
-                break
-    return tuple(found) or commands(advice.result.provenance, "without changes")
+    """Show what to type for the largest gain of another program or form of the weights, and with the same
+    answers, and the complete ds_config of the setting that gains most."""
+    programs = [one for one in advice.helping if _types(one)]
+    same = [one for one in advice.helping if one.change.same_work and _places(one)]
+    single = [one for one in advice.helping if one.change.kind == "setting"]
+    shown = [(COMMAND, commands, one) for one in programs[:1]]
+    shown += [
+        (f"{COMMAND} for the same answers", commands, one) for one in same[:1] if one not in programs[:1]
+    ]
+    shown += [("Settings to copy", settings, one) for one in single[:1]]
+    found = (
+        show(one.result.provenance, f"with {_with_gain(one)}", title=title) for title, show, one in shown
+    )
+    return tuple(chain.from_iterable(found)) or commands(advice.result.provenance, "without changes")
+
+
+def _types(one: Tried) -> bool:
+    """Return whether a change is another program or form of the weights."""
+    return one.change.sets_program and one.change.kind != "setting"
+
+
+def _places(one: Tried) -> bool:
+    """Return whether a change places the weights elsewhere, if only under another program."""
+    return one.change.kind == "placement" or _types(one)
 
 
 # -- search --------------------------------------------------------------------------------------

@@ -60,11 +60,9 @@ def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") ->
     return (ReportSection(title, sentences, notes=notes, listings=listings, page_only=True),)
 
 
-def commands(origins: ResultProvenance, *texts: str) -> tuple[ReportSection, ...]:
-    """Return what to type, also for the terminal; nothing if that is a configuration file or nothing."""
-    if not all(isinstance(content, str) for content in origins.exports.values()):
-        return ()
-    return tuple(one._replace(page_only=False) for one in settings(origins, *texts, title=COMMAND))
+def commands(origins: ResultProvenance, *texts: str, title: str = COMMAND) -> tuple[ReportSection, ...]:
+    """Return what to type or to copy, also for the terminal; nothing if there is nothing."""
+    return tuple(one._replace(page_only=False) for one in settings(origins, *texts, title=title))
 
 
 def versions(
