@@ -227,7 +227,7 @@ class AcceleratePlan(InferencePlan):
 
     @cached_property
     def on_gpus(self) -> tuple[tuple[MemoryTerm, ...], ...]:
-        """Memory of each GPU."""
+        """Memory that each of the GPUs must hold at its peak."""
         layers: list[set[int]] = [set() for _ in range(self.options.num_gpus)]
         for call, gpu in zip(self.tree.calls, self.executed, strict=True):
             layers[gpu].add(call.layer)
