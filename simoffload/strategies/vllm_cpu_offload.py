@@ -263,7 +263,7 @@ def _within(budget: int, sizes: Weights) -> Weights:
     """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent; the last one may
     exceed it."""
     found: dict[str, tuple[int, ...]] = {}
-    for name, tensors in sizes.items():
+    for name, tensors in sizes.items() if budget > 0 else ():
         for size in tensors:
             if budget > 0:
                 found[name] = (*found.get(name, ()), size)
