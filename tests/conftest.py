@@ -23,6 +23,11 @@ settings.load_profile("explore" if EXPLORES else "repeatable")
 gc.set_threshold(300_000)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with slow tests: of several processes none has to wait for such a one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Leave modules and tests, which stay until the end, out of every collection of garbage."""
     gc.collect()

@@ -77,14 +77,8 @@ def test_inference_with_everything_counted(model: str, machines: dict[str, int])
     [
         ("7b1", {"hbm": 1, "dram": 1, "raid": 1, "nfs": 1, "ai400x2": 1}),
         ("176b", {"hbm": 32, "dram": 4, "raid": 1, "nfs": 1, "ai400x2": 1}),
-        pytest.param(
-            "mod-1", {"hbm": 157, "dram": 26, "raid": 3, "nfs": 3, "ai400x2": 3}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "mod-2",
-            {"hbm": 7301, "dram": 688, "raid": 63, "nfs": None, "ai400x2": None},
-            marks=pytest.mark.slow,
-        ),
+        ("mod-1", {"hbm": 157, "dram": 26, "raid": 3, "nfs": 3, "ai400x2": 3}),
+        ("mod-2", {"hbm": 7301, "dram": 688, "raid": 63, "nfs": None, "ai400x2": None}),
     ],
 )
 def test_training_with_everything_counted(model: str, machines: dict[str, int | None]) -> None:
