@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import ipaddress
 import socket
 from collections.abc import Iterator
@@ -17,6 +18,20 @@ from tests.examples import EXPLORES, FEW, some
 settings.register_profile("repeatable", deadline=None, max_examples=some(FEW), derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=some(FEW))
 settings.load_profile("explore" if EXPLORES else "repeatable")
+
+# As in the program itself: simulations make many objects and no garbage that could not wait.
+gc.set_threshold(300_000)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with slow tests: of several processes none has to wait for such a one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, which stay until the end, out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.results import InferenceResult, SimulationResult
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import DEEPSPEED_ADAM
@@ -44,6 +44,8 @@ class Setting(NamedTuple):
     """The reason why there is no such tier."""
     deepspeed: str | None
     """The version of DeepSpeed that ran."""
+    cache: ScenarioCache
+    """The files that all runs share."""
 
 
 class Prediction(NamedTuple):
@@ -74,7 +76,7 @@ def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False
     if tier is not None and other_storage:
         text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
-    return Setting(platform, tier, reason, deepspeed)
+    return Setting(platform, tier, reason, deepspeed, ScenarioCache())
 
 
 def _storage_tier(machine: Machine) -> str | None:
@@ -95,7 +97,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     if "nvme" in (run.offload, run.optimizer) and within.storage is None and run.group != "accelerate":
         return Prediction(within.no_storage)
     try:
-        scenario = resolve(Document("", _scenario(run, within)))
+        scenario = resolve(Document("", _scenario(run, within)), cache=within.cache)
         plan = scenario.plan()
         short = [
             use.sentence() for use in peak_uses(plan.memory_stages, scenario.machine.tiers) if not use.fits

@@ -102,16 +102,16 @@ class ScenarioCache:
         root, reference = self._apart.get(reference, (root, reference))
         changes = Changes.of(document) if changed else None
         equipment = Equipment.of(document)
-        if root is None:
-            return load_platform(reference, changes=changes, equipment=equipment)
-        if root not in self._libraries:
-            self._libraries[root] = Library(root)
-        library = self._libraries[root]
         written = canonical([document.data.get("equipment"), changes and changes.by_profile])
-        return self._platforms.get(
-            (root, reference, written),
-            lambda: platform_from(library, reference, changes=changes, equipment=equipment),
-        )
+
+        def load() -> Platform:
+            if root is None:
+                return load_platform(reference, changes=changes, equipment=equipment)
+            if root not in self._libraries:
+                self._libraries[root] = Library(root)
+            return platform_from(self._libraries[root], reference, changes=changes, equipment=equipment)
+
+        return self._platforms.get((root, reference, written), load)
 
     def machine(self, platform: Platform, *, nodes: int) -> Machine:
         """Return a machine of ``nodes`` hosts of a platform; raises what ``Platform.machine`` raises."""

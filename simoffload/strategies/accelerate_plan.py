@@ -24,7 +24,7 @@ from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device, Schedule
 from simoffload.strategies.base import Plan, Tunable
-from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
+from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
@@ -97,15 +97,16 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def placed(self) -> tuple[tuple[Call, Home | None], ...]:
         """Calls of a pass with the homes of their modules; None for one whose parts have several."""
-        return tuple((call, home_of(call.name, self.homes)) for call in self.tree.calls)
+        calls = self.tree.calls
+        return tuple(zip(calls, homes_of((call.name for call in calls), self.homes), strict=True))
 
     @cached_property
     def stored(self) -> Mapping[Home, Mapping[str, int]]:
         """Tensors by home: size [B] by full name. A tensor of several modules counts where the first of them
         has its home, or on the main GPU if one of them is there."""
         found: dict[str, tuple[Home, int]] = {}
-        for call, home in self.placed:
-            for name, size in self.tree.tensors(call) if home is not None else ():
+        for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True):
+            for name, size in tensors if home is not None else ():
                 if name not in found or home == self.main:
                     found[name] = home, size  # type: ignore[assignment]  # of a call with tensors it is known
         stored: dict[Home, dict[str, int]] = {}
@@ -120,13 +121,11 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def copied(self) -> tuple[tuple[int, ...], ...]:
         """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
-        return tuple(self._copied(call, home) for call, home in self.placed)
-
-    def _copied(self, call: Call, home: Home | None) -> tuple[int, ...]:
-        if home not in ("cpu", "disk"):
-            return ()
         kept = self.stored.get(self.main, {})
-        return tuple(size for name, size in self.tree.tensors(call) if name not in kept)
+        return tuple(
+            tuple([size for name, size in tensors if name not in kept]) if home in ("cpu", "disk") else ()
+            for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True)
+        )
 
     @cached_property
     def hooked(self) -> bool:
@@ -214,8 +213,7 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:
         """Memory that each tier must hold at its peak; on the GPUs that of the fullest one."""
-        gpus = map(self._on_gpu, range(self.options.num_gpus))
-        terms = [*max(gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
+        terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
         if in_memory := self.stored.get("cpu", {}):
             pinned = self.options.pin_memory
             terms.append(MemoryTerm("dram", "weights", sum(in_memory.values()), pinned=pinned))
@@ -227,19 +225,25 @@ class AcceleratePlan(InferencePlan):
             terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))
         return tuple(terms)
 
-    def _on_gpu(self, gpu: int) -> tuple[MemoryTerm, ...]:
-        """Return the memory of one GPU: the cache of the layers that it computes, and all activations."""
-        here = {call.layer for (call, _), at in zip(self.placed, self.executed, strict=True) if at == gpu}
-        layers = [layer for number, layer in enumerate(self.model.layers) if number in here]
+    @cached_property
+    def on_gpus(self) -> tuple[tuple[MemoryTerm, ...], ...]:
+        """Memory that each of the GPUs must hold at its peak."""
+        layers: list[set[int]] = [set() for _ in range(self.options.num_gpus)]
+        for call, gpu in zip(self.tree.calls, self.executed, strict=True):
+            layers[gpu].add(call.layer)
+        return tuple(self._on_gpu(gpu, here) for gpu, here in enumerate(layers))
+
+    def _on_gpu(self, gpu: int, here: set[int]) -> tuple[MemoryTerm, ...]:
+        """Return the memory of one GPU: the cache of the layers ``here``, and all activations."""
+        layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
         encoder = sum(number < self.model.num_encoder_layers for number in here - {-1})
-        part = replace(self.model, groups=grouped(layers), num_encoder_layers=encoder)
+        part = replace(self.model, groups=layers, num_encoder_layers=encoder)
         cache = cache_bytes(part, self.workload)
         terms = [
             term._replace(size=cache) if term.name == "key-value cache" else term
             for term in working_memory(self.model, self.workload, self.machine)
         ]
-        loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
-        if loaded:
+        if gpu == self.main and (loaded := max(map(sum, self.copied), default=0)):
             terms.insert(0, MemoryTerm("hbm", "offloaded module, largest", loaded))
         if kept := self.bytes_at(gpu):
             terms.insert(0, MemoryTerm("hbm", "weights", kept, remedy=_FEWER))
@@ -378,16 +382,8 @@ class _Writer(StreamWriter):
         if gpu != self._at:
             before, path = self._at, self.machine.send(self._at, gpu)
             route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
-            after = self.so_far(HOST, 1 + before)
-            self.add(
-                "copy",
-                1 + gpu,
-                fixed=latency,
-                size=self._hidden,
-                route=route,
-                label="hidden states",
-                after=after,
-            )
+            label, after = "hidden states", self.so_far(HOST, 1 + before)
+            self.add("copy", 1 + gpu, fixed=latency, size=self._hidden, route=route, label=label, after=after)
             self._at = gpu
         self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
 

@@ -8,7 +8,7 @@ number of a GPU, "cpu" or "disk".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -82,18 +82,15 @@ class ModuleTree:
         """Return the module of a call."""
         return self.modules[call.number]
 
-    def tensors(self, call: Call) -> tuple[tuple[str, int], ...]:
-        """Return full name and size [B] of the tensors that the called module uses itself."""
-        return self._tensors[call]
-
     @cached_property
-    def _tensors(self) -> dict[Call, tuple[tuple[str, int], ...]]:
+    def tensors(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Full name and size [B] of the tensors that the module of each call uses itself."""
         names, size = self.model.layer_names, self.model.dtype_bytes
-        owners = {call: f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls}
-        return {
-            call: tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
-            for call, owner in owners.items()
-        }
+        owners = (f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls)
+        return tuple(
+            tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+            for call, owner in zip(self.calls, owners, strict=True)
+        )
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -233,8 +230,8 @@ class ModuleTree:
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"
                 raise InputError.at(KEY, f"{text}, or use a GPU below {gpus}")
-        owners = (call.name for call in self.calls if self.module(call).parameters)
-        lacking = [name for name in owners if home_of(name, homes) is None]
+        owners = [call.name for call in self.calls if self.module(call).parameters]
+        lacking = [name for name, home in zip(owners, homes_of(owners, homes), strict=True) if home is None]
         if lacking:
             raise InputError.at(KEY, f"no device for {_listed(lacking)}; every module with weights needs one")
         if not any(isinstance(home, int) for home in homes.values()):
@@ -259,9 +256,16 @@ def parents(name: str) -> Iterator[str]:
     yield ""
 
 
-def home_of(name: str, homes: Mapping[str, Home]) -> Home | None:
-    """Return the home of a module: that of the longest name in the map that is its own or a parent's."""
-    return next((homes[one] for one in parents(name) if one in homes), None)
+def homes_of(names: Iterable[str], homes: Mapping[str, Home]) -> tuple[Home | None, ...]:
+    """Return the homes of modules: that of the longest name in the map that is its own or a parent's."""
+    found: dict[str, Home | None] = {"": None, **homes}
+
+    def home_of(name: str) -> Home | None:
+        if name not in found:
+            found[name] = home_of(name.rpartition(".")[0])
+        return found[name]
+
+    return tuple(map(home_of, names))
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -75,6 +75,7 @@ class PassWriter:
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
+        self._known_paths: dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]] = {}
         # Stream, number of the operation, and peers that the next operation of the GPU waits for.
         self._awaited: list[tuple[int, int, int]] = []
 
@@ -169,18 +170,18 @@ class PassWriter:
         machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
         self._launch(name, self._machine.host.eager_costs.all_reduce.value)
         size = max(1, round(elements * self._plan.model.dtype_bytes))
-        paths = []
-        for rank in range(self._each):
-            gpu = degrees.gpu(self._number, rank)
+
+        def path_of(rank: int, gpu: int) -> Path:
             if ring:
-                paths.append(machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor))
-            else:
-                paths.append(machine.send(gpu, degrees.gpu(self._number + 1, rank)))
-        route = self._builder.route(name=name, hops=self._hops(paths), cap=paths[0].curve.rate(size))
+                return machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor)
+            return machine.send(gpu, degrees.gpu(self._number + 1, rank))
+
+        path, hops = self._paths(name, path_of)
+        route = self._builder.route(name=name, hops=hops, cap=path.curve.rate(size))
         after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
         after = (*after, *self._waits(self._awaited))
         self._awaited = []
-        fixed = picoseconds(paths[0].latency)
+        fixed = picoseconds(path.latency)
         self._builder.add(Op(kind, name, self._stream(stream), fixed, size, route, after, ring))
 
     @property
@@ -188,12 +189,18 @@ class PassWriter:
         """Streams other than its own for which the compute stream waits."""
         return (REDUCE,) if self._degrees.tensor > 1 else ()
 
-    def _hops(self, paths: Sequence[Path]) -> tuple[Hops, ...]:
-        """Return the hops of all ranks, of which only those of the stage have ``paths``."""
-        hops: list[Hops] = [()] * self._degrees.ranks
-        begin = self._number * self._each
-        hops[begin : begin + self._each] = (path.hops for path in paths)
-        return tuple(hops)
+    def _paths(self, name: str, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
+        """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages.
+
+        ``path_of`` gives the path of a rank of the stage and its GPU; it is asked once for each ``name``.
+        """
+        if (self._number, name) not in self._known_paths:
+            paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
+            hops: list[Hops] = [()] * self._degrees.ranks
+            begin = self._number * self._each
+            hops[begin : begin + self._each] = (path.hops for path in paths)
+            self._known_paths[self._number, name] = paths[0], tuple(hops)
+        return self._known_paths[self._number, name]
 
     def _stream(self, stream: int) -> int:
         return self._number * len(self._names) + stream

@@ -272,7 +272,7 @@ def _within(budget: int, sizes: Weights) -> Weights:
     """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent; the last one may
     exceed it."""
     found: dict[str, tuple[int, ...]] = {}
-    for name, tensors in sizes.items():
+    for name, tensors in sizes.items() if budget > 0 else ():
         for size in tensors:
             if budget > 0:
                 found[name] = (*found.get(name, ()), size)
@@ -300,15 +300,12 @@ class _OffloadWriter(PassWriter):
     def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
         """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
         number of the operation."""
-        paths = [
-            self._machine.host_to_device(self._degrees.gpu(self._number, rank), pinned=True)
-            for rank in range(self._each)
-        ]
+        path, hops = self._paths(name, lambda _, gpu: self._machine.host_to_device(gpu, pinned=True))
         # Without a call for each tensor, small ones are read at the rate of large copies.
-        rate = effective_rate(paths[0], sizes) if calls else paths[0].curve.points[-1][1]
-        route = self._builder.route(name=name, hops=self._hops(paths), cap=int(rate))
+        rate = effective_rate(path, sizes) if calls else path.curve.points[-1][1]
+        route = self._builder.route(name=name, hops=hops, cap=int(rate))
         after = self._dependencies(HOST, COMPUTE, *self._reduced)
-        fixed = picoseconds(calls * paths[0].latency)
+        fixed = picoseconds(calls * path.latency)
         return self._builder.add(Op("copy", label, self._copies, fixed, sum(sizes), route, after))
 
 

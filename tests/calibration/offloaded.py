@@ -1,4 +1,4 @@
-"""Give a ds_config to real DeepSpeed and report where everything is stored: python offloaded.py CASE."""
+"""Give each ds_config to real DeepSpeed and report where everything is stored: python offloaded.py CASE…"""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def main(path: Path) -> None:
     """Run one step or forward pass with the exact configuration of the case, and write the report next to
     it."""
     case = json.loads(path.read_text())
-    deepspeed.init_distributed()
     model = build.build(case, case["config"])
     engine = build.initialize(model, case["config"])
     training = case["workload"]["kind"] == "training"
@@ -74,4 +73,6 @@ def _optimizer(zero: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    deepspeed.init_distributed()
+    for argument in sys.argv[1:]:
+        main(Path(argument))

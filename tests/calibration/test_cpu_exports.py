@@ -62,28 +62,44 @@ def placed(node: Any, folder: Path) -> Any:
     return {key: str(folder) if key == "nvme_path" else placed(one, folder) for key, one in node.items()}
 
 
-def carry_out(name: str, folder: Path) -> Run:
+def prepared(name: str, folder: Path) -> LoadedScenario:
+    """Write the case of a scenario to ``case.json`` in ``folder``, and return the scenario."""
     model, *overrides = SMALL[name]
     scenario = load_scenario(name, overrides=[f"model={model}", LATEST, *overrides])
-    config = scenario.exports()["ds_config.json"]
-    work = scenario.scenario.workload
-    spec = ModelSpec.model_validate(scenario.document.data["model"])
+    (folder / "swap").mkdir(parents=True)
     case = {
-        "config": placed(config, folder / "swap"),
-        "hf_config": spec.hf_config(),
+        "config": placed(scenario.exports()["ds_config.json"], folder / "swap"),
+        "hf_config": ModelSpec.model_validate(scenario.document.data["model"]).hf_config(),
         "attention": "eager",
         "dtype": scenario.model.dtype,
-        "workload": work.model_dump(mode="json"),
+        "workload": scenario.scenario.workload.model_dump(mode="json"),
     }
-    (folder / "swap").mkdir()
     (folder / "case.json").write_text(json.dumps(case))
+    return scenario
+
+
+def swap_files(folder: Path) -> dict[str, int]:
+    """Return the size of all swap files by the kind of their content [B]."""
+    files: dict[str, int] = {}
+    for path in folder.rglob("*.swp"):
+        (kind,) = (part for part in path.parts if part.endswith("params") or part == "optimizer")
+        files[kind] = files.get(kind, 0) + path.stat().st_size
+    return files
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """All scenarios under real DeepSpeed, one after the other in one process."""
+    top = tmp_path_factory.mktemp("exports")
+    folders = {name: top / name.replace("/", "-") for name in SMALL}
+    scenarios = {name: prepared(name, folder) for name, folder in folders.items()}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     here = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder / "case.json")],
+        [sys.executable, str(SCRIPT), *(str(folder / "case.json") for folder in folders.values())],
         env={**os.environ, **alone, **here, "MASTER_PORT": str(port)},
         capture_output=True,
         text=True,
@@ -91,25 +107,21 @@ def carry_out(name: str, folder: Path) -> Run:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    files: dict[str, int] = {}
-    for path in (folder / "swap").rglob("*.swp"):
-        (kind,) = (part for part in path.parts if part.endswith("params") or part == "optimizer")
-        files[kind] = files.get(kind, 0) + path.stat().st_size
-    return Run(scenario, config, json.loads((folder / "case.answer").read_text()), files)
-
-
-@pytest.fixture(scope="module")
-def done() -> dict[str, Run]:
-    """Runs by the name of their scenario, each carried out for the first test that asks for it."""
-    return {}
+    return {
+        name: Run(
+            scenarios[name],
+            scenarios[name].exports()["ds_config.json"],
+            json.loads((folder / "case.answer").read_text()),
+            swap_files(folder / "swap"),
+        )
+        for name, folder in folders.items()
+    }
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, done: dict[str, Run], tmp_path: Path) -> Run:
+def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     """One scenario under real DeepSpeed."""
-    if request.param not in done:
-        done[request.param] = carry_out(request.param, tmp_path)
-    return done[request.param]
+    return runs[request.param]
 
 
 def section(run: Run, name: str) -> dict[str, Any]:

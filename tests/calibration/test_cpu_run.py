@@ -18,6 +18,7 @@ import yaml
 
 from simoffload.errors import InputError
 from simoffload.strategies.zero_inference import ZeroInferencePlan
+from tests.calibration.real_runs import Recorded, want
 from tests.calibration.storage_plan import LAYER, module_names, plan_of, planned_rows, recorded_rows
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
@@ -25,45 +26,24 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 RUNS_FILE = Path(__file__).parent / "data" / "cpu_runs.yaml"
 SEPARATE_EXPERTS = Path(__file__).parent / "separate_experts.py"
 SEPARATE_RECORD = Path(__file__).parent / "data" / "separate_experts.json"
-RUNS = {run["name"]: run for run in yaml.safe_load(RUNS_FILE.read_text())["runs"]}
+RUNS: dict[str, dict[str, Any]] = {run["name"]: run for run in yaml.safe_load(RUNS_FILE.read_text())["runs"]}
+TOO_FEW = json.loads(json.dumps(RUNS["mixtral, two expert tensors at a time"]))
+TOO_FEW["strategy"]["ds_config"]["zero_optimization"]["offload_param"]["buffer_count"] = 1
+want(RUNS)
+want({"mixtral, one buffer": TOO_FEW}, refused=True)
 SMALLEST_SWAPPED = 1 << 20  # [B]
 
 
-def calibrate(runs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``simoffload calibrate deepspeed``."""
-    command = [sys.executable, "-m", "simoffload", "calibrate", "deepspeed", str(runs), "-o", str(folder)]
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the records of all runs."""
-    folder = tmp_path_factory.mktemp("runs") / "out"
-    done = calibrate(RUNS_FILE, folder)
-    assert done.returncode == 0, done.stderr + (folder / "log.txt").read_text()[-4000:]
-    data: dict[str, Any] = json.loads((folder / "runs.json").read_text())
-    assert data["failed"] == []
-    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "runs.json"], "swap files are left"
-    return data
-
-
 @pytest.fixture(params=RUNS)
-def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
+def run(request: pytest.FixtureRequest, recorded_runs: Recorded) -> dict[str, Any]:
     """Return the record of one run."""
-    (found,) = (run for run in record["runs"] if run["name"] == request.param)
-    return found
+    return recorded_runs.runs[request.param]
 
 
 @pytest.fixture
-def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroInferencePlan:
+def plan(run: dict[str, Any], recorded_runs: Recorded) -> ZeroInferencePlan:
     """Return the simulator's plan for a recorded run."""
-    return plan_of(RUNS[run["name"]], version=record["machine"]["deepspeed"])
+    return plan_of(RUNS[run["name"]], version=recorded_runs.data["machine"]["deepspeed"])
 
 
 @pytest.fixture
@@ -123,14 +103,7 @@ def test_separate_experts_are_fetched_as_recorded(tmp_path: Path) -> None:
     assert runs == json.loads(SEPARATE_RECORD.read_text())["runs"]
 
 
-def test_deepspeed_and_the_simulator_refuse_the_same_lack_of_buffers(
-    record: dict[str, Any], tmp_path: Path
-) -> None:
-    run = json.loads(json.dumps(RUNS["mixtral, two expert tensors at a time"]))
-    run["strategy"]["ds_config"]["zero_optimization"]["offload_param"]["buffer_count"] = 1
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    done = calibrate(tmp_path / "run.yaml", tmp_path / "out")
-    assert done.returncode == 1
-    assert "Not enough buffers 1 for swapping 2" in done.stderr
+def test_deepspeed_and_the_simulator_refuse_the_same_lack_of_buffers(recorded_runs: Recorded) -> None:
+    assert "Not enough buffers 1 for swapping 2" in recorded_runs.errors["mixtral, one buffer"]
     with pytest.raises(InputError, match="Not enough buffers"):
-        planned_rows(plan_of(run, version=record["machine"]["deepspeed"]), first=True)
+        planned_rows(plan_of(TOO_FEW, version=recorded_runs.data["machine"]["deepspeed"]), first=True)

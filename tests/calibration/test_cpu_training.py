@@ -7,13 +7,12 @@ drive's alignment; gradients [4 B] of tensors of 1 MiB and more once each, while
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import pytest
 
-from tests.calibration.test_cpu_run import calibrate
+from tests.calibration.real_runs import Recorded, want
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 
@@ -35,28 +34,19 @@ def big_gradients(ranks: int) -> int:
     return sum(number // ranks for number in matrices if number // ranks >= (1 << 20) // 4)
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the records of all runs by name."""
-    folder = tmp_path_factory.mktemp("training")
-    work = {"kind": "training", "batch_size": 1, "sequence_length": 8, "steps": STEPS,
-            "gradient_accumulation_steps": MICRO_STEPS}  # fmt: skip
-    runs = [
-        {"name": name, "model": MODEL, "workload": work, "strategy": {"ranks": ranks, "ds_config": {
-            "zero_optimization": {"stage": 3, **zero}}}}
-        for name, (ranks, zero) in CASES.items()
-    ]  # fmt: skip
-    (folder / "runs.json").write_text(json.dumps({"runs": runs}))
-    done = calibrate(folder / "runs.json", folder / "out")
-    assert done.returncode == 0, done.stderr + (folder / "out" / "log.txt").read_text()[-4000:]
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["log.txt", "runs.json"]
-    return {run["name"]: run for run in json.loads((folder / "out" / "runs.json").read_text())["runs"]}
+WORK = {"kind": "training", "batch_size": 1, "sequence_length": 8, "steps": STEPS,
+        "gradient_accumulation_steps": MICRO_STEPS}  # fmt: skip
+want({
+    name: {"model": MODEL, "workload": WORK, "strategy": {"ranks": ranks, "ds_config": {
+        "zero_optimization": {"stage": 3, **zero}}}}
+    for name, (ranks, zero) in CASES.items()
+})  # fmt: skip
 
 
 @pytest.fixture(params=CASES)
-def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = record[request.param]
-    return found
+def run(request: pytest.FixtureRequest, recorded_runs: Recorded) -> dict[str, Any]:
+    """Return the record of one run."""
+    return recorded_runs.runs[request.param]
 
 
 def test_every_micro_step_has_its_three_passes(run: dict[str, Any]) -> None:

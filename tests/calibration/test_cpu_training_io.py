@@ -6,7 +6,6 @@ step does not depend on the clock and must be equal to the byte, in the first st
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from simoffload.documents import Document
 from simoffload.scenario import resolve
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.storage_io import StorageStage
-from tests.calibration.test_cpu_run import calibrate
+from tests.calibration.real_runs import Recorded, want
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 
@@ -122,35 +121,25 @@ KNOWN = {
 """The runs for which the simulator is known to be wrong here."""
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the records of all runs."""
-    folder = tmp_path_factory.mktemp("training")
-    runs = [{"name": name, **one} for name, one in CASES.items()]
-    (folder / "runs.json").write_text(json.dumps({"runs": runs}))
-    done = calibrate(folder / "runs.json", folder / "out")
-    assert done.returncode == 0, done.stderr + (folder / "out" / "log.txt").read_text()[-4000:]
-    data: dict[str, Any] = json.loads((folder / "out" / "runs.json").read_text())
-    return data
+want(CASES)
 
 
 @pytest.fixture(params=CASES)
-def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
+def run(request: pytest.FixtureRequest, recorded_runs: Recorded) -> dict[str, Any]:
     """Return the record of one run."""
     if request.param in KNOWN.get(request.function.__name__, ()):
         request.applymarker(pytest.mark.xfail(strict=True, reason=ORDER))
-    (found,) = (run for run in record["runs"] if run["name"] == request.param)
-    return found
+    return recorded_runs.runs[request.param]
 
 
 @pytest.fixture
-def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroTrainingPlan:
+def plan(run: dict[str, Any], recorded_runs: Recorded) -> ZeroTrainingPlan:
     """Return the simulator's plan for a recorded run, on a machine with a drive and enough GPUs."""
     reported = CASES[run["name"]]
     strategy = {
         **reported["strategy"],
         "kind": "zero_training",
-        "deepspeed_version": record["machine"]["deepspeed"],
+        "deepspeed_version": recorded_runs.data["machine"]["deepspeed"],
     }
     found = resolve(
         Document("", {**reported, "name": run["name"], "strategy": strategy, "platform": "dgx-a100"})

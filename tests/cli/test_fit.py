@@ -10,7 +10,7 @@ import pytest
 
 import simoffload.planning.sizing as planning_fit
 from simoffload.planning.sizing import Largest
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, load_scenario
 
 IN_HBM = ("ddn/bloom-176b", "--set", "strategy.weights=gpu")
 
@@ -164,23 +164,23 @@ def test_two_questions_at_once_are_refused(program) -> None:
 
 def test_a_scenario_that_reaches_its_limits_stops_no_other(program, tmp_path, monkeypatch) -> None:
     """Each has a clock of its own; where all reach their limits there is no answer."""
-    real = planning_fit.largest
+    found = planning_fit.largest(load_scenario("small.yaml"))
 
     def endless(scenario: LoadedScenario) -> Largest:
         while "slow" in scenario.name:
             pass
-        return real(scenario)
+        return found
 
     monkeypatch.setattr(planning_fit, "largest", endless)
     text = (tmp_path / "small.yaml").read_text()
     (tmp_path / "slow.yaml").write_text(text.replace("name: small", "name: slow"))
-    limit = ("--set", "engine.timeout=2 s")
+    limit = ("--set", "engine.timeout=1 s")
     answer = program("fit", "slow.yaml", "small.yaml", "--largest", *limit, "--json")
     data = json.loads(answer.out)
     assert answer.status == 0
     assert [one["name"] for one in data["largest"]] == ["small"]
     assert list(data["stopped"]) == ["slow"]
-    assert data["stopped"]["slow"].startswith("stopped by engine.timeout (--timeout) after 2 s")
+    assert data["stopped"]["slow"].startswith("stopped by engine.timeout (--timeout) after 1 s")
     assert (
         "\nWarning: slow: stopped by engine.timeout"
         in program("fit", "small.yaml", "slow.yaml", "--largest", *limit).out

@@ -23,7 +23,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
 from simoffload.strategies.base import Placement
-from simoffload.strategies.device_map import ModuleTree, home_of
+from simoffload.strategies.device_map import ModuleTree, homes_of
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -230,9 +230,9 @@ def test_one_process_drives_several_gpus(file: Path) -> None:
     result = so.simulate(loaded(file, "device_map=cuda", "num_gpus=4"))
     assert (result.ranks, result.gpus, result.replicas) == (1, 4, 1)
     found = plan(file, "device_map=cuda", "num_gpus=4")
-    layers = [home_of(f"model.layers.{number}", found.homes) for number in range(8)]
+    *layers, output = homes_of([*(f"model.layers.{number}" for number in range(8)), "lm_head"], found.homes)
     assert layers == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert home_of("lm_head", found.homes) == 3
+    assert output == 3
     schedule = decode(found)
     assert total(schedule, "copy") == 3 * 2 * 1024 * 2, "hidden states of two sequences, three times"
     assert schedule.gpus == 4
@@ -269,9 +269,7 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
     }
     found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
     assert isinstance(found, AcceleratePlan)
-    caches = [
-        next(one.size for one in found._on_gpu(gpu) if one.name == "key-value cache") for gpu in range(2)
-    ]
+    caches = [next(one.size for one in terms if one.name == "key-value cache") for terms in found.on_gpus]
     each = 4 * 14 * 2 * 4 * 128 * 2
     assert caches == [each * 31_999, each * 4096]
 
@@ -356,9 +354,8 @@ def test_auto_divides_as_transformers_does(case: dict[str, Any]) -> None:
             own.inferred(balanced)
         return
     homes = own.inferred(balanced)
-    for unit in own.units:
-        if not unit.name.endswith("decoder.final_layer_norm"):
-            assert str(homes[unit.name]) == home_of(unit.name, case["device_map"]), unit.name
+    names = [unit.name for unit in own.units if not unit.name.endswith("decoder.final_layer_norm")]
+    assert [str(homes[name]) for name in names] == list(homes_of(names, case["device_map"]))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,13 @@ def request(*sections: str, storage: Path | None = None) -> MeasurementRequest:
 
 def ignore(_: str) -> None:
     """Ignore a line of progress."""
+
+
+@pytest.fixture(scope="module")
+def host() -> dict[str, Any]:
+    """What is measured of a host for two GPUs, which need not be there."""
+    pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
+    return measure(request("hbm", "dram", "cpu_adam")._replace(gpus=2), progress=ignore)
 
 
 def test_every_section_has_a_function() -> None:
@@ -50,12 +58,11 @@ def test_the_probe_runs_on_a_host_without_a_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_host_memory() -> None:
-    raw = measure(request("hbm", "dram"), progress=ignore)
-    assert raw["machine"]["torch"]
-    if raw["machine"]["gpu"] is None:
-        assert raw["skipped"]["hbm"] == "there is no GPU"
-    assert float(fit_memory(raw["sections"])["memory_rate"].value) > 1e9
+def test_host_memory(host: dict[str, Any]) -> None:
+    assert host["machine"]["torch"]
+    if host["machine"]["gpu"] is None:
+        assert host["skipped"]["hbm"] == "there is no GPU"
+    assert float(fit_memory(host["sections"])["memory_rate"].value) > 1e9
 
 
 @pytest.mark.slow
@@ -86,10 +93,8 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_parts_of_an_optimizer_step() -> None:
-    pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
-    raw = measure(request("cpu_adam"), progress=ignore)
-    found = raw["sections"]["cpu_adam"]
+def test_the_parts_of_an_optimizer_step(host: dict[str, Any]) -> None:
+    found = host["sections"]["cpu_adam"]
     cores = len(os.sched_getaffinity(0))
     assert [row["threads"] for row in found["steps"]] == sorted(
         {count for count in (1, 2, 4, 8, 16) if count <= cores} | {cores}
@@ -106,10 +111,8 @@ def test_the_parts_of_an_optimizer_step() -> None:
 
 
 @pytest.mark.slow
-def test_adam_in_two_processes_at_once() -> None:
-    pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
-    raw = measure(request("cpu_adam")._replace(gpus=2), progress=ignore)
-    (row,) = raw["sections"]["cpu_adam_together"]["2"]["together"]
+def test_adam_in_two_processes_at_once(host: dict[str, Any]) -> None:
+    (row,) = host["sections"]["cpu_adam_together"]["2"]["together"]
     assert (row["processes"], row["threads"]) == (2, max(1, len(os.sched_getaffinity(0)) // 2))
     names = ("seconds", "scale_seconds", "round_fresh_seconds", "overflow_check_seconds")
     assert [len(row[name]) for name in names] == [2, 2, 2, 2]
