@@ -56,7 +56,7 @@ test-deepspeed:
 	elif ! $(MAKE) --silent --no-print-directory $(CALIBRATE_VENV)/.ready; then \
 	  why="its environment $(CALIBRATE_VENV) could not be made"; $(SKIP); \
 	else \
-	  $(CALIBRATE) -m pytest -m deepspeed -n 2 --dist loadgroup tests/calibration; \
+	  $(CALIBRATE) -m pytest -m deepspeed -n 2 --dist loadfile tests/calibration; \
 	fi
 
 check: $(VENV)/.dev

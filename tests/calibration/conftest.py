@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.calibration import real_runs
 from tests.calibration.needs import PACKAGES, missing_tools
+
+USE = "recorded_runs"
 
 
 @pytest.fixture(scope="session")
@@ -16,14 +20,21 @@ def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> real_runs.Recorde
     return real_runs.record(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of the same runs, and of the same file, in one process if there are several
-    (``--dist loadgroup``)."""
-    for item in items:
-        if item.get_closest_marker("deepspeed") is not None:
-            shared = "recorded_runs" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("recorded runs" if shared else item.path.name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, give all files that look at these runs to the same process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    files = {path.name for path in Path(__file__).parent.glob("test_*.py") if USE in path.read_text("utf-8")}
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return USE if Path(file).name in files else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
