@@ -19,8 +19,9 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.device_map import Home, ModuleTree, tree_of
+from simoffload.strategies.kv_cache import CachingStrategy
 from simoffload.strategies.split import Split
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
@@ -63,7 +64,7 @@ def _max_memory(value: Any) -> Any:
     return value
 
 
-class Accelerate(Strategy):
+class Accelerate(CachingStrategy):
     """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
     names."""
 
@@ -242,7 +243,8 @@ class Accelerate(Strategy):
             initialized=self.initialized,
             fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
         )
-        return AcceleratePlan(model, workload, machine, options, tree, homes)
+        cache = self.cache_of(model, machine)
+        return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, Home] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.

@@ -26,6 +26,7 @@ from simoffload.schedule import Device, Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
@@ -81,6 +82,7 @@ class AcceleratePlan(InferencePlan):
     tree: ModuleTree
     homes: Mapping[str, Home]
     """Device map: homes by name of module."""
+    cache: KvCache = DEFAULT
 
     @property
     def modules(self) -> tuple[Module, ...]:

@@ -12,6 +12,8 @@ from simoffload.hardware import Provenance
 from simoffload.models import ModelShape, Module, Sequences, training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.cache_updates import LayerUpdate, layer_updates
+from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
 
@@ -55,6 +57,8 @@ class InferencePlan(Plan):
     passes."""
 
     workload: Inference
+    cache: KvCache = DEFAULT
+    """Where and how keys and values are kept."""
     traced: ClassVar[bool] = False
     """Whether the first pass after loading differs from later ones."""
     zero3: ClassVar[bool] = False
@@ -83,6 +87,16 @@ class InferencePlan(Plan):
     def timings(self) -> PassTimings:
         """GPU times of the modules for any pass."""
         return PassTimings(machine=self.machine, model=self.model, modules=self.modules, zero3=self.zero3)
+
+    def cache_updates(
+        self, batch: Sequence[Sequences], part: ModelShape | None = None
+    ) -> tuple[LayerUpdate | None, ...]:
+        """Return what each layer moves when its cache is updated in a pass; None for a layer whose cache
+        stays in HBM.
+
+        ``part`` is the part of the model that one GPU has; by default all of it.
+        """
+        return layer_updates(self.cache, part or self.model, batch, length=self.workload.max_context)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
         """Return the pass of any mixture of sequences, each with its own number of new tokens and context.

@@ -25,6 +25,7 @@ from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.stage_writer import Degrees, StagedPlan
@@ -36,7 +37,7 @@ _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 
 
-class DividedStrategy(Strategy):
+class DividedStrategy(CachingStrategy):
     """A DividedStrategy divides the model among GPUs: the common base of strategies with tensor, pipeline and
     data parallelism."""
 
@@ -119,7 +120,12 @@ class TensorParallel(DividedStrategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
         plan = TensorParallelPlan(
-            model=model, workload=workload, machine=machine, degrees=self.degrees, compiled=self.compiled
+            model=model,
+            workload=workload,
+            machine=machine,
+            degrees=self.degrees,
+            compiled=self.compiled,
+            cache=self.cache_of(model, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
@@ -150,6 +156,11 @@ class TensorParallel(DividedStrategy):
     def program(self) -> str:
         """The program that the exported command starts."""
         return "vLLM" if self._uses_vllm else "transformers or vLLM"
+
+    @property
+    def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on who runs the plan
+        """Cache of vLLM for compiled code and several stages or replicas, otherwise of transformers."""
+        return VLLM if self._uses_vllm else TRANSFORMERS
 
     @property
     def _uses_vllm(self) -> bool:
@@ -240,6 +251,7 @@ class TensorParallelPlan(StagedPlan):
     degrees: Degrees
     compiled: bool
     target: str = "hbm"
+    cache: KvCache = DEFAULT
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here

@@ -33,6 +33,7 @@ from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.forward import Partitioning
+from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
@@ -55,7 +56,7 @@ _MOSTLY = 0.9  # fraction of the weights on the target below which a warning is 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
-class ZeroInference(ZeroStrategy):
+class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
@@ -85,6 +86,7 @@ class ZeroInference(ZeroStrategy):
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
+            cache=self.cache_of(model, machine),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
@@ -139,6 +141,7 @@ class ZeroInferencePlan(InferencePlan):
     machine: Machine
     placement: Partitioning
     warnings: tuple[str, ...]
+    cache: KvCache = DEFAULT
     traced: ClassVar = True
     zero3: ClassVar = True
 

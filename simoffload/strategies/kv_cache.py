@@ -1,0 +1,124 @@
+"""The key-value cache of strategies that generate text: the section ``kv_cache``, and what updates of it do.
+
+Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicLayer``, ``StaticLayer``,
+``QuantizedLayer``) and ``generation/utils.py`` (``_prepare_cache_for_generation``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from simoffload.documents import Frozen
+from simoffload.errors import InputError
+from simoffload.hardware import Machine, TierKind
+from simoffload.models import ModelShape
+from simoffload.strategies.base import Strategy, TierChoice
+
+CacheFormat = Literal["fp8", "int8", "int4", "int2"]
+Implementation = Literal["dynamic", "static"]
+
+
+class CacheEngine(NamedTuple):
+    """A CacheEngine states what the cache of a strategy's program can do."""
+
+    program: str
+    tiers: tuple[TierKind, ...] = ("hbm",)
+    """Kinds of tiers on which it keeps keys and values."""
+    formats: tuple[CacheFormat, ...] = ()
+    """Formats with fewer bits in which it keeps them."""
+    implementations: tuple[Implementation, ...] = ()
+    """Implementations among which the user chooses; () if there is one."""
+
+
+TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
+"""``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
+VLLM = CacheEngine("vLLM", formats=("fp8",))
+"""Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+
+
+class KvCache(Frozen):
+    """Where and how the keys and values of all earlier tokens are kept."""
+
+    tier: Annotated[str, Field(min_length=1)] = "hbm"
+    """Tier that holds the cache."""
+    format: CacheFormat | None = None
+    """Format of keys and values; by default the model's data type."""
+    implementation: Implementation | None = None
+    """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
+    context from the start; by default dynamic."""
+
+    @property
+    def static(self) -> bool:
+        """Whether the cache has its final size from the start."""
+        return self.implementation == "static"
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether keys and values are moved between the GPU and host memory in every pass."""
+        return self.tier != "hbm"
+
+    def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
+        """Return the section itself. Raises InputError for what the program does not have."""
+        if self == DEFAULT:
+            return self
+        if machine.tiers[self.tier].kind not in engine.tiers:
+            names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
+            raise _refused("tier", self.tier, names, f"{engine.program} keeps no cache there")
+        if self.format is not None and self.format not in engine.formats:
+            why = f"{engine.program} has no cache of this format"
+            raise _refused("format", self.format, engine.formats, why)
+        if self.implementation is not None and self.implementation not in engine.implementations:
+            why = f"{engine.program} has one implementation"
+            raise _refused("implementation", self.implementation, engine.implementations, why)
+        if model.num_encoder_layers:
+            text = (
+                f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
+            )
+            raise InputError.at("strategy.kv_cache", text)
+        if self.format is not None and engine.implementations:
+            _check_quantized(self, model)
+        return self
+
+
+DEFAULT = KvCache()
+
+
+def _refused(key: str, value: str, valid: tuple[str, ...] | list[str], why: str) -> InputError:
+    """Return the error for a value that the program does not have."""
+    choice = f"use {' or '.join(valid)}, or leave it out" if valid else "leave it out"
+    return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}')
+
+
+def _check_quantized(cache: KvCache, model: ModelShape) -> None:
+    """Raise InputError for what ``QuantizedCache`` refuses or has no option for."""
+    text = "a quantized cache of transformers grows, and stays on the GPU"
+    if cache.offloaded:
+        raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format")
+    if cache.static:
+        raise InputError.at(
+            "strategy.kv_cache.implementation", f"{text}; set it to dynamic, or remove format"
+        )
+    if model.num_sliding_layers:
+        text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
+        raise InputError.at("strategy.kv_cache.format", f"{text}; remove it")
+
+
+class CachingStrategy(Strategy):
+    """A CachingStrategy generates text with a cache of which the user chooses tier and format."""
+
+    cache_engine: ClassVar[CacheEngine] = TRANSFORMERS
+    """What the program's cache can do."""
+
+    kv_cache: KvCache = DEFAULT
+    """Where and how keys and values are kept."""
+
+    def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
+        """Return the cache of a plan. Raises InputError for what the program does not have."""
+        return self.kv_cache.checked(self.cache_engine, model, machine)
+
+    @classmethod
+    def tier_paths(cls) -> dict[str, TierChoice]:
+        """Return also the key of the cache's tier."""
+        return {**super().tier_paths(), "kv_cache.tier": "any"}
