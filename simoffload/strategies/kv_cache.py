@@ -133,6 +133,9 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
+        if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
+            text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
+            raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
         if self.format is not None and engine.implementations:
             _check_quantized(self, model)
 
