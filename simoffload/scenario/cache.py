@@ -249,7 +249,10 @@ def _used(data: Mapping[str, Any]) -> set[str] | None:
         return None
     assert isinstance(strategy, Mapping)
     named = [strategy.get(key) for key in known.tier_keys]
-    return {name for name in named if isinstance(name, str)} if all(named) else None
+    sections = {key.partition(".")[0] for key in known.tier_paths() if "." in key}
+    if not all(named) or any(section in strategy for section in sections):
+        return None
+    return {name for name in named if isinstance(name, str)}
 
 
 def _left_aside(platform: Platform, used: set[str]) -> set[str]:

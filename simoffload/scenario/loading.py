@@ -163,7 +163,7 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
     for section, names in _tier_keys(data).items():
         part = data.get(section)
         for key, choice in names.items() if isinstance(part, dict) else ():
-            place, written = f"{section}.{key}", part.get(key)
+            place, written = f"{section}.{key}", _value(part, key)
             if isinstance(written, str) and place not in own:
                 _try(document, problems, place, partial(READ_TIER[choice], written, machine, place))
 
@@ -172,7 +172,17 @@ def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Return which tiers are valid wherever a scenario names one, by section and key."""
     strategy = data.get("strategy")
     known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
-    return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
+    return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_paths()})
+
+
+def _value(part: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, in a section of ``part`` if the key has a dot; None if it is not there."""
+    *outer, last = key.split(".")
+    for name in outer:
+        part = part.get(name) or {}
+        if not isinstance(part, Mapping):
+            return None
+    return part.get(last)
 
 
 def opened(document: Document, location: Location, cache: ScenarioCache) -> Document:
@@ -210,16 +220,24 @@ def _with_tiers(
     document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
 ) -> Scenario:
     """Return the scenario with the machine's names of tiers, and add a problem for each unknown one."""
-    keys = {"strategy": scenario.strategy.tier_keys, **_OTHER_TIERS}
+    keys = {"strategy": scenario.strategy.tier_paths(), **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
-        names = {}
         for key, choice in keys[section].items():
-            written = getattr(part, key, None)
-            if written is not None:
-                place, name = f"{section}.{key}", READ_TIER[choice]
-                names[key] = _try(document, problems, place, partial(name, written, machine, place))
-        return part.model_copy(update=names)
+            part = named(part, key.split("."), choice, f"{section}.{key}")
+        return part
+
+    def named(part: M, path: list[str], choice: TierChoice, place: str) -> M:
+        first, *inner = path
+        value = getattr(part, first, None)
+        if value is None:
+            return part
+        if inner:
+            if first not in part.model_fields_set:
+                return part
+            return part.model_copy(update={first: named(value, inner, choice, place)})
+        read = partial(READ_TIER[choice], value, machine, place)
+        return part.model_copy(update={first: _try(document, problems, place, read)})
 
     parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}

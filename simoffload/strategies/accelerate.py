@@ -19,8 +19,9 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.device_map import Home, ModuleTree, tree_of
+from simoffload.strategies.kv_cache import CachingStrategy
 from simoffload.strategies.split import Split
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
@@ -67,7 +68,7 @@ def _max_memory(value: Any) -> Any:
     return value
 
 
-class Accelerate(Strategy):
+class Accelerate(CachingStrategy):
     """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
     names."""
 
@@ -251,7 +252,8 @@ class Accelerate(Strategy):
             initialized=self.initialized,
             fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
         )
-        return AcceleratePlan(model, workload, machine, options, tree, homes)
+        cache = self.cache_of(model, machine)
+        return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, Home] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.
@@ -283,7 +285,7 @@ class Accelerate(Strategy):
     def exports(self, plan: Any) -> dict[str, Any]:
         """Return the script that loads the model in this way, as ``accelerate.py``."""
         assert isinstance(plan, AcceleratePlan)
-        return {"accelerate.py": self._script(plan)}
+        return {"accelerate.py": self._script(plan), **self.generation_config()}
 
     def _script(self, plan: AcceleratePlan) -> str:
         """Return the lines of the script."""

@@ -268,6 +268,11 @@ class Strategy(Frozen, ABC):
         preferred one first; the first that fits is used."""
         return iter(())
 
+    @classmethod
+    def tier_paths(cls) -> dict[str, TierChoice]:
+        """Return ``tier_keys`` and the keys of sections that name tiers, such as ``kv_cache.tier``."""
+        return dict(cls.tier_keys)
+
     @property
     def gpus(self) -> int:
         """Number of GPUs that the processes use."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.stage_writer import Degrees, StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
@@ -21,7 +23,7 @@ _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
 _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
 
-class Resident(Strategy):
+class Resident(CachingStrategy):
     """A Resident strategy keeps a full copy of all states on every GPU, without offloading and without
     ZeRO."""
 
@@ -32,6 +34,15 @@ class Resident(Strategy):
     placement_words: ClassVar = "a whole copy of {} in each GPU"
 
     kind: Literal["resident"] = "resident"
+
+    @property
+    def program(self) -> str:
+        """Program that reads the exported file."""
+        return "transformers" if self.generation_config() else ""
+
+    def exports(self, _plan: Plan) -> dict[str, Any]:
+        """Return the file with which transformers makes the cache."""
+        return self.generation_config()
 
     def places(self, _machine: Machine) -> Placement:
         """Return HBM as the place of all states."""
@@ -77,7 +88,12 @@ class Resident(Strategy):
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         if workload.kind == "inference":
-            return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
+            cache = self.cache_of(model, machine)
+            return ResidentPlan(
+                model=model, workload=workload, machine=machine, ranks=self.ranks, cache=cache
+            )
+        if self.kv_cache != DEFAULT:
+            raise InputError.at("strategy.kv_cache", "training keeps no cache; remove the section")
         from simoffload.strategies.training.zero_training import plan_whole_copies
 
         return plan_whole_copies(model, workload, machine, ranks=self.ranks)
@@ -94,6 +110,7 @@ class ResidentPlan(StagedPlan):
     compiled: bool = False
     target: str = "hbm"
     warnings: tuple[str, ...] = ()
+    cache: KvCache = DEFAULT
 
     @property
     def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
@@ -104,7 +121,9 @@ class ResidentPlan(StagedPlan):
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        return (MemoryStage("", (weights, *working_memory(self.model, self.workload, self.machine))),)
+        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(self.ranks))
+        working = working_memory(self.model, self.workload, self.machine, cache=cache)
+        return (MemoryStage("", (weights, *working)),)
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

@@ -26,6 +26,7 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.stage_writer import Degrees, StagedPlan
@@ -37,7 +38,7 @@ _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 
 
-class DividedStrategy(Strategy):
+class DividedStrategy(CachingStrategy):
     """A DividedStrategy divides the model among GPUs: the common base of strategies with tensor, pipeline and
     data parallelism."""
 
@@ -120,7 +121,12 @@ class TensorParallel(DividedStrategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
         plan = TensorParallelPlan(
-            model=model, workload=workload, machine=machine, degrees=self.degrees, compiled=self.compiled
+            model=model,
+            workload=workload,
+            machine=machine,
+            degrees=self.degrees,
+            compiled=self.compiled,
+            cache=self.cache_of(model, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
@@ -153,6 +159,14 @@ class TensorParallel(DividedStrategy):
         return "vLLM" if self._uses_vllm else "transformers or vLLM"
 
     @property
+    def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on who runs the plan
+        """Cache of vLLM or of transformers; of eager code in vLLM, whose kernels are not simulated, in the
+        model's type."""
+        if not self._uses_vllm:
+            return TRANSFORMERS
+        return VLLM if self.compiled else VLLM._replace(formats=())
+
+    @property
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
@@ -165,7 +179,7 @@ class TensorParallel(DividedStrategy):
         if not self._uses_vllm and not in_full and (self.ranks == 1 or model.traits.tensor_plan):
             name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
-            return {"tensor_parallel.py": program}
+            return {"tensor_parallel.py": program, **self.generation_config()}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
@@ -225,6 +239,8 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
     if _UTILIZATION < (filled := _filled(plan)) <= 1:
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
+    if plan.cache.format is not None:
+        options.append(f"--kv-cache-dtype {plan.cache.format}")
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")
@@ -243,6 +259,7 @@ class TensorParallelPlan(StagedPlan):
     degrees: Degrees
     compiled: bool
     target: str = "hbm"
+    cache: KvCache = DEFAULT
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
@@ -261,4 +278,5 @@ class TensorParallelPlan(StagedPlan):
 
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
-        return working_memory(stage, self.workload, self.machine, fused=self.fused)
+        cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        return working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused)

@@ -30,6 +30,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
@@ -66,6 +67,7 @@ class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
     evidence: ClassVar = ""
+    cache_engine: ClassVar = VLLM
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -151,6 +153,7 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             target=self.places(machine).weights,
             options=self.options,
+            cache=self.cache_of(model, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
         return plan

@@ -33,6 +33,7 @@ from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.forward import Partitioning
+from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
@@ -55,7 +56,7 @@ _MOSTLY = 0.9  # fraction of the weights on the target below which a warning is 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
-class ZeroInference(ZeroStrategy):
+class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
@@ -85,6 +86,7 @@ class ZeroInference(ZeroStrategy):
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
+            cache=self.cache_of(model, machine),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
@@ -127,7 +129,8 @@ class ZeroInference(ZeroStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        return {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
+        config = inference_config(self.ds_config, plan.placement.settings, work)
+        return {FILE: config, **self.generation_config()}
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class ZeroInferencePlan(InferencePlan):
     machine: Machine
     placement: Partitioning
     warnings: tuple[str, ...]
+    cache: KvCache = DEFAULT
     traced: ClassVar = True
     zero3: ClassVar = True
 
@@ -174,7 +178,7 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def templates(self) -> ScheduleTemplates:
         """Templates of the passes, in which the durations of kernels are filled in later."""
-        return schedule_templates_of(self.model, self.machine, self.placement)
+        return schedule_templates_of(self.model, self.machine, self.placement, self.cache_form)
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -270,7 +274,11 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
-        return plan.templates.schedule(self.durations(forward), name=forward.name, warm=warm)
+        durations = self.durations(forward)
+        if not self.cache.offloaded:
+            return plan.templates.schedule(durations, name=forward.name, warm=warm)
+        updates = self.cache_updates(forward.batch)
+        return plan.templates.with_updates(durations, forward.batch, updates, name=forward.name, warm=warm)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -288,7 +296,8 @@ class ZeroInferencePlan(InferencePlan):
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
             terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        terms += working_memory(self.model, self.workload, self.machine)
+        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(place.ranks))
+        terms += working_memory(self.model, self.workload, self.machine, cache=cache)
         return (*terms, *self._weights())
 
     def _weights(self) -> list[MemoryTerm]:

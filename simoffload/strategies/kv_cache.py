@@ -1,0 +1,203 @@
+"""The key-value cache of strategies that generate text: the section ``kv_cache``, and what updates of it do.
+
+Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicLayer``, ``StaticLayer``,
+``QuantizedLayer``) and ``generation/utils.py`` (``_prepare_cache_for_generation``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from simoffload.documents import Frozen
+from simoffload.errors import InputError
+from simoffload.hardware import Machine, TierKind
+from simoffload.models import CacheForm, ModelShape
+from simoffload.strategies.base import Strategy, TierChoice
+
+CacheFormat = Literal["fp8", "int8", "int4", "int2"]
+Implementation = Literal["dynamic", "static"]
+
+_GROUP, _RESIDUAL = 64, 128
+"""Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
+``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
+_SCALES = 4 / _GROUP
+_ELEMENTS: dict[CacheFormat, float] = {
+    "fp8": 1.0,
+    "int8": 1.0 + _SCALES,
+    "int4": 0.5 + _SCALES,
+    "int2": 0.25 + _SCALES,
+}
+"""Size [B] of an element by format."""
+
+
+class CacheEngine(NamedTuple):
+    """A CacheEngine states what the cache of a strategy's program can do."""
+
+    program: str
+    tiers: tuple[TierKind, ...] = ("hbm",)
+    """Kinds of tiers on which it keeps keys and values."""
+    formats: tuple[CacheFormat, ...] = ()
+    """Formats with fewer bits in which it keeps them."""
+    implementations: tuple[Implementation, ...] = ()
+    """Implementations among which the user chooses; () if there is one."""
+
+
+TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
+"""``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
+VLLM = CacheEngine("vLLM", formats=("fp8",))
+"""Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+
+
+class KvCache(Frozen):
+    """Where and how the keys and values of all earlier tokens are kept."""
+
+    tier: Annotated[str, Field(min_length=1)] = "hbm"
+    """Tier that holds the cache."""
+    format: CacheFormat | None = None
+    """Format of keys and values; by default the model's data type."""
+    implementation: Implementation | None = None
+    """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
+    context from the start; by default dynamic."""
+
+    @property
+    def static(self) -> bool:
+        """Whether the cache has its final size from the start."""
+        return self.implementation == "static"
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether keys and values are moved between the GPU and host memory in every pass."""
+        return self.tier != "hbm"
+
+    @property
+    def operations(self) -> int:
+        """Number of PyTorch operations of an update beyond the two of ``torch.cat``.
+
+        Offloaded: two copies each way, and two streams that wait for each other (an event is recorded and
+        waited for). Static: the positions of the new tokens (``arange``, ``add``, ``add_``); ``index_copy_``
+        replaces ``cat``. Quantized: for keys and for values ``dequantize`` (quanto: unpack, multiply,
+        subtract, reshape; fp8: cast, multiply, cast), and a second ``cat`` for the tokens that are not yet
+        quantized, or (fp8) the three operations that quantize new ones.
+        """
+        own = {None: 0, "fp8": 12}.get(self.format, 10)
+        return own + 8 * self.offloaded + 3 * self.static
+
+    def element_bytes(self, dtype_bytes: int) -> float:
+        """Return the size of an element as it is kept [B], scales included."""
+        return dtype_bytes if self.format is None else _ELEMENTS[self.format]
+
+    def form(self, *, dtype_bytes: int, length: int, paged: bool) -> CacheForm:
+        """Return what attention pays for the cache, which has up to ``length`` tokens.
+
+        Notes
+        -----
+        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 128. Every pass
+        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128 tokens
+        all are quantized again, which is spread over these passes. The prompt is copied (``contiguous``) and
+        quantized. ``Fp8QuantizedLayer`` appends in 8 bit and decodes all in single precision: cast (1 B read,
+        4 B written), multiply (4, 4), cast; for the prompt ``abs``, ``amax``, cast, divide, cast.
+        """
+        size, stored = dtype_bytes, self.element_bytes(dtype_bytes)
+        if paged:
+            return CacheForm(paged=0.0 if self.format is None else stored)
+        if self.format == "fp8":
+            return CacheForm(first=4 * size + 17, later=size + 19, operations=self.operations)
+        if self.format is not None:
+            again = (size + stored) / _RESIDUAL
+            later = stored + 3 * size + again
+            return CacheForm(first=3 * size + stored, later=later, operations=self.operations)
+        return CacheForm(room=length if self.static else 0, operations=self.operations)
+
+    def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
+        """Return the section itself. Raises InputError for what the program does not have."""
+        if self == DEFAULT:
+            return self
+        if machine.tiers[self.tier].kind not in engine.tiers:
+            names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
+            raise _refused("tier", self.tier, names, f"{engine.program} keeps no cache there")
+        self.check(engine, model)
+        return self
+
+    def check(self, engine: CacheEngine, model: ModelShape) -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have."""
+        if self.format is not None and self.format not in engine.formats:
+            why = f"{engine.program} has no cache of this format"
+            raise _refused("format", self.format, engine.formats, why)
+        if self.implementation is not None and self.implementation not in engine.implementations:
+            why = f"{engine.program} has one implementation"
+            raise _refused("implementation", self.implementation, engine.implementations, why)
+        if model.num_encoder_layers:
+            text = (
+                f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
+            )
+            raise InputError.at("strategy.kv_cache", text)
+        if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
+            text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
+            raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
+        if self.format is not None and engine.implementations:
+            _check_quantized(self, model)
+
+    @property
+    def residual(self) -> int:
+        """Number of the last tokens that are kept in the model's type at most."""
+        return 0 if self.format in (None, "fp8") else _RESIDUAL
+
+
+DEFAULT = KvCache()
+
+
+def _refused(key: str, value: str, valid: tuple[str, ...] | list[str], why: str) -> InputError:
+    """Return the error for a value that the program does not have."""
+    choice = f"use {' or '.join(valid)}, or leave it out" if valid else "leave it out"
+    return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}')
+
+
+def _check_quantized(cache: KvCache, model: ModelShape) -> None:
+    """Raise InputError for what ``QuantizedCache`` refuses or has no option for."""
+    text = "a quantized cache of transformers grows, and stays on the GPU"
+    if cache.offloaded:
+        raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format")
+    if cache.static:
+        raise InputError.at(
+            "strategy.kv_cache.implementation", f"{text}; set it to dynamic, or remove format"
+        )
+    if model.num_sliding_layers:
+        text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
+        raise InputError.at("strategy.kv_cache.format", f"{text}; remove it")
+
+
+class CachingStrategy(Strategy):
+    """A CachingStrategy generates text with a cache of which the user chooses tier and format."""
+
+    cache_engine: ClassVar[CacheEngine] = TRANSFORMERS
+    """What the program's cache can do."""
+
+    kv_cache: KvCache = DEFAULT
+    """Where and how keys and values are kept."""
+
+    def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
+        """Return the cache of a plan. Raises InputError for what the program does not have."""
+        return self.kv_cache.checked(self.cache_engine, model, machine)
+
+    def generation_config(self) -> dict[str, Any]:
+        """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
+        the default cache."""
+        cache, content = self.kv_cache, dict[str, Any]()
+        if self.cache_engine is not TRANSFORMERS or cache in (DEFAULT, KvCache(implementation="dynamic")):
+            return {}
+        if cache.format is not None:
+            bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}
+            backend = "fp8" if cache.format == "fp8" else "quanto"
+            content = {"cache_implementation": "quantized", "cache_config": {"backend": backend, **bits}}
+        elif cache.static:
+            content = {"cache_implementation": "offloaded_static" if cache.offloaded else "static"}
+        elif cache.offloaded:
+            content = {"cache_implementation": "offloaded"}
+        return {"generation_config.json": content} if content else {}
+
+    @classmethod
+    def tier_paths(cls) -> dict[str, TierChoice]:
+        """Return also the key of the cache's tier."""
+        return {**super().tier_paths(), "kv_cache.tier": "any"}
