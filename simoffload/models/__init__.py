@@ -27,7 +27,15 @@ from simoffload.models.cost import (
     weight_cost,
 )
 from simoffload.models.families import FAMILIES
-from simoffload.models.modules import SINGLE, Attention, Dtype, Module, ModuleKind, Parameter
+from simoffload.models.modules import (
+    SINGLE,
+    Attention,
+    CpuAttentionCode,
+    Dtype,
+    Module,
+    ModuleKind,
+    Parameter,
+)
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of
 from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
@@ -37,6 +45,7 @@ __all__ = [
     "SINGLE",
     "Attention",
     "CacheForm",
+    "CpuAttentionCode",
     "Dtype",
     "Layer",
     "LayerGroup",

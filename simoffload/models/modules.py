@@ -369,6 +369,23 @@ class SavedActivations(NamedTuple):
     """Whether RMSNorm keeps the input that it normalized in single precision, to train its weight."""
 
 
+class CpuAttentionCode(NamedTuple):
+    """What attention on the CPU does in DeepSpeed's fork of transformers (kvcache-offload-cpu).
+
+    Counted in tjruwase/transformers@35515d7d, for one new token of each sequence.
+    """
+
+    single: bool
+    """Whether the buffer of keys and values is in single precision (False: in the model's data type, and cast
+    in every step)."""
+    passes: int
+    """How often scores are read or written in single precision."""
+    returns_half: bool
+    """Whether the CPU casts the result to the model's data type, before it is copied to the GPU."""
+    biases: bool = False
+    """Whether a bias of every score is copied to host memory (ALiBi), in single precision."""
+
+
 class Traits(NamedTuple):
     """The properties that every family must state."""
 
@@ -389,3 +406,5 @@ class Traits(NamedTuple):
     half_softmax: bool = False
     """Whether softmax of eager attention stays in the model's data type (False: in single precision, and cast
     back)."""
+    cpu_attention: CpuAttentionCode | None = None
+    """Attention on the CPU in DeepSpeed's fork of transformers; None: it has none for the family."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
-from simoffload.models.modules import Traits
+from simoffload.models.modules import CpuAttentionCode, Traits
 
 
 class Llama(RotaryConfig):
@@ -24,6 +24,7 @@ class Llama(RotaryConfig):
         saved=LLAMA_SAVED,
         leaf_modules=(),
         lora_targets=("q_proj", "v_proj"),
+        cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=False),
     )
 
     attention_bias: Flag = False

@@ -21,6 +21,7 @@ from simoffload.models.families.base import (
 )
 from simoffload.models.modules import (
     EAGER,
+    CpuAttentionCode,
     Module,
     Operations,
     SavedActivations,
@@ -52,6 +53,7 @@ class Opt(FamilyConfig):
         saved=SavedActivations(kept=1, product=False, masks=2, wide=2, narrow=1, scores=12),
         leaf_modules=(),
         lora_targets=("q_proj", "v_proj"),
+        cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=True),
     )
 
     vocab_size: Extent = 50272
