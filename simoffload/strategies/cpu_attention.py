@@ -14,7 +14,7 @@ to the buffer. Neither pinned memory nor ``non_blocking`` lets the copy run besi
 *Later tokens.* Each layer copies keys and values of the new tokens, the query in single precision and the
 mask to host memory, and the host thread waits. PyTorch's CPU kernels then compute scores, softmax and result
 in single precision. The result goes back to the GPU; keys and values never do. A product of one query with
-all keys reads each key once for two operations, so host memory limits its rate.
+all keys reads each key once for two operations, so that host memory limits its rate if the cores are many.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ _MAPPED = 32 << 20
 M_MMAP_THRESHOLD); smaller blocks are used again."""
 
 
+_PRODUCT_THREAD = 5.9e9
+"""[B/s] at which one thread reads keys, or values, in a product with one query of each head (``torch.bmm`` of
+PyTorch 2.13 in single precision, 448 heads of 128 elements, 528 and 2048 tokens, on a virtual AMD EPYC,
+2026-11-23: 5.7 to 6.1 GB/s; a sum of the same elements reads 18 GB/s). Other CPUs are assumed to be equal."""
+
+
 class CpuWork(NamedTuple):
     """CpuWork is what the CPU moves in host memory."""
 
@@ -47,6 +53,8 @@ class CpuWork(NamedTuple):
     """Size [B] of the memory that the kernel maps and clears for it; included in ``traffic`` as written."""
     freed: int = 0
     """Size [B] of the memory that it returns to the kernel."""
+    products: int = 0
+    """Part of ``traffic`` [B] that is keys and values read by batched products."""
 
 
 class CpuAttention(NamedTuple):
@@ -132,15 +140,15 @@ def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int,
     own = tokens * _width(model)
     mask = pairs * model.num_attention_heads * SINGLE + pairs if code.biases else pairs * size
 
-    fresh = [] if code.single else [cached * SINGLE] * 2
-    read = cached if code.single else 0
+    read, fresh = cached, 0
     if repeated > cached:
-        fresh = [repeated * SINGLE] * 2
-        read = cached
-    traffic = 2 * cached * element if fresh else 0  # read once to cast or to repeat them
-    traffic += 2 * sum(fresh) if fresh else 2 * read * SINGLE
-    traffic += 2 * own * (size + element) + code.passes * scores
-    work = CpuWork(traffic, _new(*fresh), _new(*fresh))
+        read = fresh = repeated
+    elif not code.single:
+        fresh = cached
+    traffic = 2 * (cached * element + fresh * SINGLE) if fresh else 0  # read to repeat or cast them
+    traffic += 2 * read * SINGLE + 2 * own * (size + element) + code.passes * scores
+    new = _new(fresh * SINGLE, fresh * SINGLE)
+    work = CpuWork(traffic, new, new, 2 * read * SINGLE)
     sent = (own * size, own * size, tokens * hidden * SINGLE, mask)
     return sent, work, tokens * hidden * (size if code.returns_half else SINGLE)
 
@@ -148,13 +156,18 @@ def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int,
 def cpu_rate(machine: Machine, work: CpuWork, *, ranks: int) -> int:
     """Return the rate [B/s] of the traffic of ``work`` by one of ``ranks`` processes.
 
-    It is that of PyTorch's loops over existing tensors; new memory takes longer, as in FSDP's AdamW and
-    Accelerate's copies of mapped files (docs/measurements/fsdp.md).
+    Products have the rate of their threads, up to that of the memory; everything else has the rate of
+    PyTorch's loops over existing tensors. New memory takes longer, as in FSDP's AdamW and Accelerate's copies
+    of mapped files (docs/measurements/fsdp.md).
     """
-    cpu, threads = machine.host.cpu_optimizer, machine.cores_per_rank(ranks)
-    share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(ranks))
-    costs = machine.host.fsdp_costs
-    return costs.adamw_rate(threads, traffic=work.traffic, new=work.new, share=share)
+    cpu, processes = machine.host.cpu_optimizer, machine.ranks_per_node(ranks)
+    threads = machine.cores_per_rank(ranks)
+    share = cpu.limit.value / max(cpu.numa_nodes.value, processes)
+    seconds = work.products / cpu.shared(threads * _PRODUCT_THREAD, processes)
+    if others := work.traffic - work.products:
+        costs = machine.host.fsdp_costs
+        seconds += others / costs.adamw_rate(threads, traffic=others, new=work.new, share=share)
+    return int(work.traffic / seconds)
 
 
 class CpuAttentionWriter:
