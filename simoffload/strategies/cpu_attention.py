@@ -143,7 +143,7 @@ def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int,
     read, fresh = cached, 0
     if repeated > cached:
         read = fresh = repeated
-    elif not code.single:
+    elif element < SINGLE:
         fresh = cached
     traffic = 2 * (cached * element + fresh * SINGLE) if fresh else 0  # read to repeat or cast them
     traffic += 2 * read * SINGLE + 2 * own * (size + element) + code.passes * scores
