@@ -7,7 +7,7 @@ a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shape
 
 from __future__ import annotations
 
-from simoffload.models.caching import GROWING, CacheForm
+from simoffload.models.caching import GROWING, CacheForm, CpuAttentionCode
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
@@ -30,7 +30,6 @@ from simoffload.models.families import FAMILIES
 from simoffload.models.modules import (
     SINGLE,
     Attention,
-    CpuAttentionCode,
     Dtype,
     Module,
     ModuleKind,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.formats import WeightFormat
 
 ModuleKind = Literal[
@@ -367,23 +368,6 @@ class SavedActivations(NamedTuple):
     attention keeps all of it, and copies its result."""
     single_norm: bool = False
     """Whether RMSNorm keeps the input that it normalized in single precision, to train its weight."""
-
-
-class CpuAttentionCode(NamedTuple):
-    """What attention on the CPU does in DeepSpeed's fork of transformers (kvcache-offload-cpu).
-
-    Counted in tjruwase/transformers@35515d7d, for one new token of each sequence.
-    """
-
-    single: bool
-    """Whether the buffer of keys and values is in single precision (False: in the model's data type, and cast
-    in every step)."""
-    passes: int
-    """How often scores are read or written in single precision."""
-    returns_half: bool
-    """Whether the CPU casts the result to the model's data type, before it is copied to the GPU."""
-    biases: bool = False
-    """Whether a bias of every score is copied to host memory (ALiBi), in single precision."""
 
 
 class Traits(NamedTuple):

@@ -20,6 +20,7 @@ all keys reads each key once for two operations, so that host memory limits its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
@@ -253,3 +254,28 @@ def cpu_attention_memory(
         terms.append(MemoryTerm("dram", "rounding of the pinned cache", rounding, pinned=True))
     temporary = max(prompt.prompt[0], last.attended.new)
     return (*terms, MemoryTerm("dram", "copies of a layer's cache", copies * temporary, remedy=remedy))
+
+
+COMMAND = "zero-inference.sh"
+"""File with the command of DeepSpeed's example."""
+_EXAMPLE = """\
+# in inference/huggingface/zero_inference of DeepSpeedExamples, which writes its own ds_config, with
+# pip install git+https://github.com/tjruwase/transformers@kvcache-offload-cpu
+# --model takes the name on Hugging Face
+"""
+
+
+def example_command(
+    cache: KvCache, model: ModelShape, workload: Inference, options: Sequence[str], *, ranks: int
+) -> str:
+    """Return the command that runs the model with the cache, and with ``options`` for its weights."""
+    flags = {"--pin_kv_cache": cache.pin_memory, "--async_kv_offload": cache.asynchronous}
+    words = (
+        f"deepspeed --num_gpus {ranks} run_model.py --model {quote(model.unquantized_name)}",
+        f"--batch-size {ranks * workload.batch_size} --prompt-len {workload.prompt_length}",
+        f"--gen-len {workload.output_length}",
+        *options,
+        "--kv-offload",
+        *(flag for flag, given in flags.items() if given),
+    )
+    return _EXAMPLE + " ".join(words) + "\n"

@@ -26,7 +26,7 @@ from simoffload.strategies.called_experts import (
     tokens_of,
 )
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.cpu_attention import COMMAND, cpu_attention, cpu_attention_memory, example_command
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
@@ -131,7 +131,21 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        return {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
+        found = {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
+        return {**found, COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else found
+
+    def _command(self, plan: ZeroInferencePlan) -> str:
+        """Return the command of DeepSpeed's example that runs the plan."""
+        quantized = self.ds_config.quantized_initialization
+        bits = () if quantized is None else (f"--quant_bits {quantized.num_bits}",)
+        settings = plan.placement.settings
+        offloaded = {
+            "none": (),
+            "cpu": ("--cpu-offload",),
+            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.target}"),
+        }
+        options = (f"--pin-memory {int(settings.pin_memory)}", *offloaded[settings.device or "none"], *bits)
+        return example_command(plan.cache, plan.model, plan.workload, options, ranks=self.ranks)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
 from simoffload.models.modules import (
-    CpuAttentionCode,
     Operations,
     SavedActivations,
     Traits,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
-from simoffload.models.modules import CpuAttentionCode, Traits
+from simoffload.models.modules import Traits
 
 
 class Llama(RotaryConfig):

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import (
     Derived,
     Extent,
@@ -21,7 +22,6 @@ from simoffload.models.families.base import (
 )
 from simoffload.models.modules import (
     EAGER,
-    CpuAttentionCode,
     Module,
     Operations,
     SavedActivations,
