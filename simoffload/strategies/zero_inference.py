@@ -131,8 +131,9 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        found = {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
-        return {**found, COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else found
+        config = inference_config(self.ds_config, plan.placement.settings, work)
+        program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
+        return {FILE: config, **program}
 
     def _command(self, plan: ZeroInferencePlan) -> str:
         """Return the command of DeepSpeed's example that runs the plan."""
