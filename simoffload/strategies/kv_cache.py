@@ -146,7 +146,7 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
-        _check_cpu_attention(self, model, machine)
+        _check_cpu_attention(self, model)
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
@@ -168,7 +168,7 @@ def _refused(key: str, value: str, valid: tuple[str, ...] | list[str], why: str)
     return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}')
 
 
-def _check_cpu_attention(cache: KvCache, model: ModelShape, machine: Machine) -> None:
+def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
     """Raise InputError for what DeepSpeed's example with attention on the CPU cannot do."""
     if not cache.attends_on_cpu:
         for key in ("pin_memory", "asynchronous"):
@@ -182,9 +182,8 @@ def _check_cpu_attention(cache: KvCache, model: ModelShape, machine: Machine) ->
             f"for {model.family}; remove it"
         )
         raise InputError.at("strategy.kv_cache.implementation", text)
-    if machine.tiers[cache.tier].kind != "dram":
-        names = [name for name, tier in machine.tiers.items() if tier.kind == "dram"]
-        raise _refused("tier", cache.tier, names, "attention on the CPU needs the cache in host memory")
+    if cache.tier == "hbm":
+        raise _refused("tier", cache.tier, ["dram"], "attention on the CPU needs the cache in host memory")
     if cache.format is not None:
         text = "the cache of cpu_attention has no format with fewer bits; remove it"
         raise InputError.at("strategy.kv_cache.format", text)
@@ -221,7 +220,10 @@ class CachingStrategy(Strategy):
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
         the default cache."""
         cache, content = self.kv_cache, dict[str, Any]()
-        if self.cache_engine is not TRANSFORMERS or cache in (DEFAULT, KvCache(implementation="dynamic")):
+        if self.cache_engine.program != TRANSFORMERS.program or cache in (
+            DEFAULT,
+            KvCache(implementation="dynamic"),
+        ):
             return {}
         if cache.format is not None:
             bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}

@@ -290,9 +290,9 @@ class ZeroInferencePlan(InferencePlan):
             return plan.timings.durations(alone)
         return plan.timings.durations(forward.batch)
 
-    def _moved(self, forward: ForwardPass) -> tuple[int, ...]:
+    def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         if not self.cache.attends_on_cpu:
-            return super()._moved(forward)
+            return super()._cache_transfers(forward)
         return (cpu_attention(self.cache, self.model, forward.batch).attended.traffic,)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
