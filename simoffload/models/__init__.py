@@ -7,7 +7,7 @@ a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shape
 
 from __future__ import annotations
 
-from simoffload.models.caching import GROWING, CacheForm
+from simoffload.models.caching import GROWING, CacheForm, CpuAttentionCode
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
@@ -27,7 +27,14 @@ from simoffload.models.cost import (
     weight_cost,
 )
 from simoffload.models.families import FAMILIES
-from simoffload.models.modules import SINGLE, Attention, Dtype, Module, ModuleKind, Parameter
+from simoffload.models.modules import (
+    SINGLE,
+    Attention,
+    Dtype,
+    Module,
+    ModuleKind,
+    Parameter,
+)
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of
 from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
@@ -37,6 +44,7 @@ __all__ = [
     "SINGLE",
     "Attention",
     "CacheForm",
+    "CpuAttentionCode",
     "Dtype",
     "Layer",
     "LayerGroup",

@@ -88,3 +88,20 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
     past = context - new_tokens
     pairs_total = growing * past + growing * (growing + 1) // 2
     return pairs_total + (new_tokens - growing) * (window or 0)
+
+
+class CpuAttentionCode(NamedTuple):
+    """What attention on the CPU does in DeepSpeed's fork of transformers (kvcache-offload-cpu).
+
+    Counted in tjruwase/transformers@35515d7d, for one new token of each sequence.
+    """
+
+    single: bool
+    """Whether the buffer of keys and values is in single precision (False: in the model's data type, and cast
+    in every step)."""
+    passes: int
+    """How often scores are read or written in single precision."""
+    returns_half: bool
+    """Whether the CPU casts the result to the model's data type, before it is copied to the GPU."""
+    biases: bool = False
+    """Whether a bias of every score is copied to host memory (ALiBi), in single precision."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.formats import WeightFormat
 
 ModuleKind = Literal[
@@ -391,3 +392,5 @@ class Traits(NamedTuple):
     half_softmax: bool = False
     """Whether softmax of eager attention stays in the model's data type (False: in single precision, and cast
     back)."""
+    cpu_attention: CpuAttentionCode | None = None
+    """Attention on the CPU in DeepSpeed's fork of transformers; None: it has none for the family."""

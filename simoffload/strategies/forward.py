@@ -15,6 +15,7 @@ from typing import NamedTuple
 from simoffload.models import Module
 from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
+from simoffload.strategies.cpu_attention import CpuAttention, CpuAttentionWriter
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.quantization import quantized_gather
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
@@ -58,6 +59,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         streams: Sequence[str] = STREAMS,
         routes: Routes | None = None,
         updates: Sequence[LayerUpdate | None] = (),
+        attention: CpuAttention | None = None,
     ) -> None:
         super().__init__(
             name=name, gpus=range(placement.ranks), streams=streams, machine=timing.machine, routes=routes
@@ -73,6 +75,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._pending_reads = 0.0
         self._began = False
         self._updates = updates
+        self._on_cpu = attention and CpuAttentionWriter(attention, self, compute=COMPUTE, store=CACHE)
         self._layer = -1
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
@@ -139,6 +142,9 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
         if fetched and self._copies != COMPUTE:
             after.append(self.builder.after(self._copies, fetched - 1))
+        if self._on_cpu is not None and module.kind == "attention":
+            self._on_cpu.write(module.name, duration, after)
+            return
         cached = self._updates and module.kind == "attention"
         update = self._updates[self._layer] if cached else None
         if update is None:

@@ -17,7 +17,7 @@ from simoffload.models import CacheForm, ModelShape
 from simoffload.strategies.base import Strategy, TierChoice
 
 CacheFormat = Literal["fp8", "int8", "int4", "int2"]
-Implementation = Literal["dynamic", "static"]
+Implementation = Literal["dynamic", "static", "cpu_attention"]
 
 _GROUP, _RESIDUAL = 64, 128
 """Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
@@ -46,6 +46,8 @@ class CacheEngine(NamedTuple):
 
 TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
 """``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
+ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cpu_attention"))
+"""Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
 VLLM = CacheEngine("vLLM", formats=("fp8",))
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
 
@@ -59,7 +61,13 @@ class KvCache(Frozen):
     """Format of keys and values; by default the model's data type."""
     implementation: Implementation | None = None
     """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
-    context from the start; by default dynamic."""
+    context from the start; by default dynamic. Under ZeRO-Inference also ``cpu_attention``: the CPU computes
+    attention over a cache in host memory, which has room for the longest context (DeepSpeed's example of
+    2023, ``--kv-offload``)."""
+    pin_memory: bool = False
+    """Whether the cache of ``cpu_attention`` is in pinned memory (``--pin_kv_cache``)."""
+    asynchronous: bool = False
+    """Whether copies to the cache of ``cpu_attention`` do not block (``--async_kv_offload``)."""
 
     @property
     def static(self) -> bool:
@@ -69,7 +77,12 @@ class KvCache(Frozen):
     @property
     def offloaded(self) -> bool:
         """Whether keys and values are moved between the GPU and host memory in every pass."""
-        return self.tier != "hbm"
+        return self.tier != "hbm" and not self.attends_on_cpu
+
+    @property
+    def attends_on_cpu(self) -> bool:
+        """Whether the CPU computes attention over the cache."""
+        return self.implementation == "cpu_attention"
 
     @property
     def operations(self) -> int:
@@ -133,6 +146,7 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
+        _check_cpu_attention(self, model)
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
@@ -152,6 +166,27 @@ def _refused(key: str, value: str, valid: tuple[str, ...] | list[str], why: str)
     """Return the error for a value that the program does not have."""
     choice = f"use {' or '.join(valid)}, or leave it out" if valid else "leave it out"
     return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}')
+
+
+def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
+    """Raise InputError for what DeepSpeed's example with attention on the CPU cannot do."""
+    if not cache.attends_on_cpu:
+        for key in ("pin_memory", "asynchronous"):
+            if getattr(cache, key):
+                text = "only a cache with implementation: cpu_attention has this choice; remove it"
+                raise InputError.at(f"strategy.kv_cache.{key}", text)
+        return
+    if model.traits.cpu_attention is None:
+        text = (
+            "DeepSpeed's fork of transformers has attention on the CPU for OPT, BLOOM and Llama only, not "
+            f"for {model.family}; remove it"
+        )
+        raise InputError.at("strategy.kv_cache.implementation", text)
+    if cache.tier == "hbm":
+        raise _refused("tier", cache.tier, ["dram"], "attention on the CPU needs the cache in host memory")
+    if cache.format is not None:
+        text = "the cache of cpu_attention has no format with fewer bits; remove it"
+        raise InputError.at("strategy.kv_cache.format", text)
 
 
 def _check_quantized(cache: KvCache, model: ModelShape) -> None:
@@ -185,7 +220,10 @@ class CachingStrategy(Strategy):
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
         the default cache."""
         cache, content = self.kv_cache, dict[str, Any]()
-        if self.cache_engine is not TRANSFORMERS or cache in (DEFAULT, KvCache(implementation="dynamic")):
+        if self.cache_engine.program != TRANSFORMERS.program or cache in (
+            DEFAULT,
+            KvCache(implementation="dynamic"),
+        ):
             return {}
         if cache.format is not None:
             bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}

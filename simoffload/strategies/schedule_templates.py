@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
@@ -23,6 +23,7 @@ from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
+from simoffload.strategies.cpu_attention import CpuAttention
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 from simoffload.strategies.forward import STREAMS, ForwardWriter, Partitioning
@@ -218,7 +219,7 @@ class ScheduleTemplates:
         self,
         durations: Sequence[int],
         batch: tuple[Sequences, ...],
-        updates: Sequence[LayerUpdate | None],
+        updates: Sequence[LayerUpdate | None] | CpuAttention,
         *,
         name: str,
         warm: bool,
@@ -230,7 +231,7 @@ class ScheduleTemplates:
         self,
         slots: Sequence[int],
         batch: tuple[Sequences, ...],
-        updates: Sequence[LayerUpdate | None],
+        updates: Sequence[LayerUpdate | None] | CpuAttention,
         *,
         name: str,
         warm: bool,
@@ -242,13 +243,18 @@ class ScheduleTemplates:
             self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache
         )
         for stack in layered.stacks(warm=warm):
-            walked = stack.trace.layers  # of a stack of fewer layers, the last one is that of the model
+            cached: dict[str, Any] = {}
+            if isinstance(updates, CpuAttention):
+                cached["attention"] = updates
+            elif updates:
+                walked = stack.trace.layers  # of a stack of fewer layers, the last one is that of the model
+                cached["updates"] = (*updates[: walked - 1], *updates[-1:])
             writer = ForwardWriter(
                 name=name,
                 placement=layered.placement,
                 timing=timing,
-                streams=(*STREAMS, "cache") if updates else STREAMS,
-                updates=(*updates[: walked - 1], *updates[-1:]),
+                streams=(*STREAMS, "cache") if cached else STREAMS,
+                **cached,
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break

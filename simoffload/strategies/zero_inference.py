@@ -26,6 +26,7 @@ from simoffload.strategies.called_experts import (
     tokens_of,
 )
 from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.cpu_attention import COMMAND, cpu_attention, cpu_attention_memory, example_command
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
@@ -33,7 +34,7 @@ from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.forward import Partitioning
-from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
+from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
@@ -61,6 +62,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"weights": "any"}
+    cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["zero_inference"] = "zero_inference"
 
@@ -130,7 +132,21 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
         config = inference_config(self.ds_config, plan.placement.settings, work)
-        return {FILE: config, **self.generation_config()}
+        program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
+        return {FILE: config, **program}
+
+    def _command(self, plan: ZeroInferencePlan) -> str:
+        """Return the command of DeepSpeed's example that runs the plan."""
+        quantized = self.ds_config.quantized_initialization
+        bits = () if quantized is None else (f"--quant_bits {quantized.num_bits}",)
+        settings = plan.placement.settings
+        offloaded = {
+            "none": (),
+            "cpu": ("--cpu-offload",),
+            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.target}"),
+        }
+        options = (f"--pin-memory {int(settings.pin_memory)}", *offloaded[settings.device or "none"], *bits)
+        return example_command(plan.cache, plan.model, plan.workload, options, ranks=self.ranks)
 
 
 @dataclass(frozen=True)
@@ -269,12 +285,23 @@ class ZeroInferencePlan(InferencePlan):
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module in a pass [ps]."""
         plan = self.called(forward)
+        if self.cache.attends_on_cpu:  # the GPU works on the new tokens only
+            alone = tuple(one._replace(context=one.new_tokens) for one in forward.batch)
+            return plan.timings.durations(alone)
         return plan.timings.durations(forward.batch)
+
+    def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
+        if not self.cache.attends_on_cpu:
+            return super()._cache_transfers(forward)
+        return (cpu_attention(self.cache, self.model, forward.batch).attended.traffic,)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
         durations = self.durations(forward)
+        if self.cache.attends_on_cpu:
+            work = cpu_attention(self.cache, self.model, forward.batch)
+            return plan.templates.with_updates(durations, forward.batch, work, name=forward.name, warm=warm)
         if not self.cache.offloaded:
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
         updates = self.cache_updates(forward.batch)
@@ -296,7 +323,11 @@ class ZeroInferencePlan(InferencePlan):
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
             terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(place.ranks))
+        copies = self.machine.ranks_per_node(place.ranks)
+        if self.cache.attends_on_cpu:
+            cache = cpu_attention_memory(self.cache, self.model, self.workload, copies=copies)
+        else:
+            cache = self.cache_memory(self.model, copies=copies)
         terms += working_memory(self.model, self.workload, self.machine, cache=cache)
         return (*terms, *self._weights())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
 from simoffload.models.modules import (
     Operations,
@@ -38,6 +39,7 @@ class Bloom(FamilyConfig):
         saved=SavedActivations(kept=1, product=True, masks=0, wide=5, narrow=3, scores=15),
         leaf_modules=(),
         lora_targets=("query_key_value",),
+        cpu_attention=CpuAttentionCode(single=False, passes=9, returns_half=False, biases=True),
     )
     spellings: ClassVar[dict[str, str]] = {
         "n_layer": "num_hidden_layers",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
 from simoffload.models.modules import Traits
@@ -24,6 +25,7 @@ class Llama(RotaryConfig):
         saved=LLAMA_SAVED,
         leaf_modules=(),
         lora_targets=("q_proj", "v_proj"),
+        cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=False),
     )
 
     attention_bias: Flag = False

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
+from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import (
     Derived,
     Extent,
@@ -52,6 +53,7 @@ class Opt(FamilyConfig):
         saved=SavedActivations(kept=1, product=False, masks=2, wide=2, narrow=1, scores=12),
         leaf_modules=(),
         lora_targets=("q_proj", "v_proj"),
+        cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=True),
     )
 
     vocab_size: Extent = 50272
