@@ -1,0 +1,398 @@
+"""Passes under FlexGen: a block of GPU batches goes through one slot after the other.
+
+Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py`` (``generation_loop_normal``,
+``generation_loop_overlap_single_batch``, ``generation_loop_overlap_multi_batch``) and ``pytorch_backend.py``
+(``general_copy``, ``copy_worker_func``, ``mha_gen``).
+
+For each slot and GPU batch the host thread begins the copy of the next slot's weights (only with the first
+batch), of the next cache, and of the last and the next hidden states; it launches the kernels, stores the
+cache of the batch before, and then waits for the whole GPU and all copy threads. So a slot takes as long as
+the slowest of them, and weights that take longer than one GPU batch delay it although the link is free during
+the others. Hidden states are copied on the stream of the kernels.
+
+Memory that is not pinned is copied to a pinned tensor by the host thread itself before its copy to the GPU
+begins. What goes from the GPU to such memory in a prefill, and all that is read from or written to disk, is
+given to four copy threads, each with a pinned buffer as relay. Attention on the CPU runs in the host thread,
+and so does the cast of keys and values to single precision before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from simoffload.models import Module
+from simoffload.schedule import Schedule
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.streams import HOST, StreamWriter
+from simoffload.strategies.timing import picoseconds
+
+if TYPE_CHECKING:
+    from simoffload.strategies.flexgen_layout import Home, Slot
+    from simoffload.strategies.flexgen_plan import FlexGenPlan
+
+_THREADS = 4
+_STREAMS = (
+    "host",
+    "compute",
+    "load weights",
+    "load cache",
+    "store cache",
+    *(f"copy thread {one}" for one in range(_THREADS)),
+)
+COMPUTE, LOAD_WEIGHT, LOAD_CACHE, STORE_CACHE, THREAD = range(1, 6)
+_READ_AHEAD = 128 << 10
+"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
+_SINGLE = 4
+_CPU_EXPANDED = 23
+"""[B] moved for each element that ``decompress`` writes in single precision on the CPU: two shifts or masks
+of packed bytes (1 each), two copies of the halves into the result (2.5 each), a division and an addition in
+place (8 each)."""
+
+
+class _Operations(NamedTuple):
+    """_Operations are PyTorch operations per call, counted in FlexGen's code."""
+
+    prefill: int
+    decode: int
+
+
+_OPERATIONS = {
+    "input embedding": _Operations(10, 10),
+    "attention": _Operations(36, 35),
+    "MLP": _Operations(5, 5),
+    "layer": _Operations(41, 40),
+    "output embedding": _Operations(5, 5),
+}
+_COPY_CALL = 2  # the new tensor, and its copy
+_EXPAND_CALL = 14
+_SQUEEZE_CALL = 18
+_MASK_CALL = 3
+_SYNC_CALL = 2  # the queue of the copy threads, and the GPU
+
+
+class _Job(NamedTuple):
+    """A _Job is a copy that a copy thread does, step by step; 0 stands for a step that it does not have."""
+
+    label: str
+    read: int = 0
+    """Size [B] that it reads from a file."""
+    from_gpu: int = 0
+    traffic: int = 0
+    """Memory traffic of the CPU [B]."""
+    new: int = 0
+    """Size of memory that is touched for the first time [B]."""
+    to_gpu: int = 0
+    written: int = 0
+
+
+class PassWriter(StreamWriter):
+    """A PassWriter writes one pass of a block: the prefill, or a decode step."""
+
+    def __init__(self, plan: FlexGenPlan, forward: ForwardPass) -> None:
+        super().__init__(name=forward.name, gpus=(0,), streams=_STREAMS, machine=plan.machine)
+        self._plan, self._options = plan, plan.options
+        self._batch = plan.of_gpu_batch(forward.batch)
+        self._prefill = plan.is_prefill(self._batch)
+        self._count = plan.options.gpu_batches
+        slots = plan.slots
+        self._order = (slots.first, *slots.layer * slots.layers, slots.last)
+        timing = plan.timings.timing(self._batch)
+        self._times: Mapping[Module, int] = {one: timing.compute(one) for one in plan.modules}
+        self._gpu_times = {slot: plan.compute_ps(slot, self._times, self._batch) for slot, _ in slots.kinds}
+        self._operation = plan.machine.host.eager_costs.operation.value
+        tokens = sum(one.number * one.new_tokens for one in self._batch)
+        self._new = tokens * plan.model.hidden_size
+        self._hidden = self._new * plan.model.dtype_bytes
+        cpu = plan.machine.host.cpu_optimizer
+        self._cores, self._share = cpu.cores.value, cpu.limit.value / cpu.numa_nodes.value
+        self._next_thread = 0
+        overlap = plan.options.overlap
+        self._weights = LOAD_WEIGHT if overlap else COMPUTE
+        self._loads = LOAD_CACHE if overlap else COMPUTE
+        self._stores = STORE_CACHE if overlap else COMPUTE
+
+    def written(self) -> Schedule:
+        """Return the schedule of the pass."""
+        for number, slot in enumerate(self._order):
+            if (number - 1) % len(self._plan.slots.layer) == 0 or number == len(self._order) - 1:
+                self.builder.segment("layer" if 0 < number < len(self._order) - 1 else slot.name)
+            elif number == 0:
+                self.builder.segment(slot.name)
+                self._calls(self._count * _MASK_CALL)
+            self.label = slot.name
+            if not self._options.overlap:
+                self._one_by_one(number)
+            elif self._count == 1:
+                self._whole_block(number)
+            else:
+                for batch in range(self._count):
+                    self._overlapped(number, batch)
+        if not self._options.overlap:
+            self._sync()
+        return self.build()
+
+    # -- the three loops ------------------------------------------------------------------------
+
+    def _overlapped(self, number: int, batch: int) -> None:
+        """Write a slot for one of several GPU batches (``generation_loop_overlap_multi_batch``)."""
+        if batch == 0:
+            self._load_weights(number + 1)
+        before = number if batch else number - 1
+        after = number if batch + 1 < self._count else number + 1
+        self._load_cache(after)
+        self._store_hidden(before)
+        self._load_hidden(after)
+        self._compute(number)
+        self._store_cache(before)
+        self._sync()
+
+    def _whole_block(self, number: int) -> None:
+        """Write a slot for a block of one GPU batch (``generation_loop_overlap_single_batch``)."""
+        self._load_weights(number + 1)
+        self._load_cache(number + 1)
+        self._load_hidden(number)
+        self._compute(number)
+        self._store_cache(number - 1)
+        self._store_hidden(number)
+        self._sync()
+
+    def _one_by_one(self, number: int) -> None:
+        """Write a slot without overlap (``generation_loop_normal``): all on one stream, which the host awaits
+        only where it reads the new tokens."""
+        self._load_weights(number)
+        for _ in range(self._count):
+            self._load_cache(number)
+            self._load_hidden(number)
+            self._compute(number)
+            self._store_hidden(number)
+            if number == len(self._order) - 1:
+                self.host_waits(COMPUTE)
+            self._store_cache(number)
+
+    # -- what they do ---------------------------------------------------------------------------
+
+    def _load_weights(self, number: int) -> None:
+        """Bring the weights of a slot to the GPU; after the last slot come those of the first."""
+        slot = self._order[number % len(self._order)]
+        pinned: list[int] = []
+        for tensor in slot.moved:
+            if tensor.home == "cpu" and tensor.pinned:
+                pinned += tensor.sizes
+            elif tensor.home == "cpu":
+                for size in tensor.sizes:
+                    self._to_gpu(self._weights, size, "weights")
+            else:
+                self._calls(_COPY_CALL * len(tensor.sizes))
+                for size in tensor.sizes:
+                    self._submit(_Job("weights", read=size, traffic=2 * size, to_gpu=size))
+        if pinned:
+            self._calls(_COPY_CALL * len(pinned))
+            self._copy(self._weights, pinned, to_device=True, label="weights")
+
+    def _load_cache(self, number: int) -> None:
+        """Bring the cache of a GPU batch to where attention is computed; a prefill has none."""
+        if self._prefill or not self._order[number % len(self._order)].attends:
+            return
+        self._calls(2 * _COPY_CALL)
+        if self._options.cpu_attention:
+            self._load_cache_for_cpu()
+            return
+        parts = self._plan.cache_parts(self._batch)
+        if parts.gpu and parts.offloaded:
+            size = 2 * self._stored(parts.gpu)
+            moved = picoseconds(2 * size / self.machine.accelerator.hbm_rate)
+            self.flush()
+            self.add("copy", self._loads, fixed=moved, label="cache", after=self.so_far(HOST))
+        for size in self._pair(parts.cpu):
+            self._to_gpu(self._loads, size, "cache")
+        for size in self._pair(parts.disk):
+            self._submit(_Job("cache", read=size, traffic=2 * size, to_gpu=size))
+
+    def _load_cache_for_cpu(self) -> None:
+        """Cast keys and values to single precision in host memory, or only bring them there if they are
+        compressed; what is on the GPU is attended to there if the cache is divided."""
+        packed = self._options.compress_cache
+        parts = self._plan.cache_parts(self._batch, less=0 if packed else 1)
+        cast = 1 if packed else _SINGLE // self._plan.model.dtype_bytes
+        if parts.gpu and not parts.offloaded:
+            for size in self._pair(parts.gpu):
+                self._submit(_Job("cache", from_gpu=size, traffic=(1 + cast) * size))
+        if parts.cpu and not packed:
+            for size in self._pair(parts.cpu):
+                self._on_cpu("casting the cache", (1 + cast) * size)
+        for size in self._pair(parts.disk):
+            self._submit(_Job("cache", read=size, traffic=(1 + cast) * size))
+
+    def _store_cache(self, number: int) -> None:
+        """Store keys and values of the tokens that a slot has processed."""
+        if number < 0 or not self._order[number].attends:
+            return
+        self._calls(2 * _COPY_CALL)
+        whole = self._plan.cache_parts(self._batch)
+        share = self._new / sum(whole)
+        gpu, cpu, disk = (round(share * one) for one in whole)
+        if gpu and self._prefill:
+            moved = picoseconds(2 * 2 * self._stored(gpu) / self.machine.accelerator.hbm_rate)
+            self.flush()
+            self.add("copy", self._stores, fixed=moved, label="cache", after=self.so_far(HOST))
+        if cpu and self._prefill:
+            for size in self._pair(cpu):
+                self._submit(_Job("cache", from_gpu=size, traffic=2 * size, new=size))
+        elif cpu:
+            self.flush()
+            self._copy(self._stores, self._pair(cpu), to_device=False, label="cache", pinned=False)
+            self.host_waits(self._stores)
+        for size in self._pair(disk):
+            self._submit(_Job("cache", from_gpu=size, traffic=2 * size, written=size))
+
+    def _store_hidden(self, number: int) -> None:
+        """Move the hidden states that a slot has computed to their home; the last slot yields tokens."""
+        if 0 <= number < len(self._order) - 1:
+            self._move_hidden(to_device=False)
+
+    def _load_hidden(self, number: int) -> None:
+        """Bring hidden states to the GPU for a slot; the first one gets tokens."""
+        if 1 <= number < len(self._order):
+            self._move_hidden(to_device=True)
+
+    def _move_hidden(self, *, to_device: bool) -> None:
+        home: Home = self._options.activations
+        size = self._hidden
+        if home == "gpu":
+            return
+        self._calls(_COPY_CALL)
+        if home == "cpu":
+            self._copy(COMPUTE, [size], to_device=to_device, label="hidden states")
+        elif to_device:
+            self._submit(_Job("hidden states", read=size, traffic=2 * size, to_gpu=size))
+        else:
+            self._submit(_Job("hidden states", from_gpu=size, traffic=2 * size, written=size))
+
+    def _compute(self, number: int) -> None:
+        """Launch the kernels of a slot for one GPU batch."""
+        slot = self._order[number]
+        calls = _OPERATIONS[slot.name][not self._prefill] + _EXPAND_CALL * len(slot.expanded)
+        if slot.attends and self._options.compress_cache:
+            calls += 2 * (_SQUEEZE_CALL + (0 if self._prefill else _EXPAND_CALL))
+        if slot.attends and self._options.cpu_attention and not self._prefill:
+            self._attend_on_cpu(slot, calls)
+        else:
+            self._launch(self._gpu_times[slot], calls)
+
+    def _attend_on_cpu(self, slot: Slot, calls: int) -> None:
+        """Compute attention in the host thread, between the projections on the GPU."""
+        cut = next(n for n, one in enumerate(slot.modules) if one.name == "self_attn.out_proj")
+        after = sum(self._times[one] for one in slot.modules[cut:])
+        self._launch(self._gpu_times[slot] - after, calls // 2)
+        self.host_waits(COMPUTE)
+        vector = self._new * _SINGLE  # queries, new keys, new values; and the result
+        self._copy(COMPUTE, [vector] * 3, to_device=False, label="queries", pinned=False)
+        self.host_waits(COMPUTE)
+        parts = self._plan.cache_parts(self._batch)
+        elements = parts.offloaded or parts.gpu
+        traffic = _SINGLE * elements
+        if self._options.compress_cache:
+            traffic += _CPU_EXPANDED * elements
+        self._on_cpu("attention", 2 * traffic)
+        self._copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
+        self.host_waits(COMPUTE)
+        self._launch(after, calls - calls // 2)
+
+    def _sync(self) -> None:
+        """Let the host wait for all streams and copy threads."""
+        for stream in range(1, len(_STREAMS)):
+            self.host_waits(stream)
+        self._calls(_SYNC_CALL)
+        self._next_thread = 0
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _calls(self, number: int) -> None:
+        self.spend(number * self._operation)
+
+    def _launch(self, duration: int, calls: int) -> None:
+        """Let the GPU work from the first of ``calls`` on, while the host launches the others."""
+        self._calls(1)
+        self.flush()
+        self.add("compute", COMPUTE, fixed=duration, after=self.so_far(HOST))
+        self._calls(calls - 1)
+
+    def _stored(self, elements: int) -> int:
+        return sum(self._pair(elements)) // 2
+
+    def _pair(self, elements: int) -> list[int]:
+        """Return the sizes [B] of the tensors that hold so many elements of keys, and as many of values."""
+        if not elements:
+            return []
+        if not self._options.compress_cache:
+            return [elements * self._plan.model.dtype_bytes] * 2
+        return [elements // 2, elements // 16] * 2
+
+    def _copy(
+        self, stream: int, sizes: Sequence[int], *, to_device: bool, label: str, pinned: bool = True
+    ) -> None:
+        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
+        self.flush()
+        after = self.so_far(HOST)
+        self.add("copy", stream, fixed=latency, size=sum(sizes), route=route, label=label, after=after)
+
+    def _to_gpu(self, stream: int, size: int, label: str) -> None:
+        """Copy pageable memory to a pinned tensor in the host thread, and that to the GPU."""
+        self._calls(_COPY_CALL + 1)
+        self._on_cpu(f"pinning {label}", 2 * size)
+        self._copy(stream, [size], to_device=True, label=label)
+
+    def _on_cpu(self, label: str, traffic: int) -> None:
+        """Let the host thread, and the other threads of PyTorch's loops, work on host memory."""
+        self.flush()
+        self.add("cpu", HOST, size=traffic, route=self._loops(traffic), label=label)
+
+    def _loops(self, traffic: int, new: int = 0) -> int:
+        """Return the route of PyTorch's loops over ``traffic`` [B], on all cores, of which ``new`` [B] are in
+        pages that were never touched.
+
+        The rate is that of element-by-element loops; that the products of attention read keys and values as
+        fast is an estimate.
+        """
+        costs = self.machine.host.fsdp_costs
+        rate = costs.adamw_rate(self._cores, traffic=traffic, new=new, share=self._share)
+        return self.cpu_work("loops over tensors", rate)
+
+    def _submit(self, job: _Job) -> None:
+        """Give a job to the next copy thread."""
+        self.flush()
+        thread = THREAD + self._next_thread
+        self._next_thread = (self._next_thread + 1) % _THREADS
+        tier, begun = self._options.disk, False
+
+        def step(kind: str, size: int, route: int, latency: int = 0) -> None:
+            nonlocal begun
+            after = () if begun else self.so_far(HOST)
+            self.add(kind, thread, fixed=latency, size=size, route=route, label=job.label, after=after)
+            begun = True
+
+        stored = not self._plan.cached
+        if job.read and stored:
+            step("read", job.read, *self._file(tier, job.read))
+        if job.from_gpu:
+            step("copy", job.from_gpu, *self.copies([job.from_gpu], to_device=False, pinned=True))
+        step("cpu", job.traffic, self._loops(job.traffic, job.new))
+        if job.to_gpu:
+            step("copy", job.to_gpu, *self.copies([job.to_gpu], to_device=True, pinned=True))
+        if job.written and stored:
+            step("write", job.written, *self._file(tier, job.written, written=True))
+
+    def _file(self, tier: str, size: int, *, written: bool = False) -> tuple[int, int]:
+        """Return route and latency [ps] of reading, or writing, a mapped file on all cores, each of which
+        reads ahead in its part."""
+        machine = self.machine
+        way = machine.storage_write if written else machine.storage_read
+        path, hops = self.way((tier, written), partial(way, tier))
+        rate = path.curve.rate(size)
+        if not written:
+            ahead = min(size, self._cores * _READ_AHEAD)
+            rate = min(rate, path.outstanding_rate(ahead, block=_READ_AHEAD))
+        name = f"{tier} write" if written else f"{tier} read"
+        return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)
