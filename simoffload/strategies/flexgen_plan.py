@@ -31,7 +31,7 @@ from simoffload.strategies.flexgen_writer import PassWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
-from simoffload.strategies.timing import PassTimings, Timing
+from simoffload.strategies.timing import PassTimings, Timing, picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
@@ -42,13 +42,25 @@ _SCORE_BYTES = 12
 (read), all in 16 bit."""
 _SCORES_HELD = 2
 """Copies of the scores that are held at once: before and after the mask, or the softmax."""
-_EXPANDED = 13
-"""[B] moved for each element that ``decompress`` writes in full, counted in its operations: two shifts or
-masks of packed bytes (1 each), two copies of the halves into the result (1.5 each), a division and an
-addition in place (4 each). A lower bound, as the halves of the cache are written with a stride."""
-_SQUEEZED = 25.5
-"""[B] moved for each element that ``compress`` packs, counted in its operations: minimum and maximum (4),
-difference, product, clamp and rounding (4 each), cast (3), shift and or (2.5)."""
+
+
+class _Traffic(NamedTuple):
+    """_Traffic is the HBM traffic [B] for each element of operations between 4 bits and full width, counted
+    in FlexGen's code."""
+
+    even: float
+    strided: float
+    """Traffic of kernels that PyTorch does not vectorize: with a stride, or a factor that many elements
+    share."""
+
+
+_EXPAND_WEIGHT = _Traffic(even=2 * 1, strided=2 * 1.5 + 2 * 4)
+"""``decompress``: a shift and a mask of packed bytes, copies of the two halves into the result, and in place
+a division by the scale and an addition of the minimum, which the elements of a group share."""
+_EXPAND_CACHE = _Traffic(even=2 * 1, strided=2 * 2.5 + 2 * 4)
+"""The same along the innermost dimension: each copy writes every other element, and so all sectors."""
+_SQUEEZE = _Traffic(even=4 + 2 * 4 + 3, strided=2 * 4 + 2.5)
+"""``compress``: minimum and maximum, difference, product, clamp, rounding, cast, shift, or."""
 _FEWER = "lower weights_gpu_percent"
 _SPLIT = "raise gpu_batches or lower batch_size"
 
@@ -169,19 +181,20 @@ class FlexGenPlan(InferencePlan):
         """Return the GPU time [ps] of a slot for one GPU batch, with weights and cache that are compressed or
         expanded."""
         gpu, options = self.machine.accelerator, self.options
-        moved = float(_EXPANDED) * sum(one.numel for one in slot.expanded)
-        kernels = 6 * len(slot.expanded)
+        work = [(_EXPAND_WEIGHT, one.numel, 6) for one in slot.expanded]
         if slot.attends and options.compress_cache:
             new = sum(one.number * one.new_tokens for one in batch) * self.model.hidden_size
-            moved += 2 * _SQUEEZED * new
-            kernels += 2 * 10
+            work += [(_SQUEEZE, new, 10)] * 2
             if not self.is_prefill(batch) and not options.cpu_attention:
                 # What is on the GPU is expanded with the room for all tokens.
                 parts = self.cache_parts(self._full(batch) if options.cache.home == "gpu" else batch)
-                moved += 2 * _EXPANDED * sum(parts)
-                kernels += 2 * 6
-        own = sum(times[one] for one in slot.modules)
-        return own + round((moved / gpu.hbm_rate + kernels * gpu.kernel_latency_s) * 1e12)
+                work += [(_EXPAND_CACHE, sum(parts), 6)] * 2
+        strided = min(gpu.strided_rate.value, gpu.hbm_rate) if gpu.strided_rate else gpu.hbm_rate
+        seconds = sum(
+            numel * (traffic.even / gpu.hbm_rate + traffic.strided / strided) + kernels * gpu.kernel_latency_s
+            for traffic, numel, kernels in work
+        )
+        return sum(times[one] for one in slot.modules) + picoseconds(seconds)
 
     def _full(self, batch: Sequence[Sequences]) -> tuple[Sequences, ...]:
         most = self.workload.max_context
