@@ -111,6 +111,7 @@ class PassWriter(StreamWriter):
         self._new = tokens * plan.model.hidden_size
         self._hidden = self._new * plan.model.dtype_bytes
         cpu = plan.machine.host.cpu_optimizer
+        self._element_wise = plan.machine.host.fsdp_costs
         self._cores, self._share = cpu.cores.value, cpu.limit.value / cpu.numa_nodes.value
         self._next_thread = 0
         overlap = plan.options.overlap
@@ -120,23 +121,33 @@ class PassWriter(StreamWriter):
 
     def written(self) -> Schedule:
         """Return the schedule of the pass."""
-        for number, slot in enumerate(self._order):
-            if (number - 1) % len(self._plan.slots.layer) == 0 or number == len(self._order) - 1:
-                self.builder.segment("layer" if 0 < number < len(self._order) - 1 else slot.name)
-            elif number == 0:
-                self.builder.segment(slot.name)
-                self._calls(self._count * _MASK_CALL)
-            self.label = slot.name
-            if not self._options.overlap:
-                self._one_by_one(number)
-            elif self._count == 1:
-                self._whole_block(number)
-            else:
-                for batch in range(self._count):
-                    self._overlapped(number, batch)
-        if not self._options.overlap:
-            self._sync()
+        layers, width = self._plan.slots.layers, len(self._plan.slots.layer)
+        self.builder.segment(self._order[0].name)
+        self._calls(self._count * _MASK_CALL)
+        self._slot(0)
+        for layer in range(layers):
+            if 1 < layer < layers - 1:  # as the second one
+                self.builder.again()
+                continue
+            self.builder.segment("layer")
+            for part in range(width):
+                self._slot(1 + layer * width + part)
+        self.builder.segment(self._order[-1].name)
+        self._slot(len(self._order) - 1)
+        self._sync()
         return self.build()
+
+    def _slot(self, number: int) -> None:
+        """Write a slot for all GPU batches of the block."""
+        self.label = self._order[number].name
+        if not self._options.overlap:
+            self._one_by_one(number)
+        elif self._count == 1:
+            self._whole_block(number)
+        else:
+            for batch in range(self._count):
+                self._overlapped(number, batch)
+        self.flush()
 
     # -- the three loops ------------------------------------------------------------------------
 
@@ -359,8 +370,8 @@ class PassWriter(StreamWriter):
     def _loops(self, traffic: int, *, new: int = 0, cores: float = 0) -> int:
         """Return the route of PyTorch's loops over ``traffic`` [B], by default on all cores, of which ``new``
         [B] are in pages that were never touched, at the rate of element-by-element loops."""
-        costs = self.machine.host.fsdp_costs
-        rate = costs.adamw_rate(cores or self._cores, traffic=traffic, new=new, share=self._share)
+        cores = cores or self._cores
+        rate = self._element_wise.adamw_rate(cores, traffic=traffic, new=new, share=self._share)
         return self.cpu_work("loops over tensors", rate)
 
     def _submit(self, job: _Job) -> None:
