@@ -1,7 +1,7 @@
 """FlexGen (FlexLLMGen): a block of GPU batches, with weights, cache and hidden states divided by percentages.
 
 Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. The modules ``flexgen_layout``,
-``flexgen_plan`` and ``flexgen_writer`` state what its code keeps where and does when.
+``flexgen_plan``, ``flexgen_writer`` and ``flexgen_copies`` state what its code keeps where and does when.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FlexGen(Strategy):
 
     @property
     def weights(self) -> Shares:
-        """Shares of the weights."""
+        """Shares of the weights by their place."""
         return Shares(self.weights_gpu_percent, self.weights_cpu_percent)
 
     @property
@@ -114,14 +114,14 @@ class FlexGen(Strategy):
         if self.weights.disk <= 0 and self.places(machine) == placement:
             return ()
         if not tier.is_storage:
-            return _whole("weights", "gpu" if tier.kind == "hbm" else "cpu")
+            return _all_in("weights", "gpu" if tier.kind == "hbm" else "cpu")
         disk = Edit.at("strategy.disk", tier.name)
-        return (disk,) if self.weights.disk > 0 else (*_whole("weights", "disk"), disk)
+        return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield, for each tier from the smallest, the weights there, and then also cache and hidden states in
         host memory."""
-        rest = (*_whole("cache", "cpu"), *_whole("activations", "cpu"))
+        rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
         for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
             placed = self.retarget(Placement(tier.name), plan.machine)
             text = f"weights on {tier.name}"
@@ -237,7 +237,7 @@ class FlexGen(Strategy):
             "--sep-layer 0": not self.sep_layer,
             "--overlap 0": not self.overlap,
         }
-        words = [
+        parts = [
             "python3 -m flexllmgen.flex_opt",
             f"--model facebook/{plan.model.name}",
             f"--prompt-len {work.prompt_length} --gen-len {work.output_length}",
@@ -246,24 +246,34 @@ class FlexGen(Strategy):
             *([f"--offload-dir /mnt/{self.disk}"] if self.disk else []),
             *[flag for flag, given in flags.items() if given],
         ]
-        return {"flexgen.sh": " \\\n  ".join(words) + "\n"}
+        return {"flexgen.sh": " \\\n  ".join(parts) + "\n"}
 
 
 _STEP = 20
 """Percentage points by which ``advise`` moves weights between GPU and host memory."""
 
 
-def _whole(what: str, home: Home) -> tuple[Edit, ...]:
+def _all_in(what: str, home: Home) -> tuple[Edit, ...]:
     """Return edits that put all weights, all of the cache or all hidden states in one home."""
     places: tuple[Home, ...] = ("gpu", "cpu")
     return tuple(Edit.at(f"strategy.{what}_{one}_percent", 100 * (one == home)) for one in places)
 
 
+_LOADED = frozenset(
+    {
+        *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")),
+        *("fc1", "fc2", "self_attn_layer_norm", "final_layer_norm"),
+        *(f"model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "final_layer_norm")),
+    }
+)
+"""Modules whose tensors FlexGen loads, by name."""
+
+
 def _check_model(model: ModelShape) -> None:
     """Raise InputError for a model that FlexGen does not have."""
-    names = [one.name for one in model.distinct_modules]
-    if model.family != "opt" or "final_layer_norm" not in names or "model.decoder.project_in" in names:
-        text = f"FlexGen has only OPT models (not OPT-350m), and {model.name} is not one of them"
+    missing = _LOADED - {one.name for one in model.distinct_modules}
+    if missing:
+        text = f"FlexGen has only OPT models (not OPT-350m), and {model.name} has no {min(missing)}"
         raise InputError.at(
             "model", f"{text}; choose opt-6.7b, opt-30b or opt-175b, or another strategy.kind"
         )

@@ -35,7 +35,7 @@ class Shares(NamedTuple):
 
     @property
     def disk(self) -> int:
-        """Percentage on disk."""
+        """Percentage of the states on disk."""
         return 100 - self.gpu - self.cpu
 
     @property
@@ -64,8 +64,8 @@ class FlexGenOptions(NamedTuple):
     """Whether files on disk are in the page cache; None: if they fit in the memory that is free."""
 
 
-class Tensor(NamedTuple):
-    """A Tensor is a weight with its home."""
+class PlacedTensor(NamedTuple):
+    """A PlacedTensor is a weight with its home."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Tensor(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return prod(self.shape)
 
     @property
@@ -95,49 +95,49 @@ class Tensor(NamedTuple):
         return sum(self.sizes)
 
 
-class Slot(NamedTuple):
-    """A Slot is one of FlexGen's layers: an embedding, attention, a feed-forward network, or (without
+class BlockSlot(NamedTuple):
+    """A BlockSlot is one of FlexGen's layers: an embedding, attention, a feed-forward network, or (without
     ``sep_layer``) both."""
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[PlacedTensor, ...]
     modules: tuple[Module, ...]
     """Modules of the model that it computes."""
     attends: bool = False
 
     @property
-    def moved(self) -> tuple[Tensor, ...]:
+    def loaded(self) -> tuple[PlacedTensor, ...]:
         """Tensors that are brought to the GPU for each use."""
         return tuple(one for one in self.tensors if one.home != "gpu")
 
     @property
     def loaded_bytes(self) -> int:
         """Size of these [B]."""
-        return sum(one.size for one in self.moved)
+        return sum(one.size for one in self.loaded)
 
     @property
-    def expanded(self) -> tuple[Tensor, ...]:
+    def expanded(self) -> tuple[PlacedTensor, ...]:
         """Tensors that the GPU writes in full before their use."""
         return tuple(one for one in self.tensors if one.compressed)
 
 
-class Slots(NamedTuple):
-    """Slots are FlexGen's layers in the order of a pass."""
+class BlockSlots(NamedTuple):
+    """BlockSlots are FlexGen's layers in the order of a pass."""
 
-    first: Slot
-    layer: tuple[Slot, ...]
-    """Slots of one layer of the model; all its layers are alike."""
-    last: Slot
+    first: BlockSlot
+    layer: tuple[BlockSlot, ...]
+    """BlockSlots of one layer of the model; all its layers are alike."""
+    last: BlockSlot
     layers: int
     """Number of layers of the model."""
 
     @property
-    def kinds(self) -> tuple[tuple[Slot, int], ...]:
+    def kinds(self) -> tuple[tuple[BlockSlot, int], ...]:
         """The slots that differ, each with its number."""
         return ((self.first, 1), *((one, self.layers) for one in self.layer), (self.last, 1))
 
     @property
-    def tensors(self) -> tuple[tuple[Tensor, int], ...]:
+    def tensors(self) -> tuple[tuple[PlacedTensor, int], ...]:
         """The tensors of all slots, each with its number."""
         return tuple((tensor, count) for slot, count in self.kinds for tensor in slot.tensors)
 
@@ -146,7 +146,7 @@ class Slots(NamedTuple):
         return sum(count * one.size for one, count in self.tensors if one.home == home)
 
 
-def placed(specs: Sequence[tuple[str, tuple[int, ...]]], options: FlexGenOptions) -> tuple[Tensor, ...]:
+def placed(specs: Sequence[tuple[str, tuple[int, ...]]], options: FlexGenOptions) -> tuple[PlacedTensor, ...]:
     """Return the tensors of a layer with their homes, as ``init_weight_list`` chooses them.
 
     The middle of each tensor in the cumulated number of elements decides: up to the share of the disk it is
@@ -161,11 +161,11 @@ def placed(specs: Sequence[tuple[str, tuple[int, ...]]], options: FlexGenOptions
         home: Home = "disk" if middle < disk else "cpu" if middle < disk + options.weights.cpu else "gpu"
         matrix = len(shape) > 1
         compressed = matrix and options.compress_weight
-        found.append(Tensor(name, shape, home, options.pin_weight or not matrix, compressed))
+        found.append(PlacedTensor(name, shape, home, options.pin_weight or not matrix, compressed))
     return tuple(found)
 
 
-def slots_of(model: ModelShape, options: FlexGenOptions) -> Slots:
+def slots_of(model: ModelShape, options: FlexGenOptions) -> BlockSlots:
     """Return the slots of a pass through an OPT model, with their tensors and modules."""
     hidden, wide, rows = model.hidden_size, model.intermediate_size, model.vocab_size
     positions = next(
@@ -190,18 +190,20 @@ def slots_of(model: ModelShape, options: FlexGenOptions) -> Slots:
     # The residuals of the two halves are in the first module, that of the layer itself.
     block, attention, network = layer[0], layer[1:at], layer[at:]
     half = block._replace(in_features=block.in_features // 2, out_features=block.out_features // 2)
-    attend = Slot("attention", placed([*square, *norm], options), (half, *attention), attends=True)
-    feed = Slot("MLP", placed([*forward, *norm], options), (half, *network))
-    halves: tuple[Slot, ...] = (attend, feed)
+    attend = BlockSlot("attention", placed([*square, *norm], options), (half, *attention), attends=True)
+    feed = BlockSlot("MLP", placed([*forward, *norm], options), (half, *network))
+    halves: tuple[BlockSlot, ...] = (attend, feed)
     if not options.sep_layer:
-        halves = (Slot("layer", attend.tensors + feed.tensors, attend.modules + feed.modules, attends=True),)
+        halves = (
+            BlockSlot("layer", attend.tensors + feed.tensors, attend.modules + feed.modules, attends=True),
+        )
     tables = [("embed_tokens.weight", (rows, hidden)), ("embed_positions.weight", (positions, hidden))]
     head = [*norm, ("lm_head.weight", (rows, hidden))]
     # Logits of all positions are computed, not only those of the last one.
     after = tuple(one._replace(last_only=False) for one in model.modules_after)
-    first = Slot("input embedding", placed(tables, options), model.modules_before)
-    return Slots(
-        first, halves, Slot("output embedding", placed(head, options), after), model.num_hidden_layers
+    first = BlockSlot("input embedding", placed(tables, options), model.modules_before)
+    return BlockSlots(
+        first, halves, BlockSlot("output embedding", placed(head, options), after), model.num_hidden_layers
     )
 
 

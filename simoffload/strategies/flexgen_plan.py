@@ -20,14 +20,14 @@ from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.flexgen_layout import (
     COMPRESSED,
+    BlockSlot,
+    BlockSlots,
     FlexGenOptions,
     Home,
-    Slot,
-    Slots,
     sequences_on_gpu,
     slots_of,
 )
-from simoffload.strategies.flexgen_writer import PassWriter
+from simoffload.strategies.flexgen_writer import BlockWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
@@ -87,11 +87,11 @@ class _FlexGenTiming(Timing):
         hidden, size = model.hidden_size, model.dtype_bytes
         tokens = number * new
         # Queries are scaled; queries, keys, values and the result are copied to other layouts.
-        moved = 10 * tokens * hidden * size
+        copied = 10 * tokens * hidden * size
         number = number if new == context else self.attended(number)
         scores = number * model.num_attention_heads * new * context
         read = 2 * number * (new + context) * hidden * size
-        return ModuleCost(4.0 * scores * model.head_dim, float(moved + read + _SCORE_BYTES * scores))
+        return ModuleCost(4.0 * scores * model.head_dim, float(copied + read + _SCORE_BYTES * scores))
 
     def _attention_s(self, module: Module, cost: ModuleCost, *, backward: bool) -> float | None:  # noqa: ARG002
         return None
@@ -132,8 +132,8 @@ class FlexGenPlan(InferencePlan):
     options: FlexGenOptions
 
     @cached_property
-    def slots(self) -> Slots:
-        """Slots of a pass."""
+    def slots(self) -> BlockSlots:
+        """Slots that a pass goes through."""
         return slots_of(self.model, self.options)
 
     @property
@@ -177,7 +177,7 @@ class FlexGenPlan(InferencePlan):
             parts = [total + number * each for total, number in zip(parts, numbers, strict=True)]
         return CacheParts(*parts)
 
-    def compute_ps(self, slot: Slot, times: dict[Module, int], batch: Sequence[Sequences]) -> int:
+    def compute_ps(self, slot: BlockSlot, times: dict[Module, int], batch: Sequence[Sequences]) -> int:
         """Return the GPU time [ps] of a slot for one GPU batch, with weights and cache that are compressed or
         expanded."""
         gpu, options = self.machine.accelerator, self.options
@@ -213,7 +213,7 @@ class FlexGenPlan(InferencePlan):
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass of the block."""
-        return PassWriter(self, forward).written()
+        return BlockWriter(self, forward).written()
 
     # -- places ---------------------------------------------------------------------------------
 

@@ -10,41 +10,36 @@ cache of the batch before, and then waits for the whole GPU and all copy threads
 the slowest of them, and weights that take longer than one GPU batch delay it although the link is free during
 the others. Hidden states are copied on the stream of the kernels.
 
-Memory that is not pinned is copied to a pinned tensor by the host thread itself before its copy to the GPU
-begins. What goes from the GPU to such memory in a prefill, and all that is read from or written to disk, is
-given to four copy threads, each with a pinned buffer as relay. Attention on the CPU runs in the host thread,
-and so does the cast of keys and values to single precision before it.
+Attention on the CPU runs in the host thread, and so does the cast of keys and values to single precision
+before it. ``flexgen_copies`` states how bytes are moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import Module
 from simoffload.schedule import Schedule
+from simoffload.strategies.flexgen_copies import (
+    COMPUTE,
+    COPY_CALL,
+    LOAD_CACHE,
+    LOAD_WEIGHT,
+    STORE_CACHE,
+    CopyJob,
+    CopyWriter,
+)
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.streams import HOST, StreamWriter
+from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
 if TYPE_CHECKING:
-    from simoffload.strategies.flexgen_layout import Home, Slot
+    from simoffload.strategies.flexgen_layout import BlockSlot, Home
     from simoffload.strategies.flexgen_plan import FlexGenPlan
 
-_THREADS = 4
-_STREAMS = (
-    "host",
-    "compute",
-    "load weights",
-    "load cache",
-    "store cache",
-    *(f"copy thread {one}" for one in range(_THREADS)),
-)
-COMPUTE, LOAD_WEIGHT, LOAD_CACHE, STORE_CACHE, THREAD = range(1, 6)
-_READ_AHEAD = 128 << 10
-"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
 _SINGLE = 4
+"""[B] of a number in single precision, in which the CPU attends."""
 _PRODUCTS = 0.33
 """Rate at which a core reads keys and values in the products of attention, as a share of that of loops: the
 rows of one head are far apart, in pages of their own. Measured with PyTorch 1.13.1 on a core of an AMD EPYC,
@@ -70,33 +65,15 @@ _OPERATIONS = {
     "layer": _Operations(41, 40),
     "output embedding": _Operations(5, 5),
 }
-_COPY_CALL = 2  # the new tensor, and its copy
-_EXPAND_CALL = 14
-_SQUEEZE_CALL = 18
-_MASK_CALL = 3
-_SYNC_CALL = 2  # the queue of the copy threads, and the GPU
+_EXPAND_CALL, _SQUEEZE_CALL, _MASK_CALL = 14, 18, 3
+"""Numbers of PyTorch operations that write a tensor in full, that compress one, and that extend a mask."""
 
 
-class _Job(NamedTuple):
-    """A _Job is a copy that a copy thread does, step by step; 0 stands for a step that it does not have."""
-
-    label: str
-    read: int = 0
-    """Size [B] that it reads from a file."""
-    from_gpu: int = 0
-    traffic: int = 0
-    """Memory traffic of the CPU [B]."""
-    new: int = 0
-    """Size of memory that is touched for the first time [B]."""
-    to_gpu: int = 0
-    written: int = 0
-
-
-class PassWriter(StreamWriter):
-    """A PassWriter writes one pass of a block: the prefill, or a decode step."""
+class BlockWriter(CopyWriter):
+    """A BlockWriter writes one pass of a block: the prefill, or a decode step."""
 
     def __init__(self, plan: FlexGenPlan, forward: ForwardPass) -> None:
-        super().__init__(name=forward.name, gpus=(0,), streams=_STREAMS, machine=plan.machine)
+        super().__init__(plan, name=forward.name)
         self._plan, self._options = plan, plan.options
         self._batch = plan.of_gpu_batch(forward.batch)
         self._prefill = plan.is_prefill(self._batch)
@@ -106,14 +83,9 @@ class PassWriter(StreamWriter):
         timing = plan.timings.timing(self._batch)
         self._times: Mapping[Module, int] = {one: timing.compute(one) for one in plan.modules}
         self._gpu_times = {slot: plan.compute_ps(slot, self._times, self._batch) for slot, _ in slots.kinds}
-        self._operation = plan.machine.host.eager_costs.operation.value
         tokens = sum(one.number * one.new_tokens for one in self._batch)
         self._new = tokens * plan.model.hidden_size
         self._hidden = self._new * plan.model.dtype_bytes
-        cpu = plan.machine.host.cpu_optimizer
-        self._element_wise = plan.machine.host.fsdp_costs
-        self._cores, self._share = cpu.cores.value, cpu.limit.value / cpu.numa_nodes.value
-        self._next_thread = 0
         overlap = plan.options.overlap
         self._weights = LOAD_WEIGHT if overlap else COMPUTE
         self._loads = LOAD_CACHE if overlap else COMPUTE
@@ -123,7 +95,7 @@ class PassWriter(StreamWriter):
         """Return the schedule of the pass."""
         layers, width = self._plan.slots.layers, len(self._plan.slots.layer)
         self.builder.segment(self._order[0].name)
-        self._calls(self._count * _MASK_CALL)
+        self.calls(self._count * _MASK_CALL)
         self._slot(0)
         for layer in range(layers):
             if 1 < layer < layers - 1:  # as the second one
@@ -134,7 +106,7 @@ class PassWriter(StreamWriter):
                 self._slot(1 + layer * width + part)
         self.builder.segment(self._order[-1].name)
         self._slot(len(self._order) - 1)
-        self._sync()
+        self.synchronize()
         return self.build()
 
     def _slot(self, number: int) -> None:
@@ -162,7 +134,7 @@ class PassWriter(StreamWriter):
         self._load_hidden(after)
         self._compute(number)
         self._store_cache(before)
-        self._sync()
+        self.synchronize()
 
     def _whole_block(self, number: int) -> None:
         """Write a slot for a block of one GPU batch (``generation_loop_overlap_single_batch``)."""
@@ -172,7 +144,7 @@ class PassWriter(StreamWriter):
         self._compute(number)
         self._store_cache(number - 1)
         self._store_hidden(number)
-        self._sync()
+        self.synchronize()
 
     def _one_by_one(self, number: int) -> None:
         """Write a slot without overlap (``generation_loop_normal``): all on one stream, which the host awaits
@@ -193,38 +165,38 @@ class PassWriter(StreamWriter):
         """Bring the weights of a slot to the GPU; after the last slot come those of the first."""
         slot = self._order[number % len(self._order)]
         pinned: list[int] = []
-        for tensor in slot.moved:
+        for tensor in slot.loaded:
             if tensor.home == "cpu" and tensor.pinned:
                 pinned += tensor.sizes
             elif tensor.home == "cpu":
                 for size in tensor.sizes:
-                    self._to_gpu(self._weights, size, "weights")
+                    self.to_gpu(self._weights, size, "weights")
             else:
-                self._calls(_COPY_CALL * len(tensor.sizes))
+                self.calls(COPY_CALL * len(tensor.sizes))
                 for size in tensor.sizes:
-                    self._submit(_Job("weights", read=size, traffic=2 * size, to_gpu=size))
+                    self.submit(CopyJob("weights", read=size, traffic=2 * size, to_gpu=size))
         if pinned:
-            self._calls(_COPY_CALL * len(pinned))
-            self._copy(self._weights, pinned, to_device=True, label="weights")
+            self.calls(COPY_CALL * len(pinned))
+            self.copy(self._weights, pinned, to_device=True, label="weights")
 
     def _load_cache(self, number: int) -> None:
         """Bring the cache of a GPU batch to where attention is computed; a prefill has none."""
         if self._prefill or not self._order[number % len(self._order)].attends:
             return
-        self._calls(2 * _COPY_CALL)
+        self.calls(2 * COPY_CALL)
         if self._options.cpu_attention:
             self._load_cache_for_cpu()
             return
         parts = self._plan.cache_parts(self._batch)
         if parts.gpu and parts.offloaded:
             size = 2 * self._stored(parts.gpu)
-            moved = picoseconds(2 * size / self.machine.accelerator.hbm_rate)
+            duration = picoseconds(2 * size / self.machine.accelerator.hbm_rate)
             self.flush()
-            self.add("copy", self._loads, fixed=moved, label="cache", after=self.so_far(HOST))
+            self.add("copy", self._loads, fixed=duration, label="cache", after=self.so_far(HOST))
         for size in self._pair(parts.cpu):
-            self._to_gpu(self._loads, size, "cache")
+            self.to_gpu(self._loads, size, "cache")
         for size in self._pair(parts.disk):
-            self._submit(_Job("cache", read=size, traffic=2 * size, to_gpu=size))
+            self.submit(CopyJob("cache", read=size, traffic=2 * size, to_gpu=size))
 
     def _load_cache_for_cpu(self) -> None:
         """Cast keys and values to single precision in host memory, or only bring them there if they are
@@ -234,34 +206,34 @@ class PassWriter(StreamWriter):
         cast = 1 if packed else _SINGLE // self._plan.model.dtype_bytes
         if parts.gpu and not parts.offloaded:
             for size in self._pair(parts.gpu):
-                self._submit(_Job("cache", from_gpu=size, traffic=(1 + cast) * size))
+                self.submit(CopyJob("cache", from_gpu=size, traffic=(1 + cast) * size))
         if parts.cpu and not packed:
             for size in self._pair(parts.cpu):
-                self._on_cpu("casting the cache", (1 + cast) * size)
+                self.on_cpu("casting the cache", (1 + cast) * size)
         for size in self._pair(parts.disk):
-            self._submit(_Job("cache", read=size, traffic=(1 + cast) * size))
+            self.submit(CopyJob("cache", read=size, traffic=(1 + cast) * size))
 
     def _store_cache(self, number: int) -> None:
         """Store keys and values of the tokens that a slot has processed."""
         if number < 0 or not self._order[number].attends:
             return
-        self._calls(2 * _COPY_CALL)
-        whole = self._plan.cache_parts(self._batch)
-        share = self._new / sum(whole)
-        gpu, cpu, disk = (round(share * one) for one in whole)
+        self.calls(2 * COPY_CALL)
+        parts = self._plan.cache_parts(self._batch)
+        share = self._new / sum(parts)
+        gpu, cpu, disk = (round(share * one) for one in parts)
         if gpu and self._prefill:
-            moved = picoseconds(2 * 2 * self._stored(gpu) / self.machine.accelerator.hbm_rate)
+            duration = picoseconds(2 * 2 * self._stored(gpu) / self.machine.accelerator.hbm_rate)
             self.flush()
-            self.add("copy", self._stores, fixed=moved, label="cache", after=self.so_far(HOST))
+            self.add("copy", self._stores, fixed=duration, label="cache", after=self.so_far(HOST))
         if cpu and self._prefill:
             for size in self._pair(cpu):
-                self._submit(_Job("cache", from_gpu=size, traffic=2 * size, new=size))
+                self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, new=size))
         elif cpu:
             self.flush()
-            self._copy(self._stores, self._pair(cpu), to_device=False, label="cache", pinned=False)
+            self.copy(self._stores, self._pair(cpu), to_device=False, label="cache", pinned=False)
             self.host_waits(self._stores)
         for size in self._pair(disk):
-            self._submit(_Job("cache", from_gpu=size, traffic=2 * size, written=size))
+            self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, written=size))
 
     def _store_hidden(self, number: int) -> None:
         """Move the hidden states that a slot has computed to their home; the last slot yields tokens."""
@@ -278,13 +250,13 @@ class PassWriter(StreamWriter):
         size = self._hidden
         if home == "gpu":
             return
-        self._calls(_COPY_CALL)
+        self.calls(COPY_CALL)
         if home == "cpu":
-            self._copy(COMPUTE, [size], to_device=to_device, label="hidden states")
+            self.copy(COMPUTE, [size], to_device=to_device, label="hidden states")
         elif to_device:
-            self._submit(_Job("hidden states", read=size, traffic=2 * size, to_gpu=size))
+            self.submit(CopyJob("hidden states", read=size, traffic=2 * size, to_gpu=size))
         else:
-            self._submit(_Job("hidden states", from_gpu=size, traffic=2 * size, written=size))
+            self.submit(CopyJob("hidden states", from_gpu=size, traffic=2 * size, written=size))
 
     def _compute(self, number: int) -> None:
         """Launch the kernels of a slot for one GPU batch."""
@@ -297,45 +269,33 @@ class PassWriter(StreamWriter):
         else:
             self._launch(self._gpu_times[slot], calls)
 
-    def _attend_on_cpu(self, slot: Slot, calls: int) -> None:
+    def _attend_on_cpu(self, slot: BlockSlot, calls: int) -> None:
         """Compute attention in the host thread, between the projections on the GPU."""
         cut = next(n for n, one in enumerate(slot.modules) if one.name == "self_attn.out_proj")
         after = sum(self._times[one] for one in slot.modules[cut:])
         self._launch(self._gpu_times[slot] - after, calls // 2)
         self.host_waits(COMPUTE)
         vector = self._new * _SINGLE  # queries, new keys, new values; and the result
-        self._copy(COMPUTE, [vector] * 3, to_device=False, label="queries", pinned=False)
+        self.copy(COMPUTE, [vector] * 3, to_device=False, label="queries", pinned=False)
         self.host_waits(COMPUTE)
         parts = self._plan.cache_parts(self._batch)
         elements = parts.offloaded or parts.gpu
         self.flush()
         if self._options.compress_cache:
-            self._on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements)
+            self.on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements)
         traffic = 2 * _SINGLE * elements
-        route = self._loops(traffic, cores=_PRODUCTS * self._cores)
+        route = self.loops(traffic, share=_PRODUCTS)
         self.add("cpu", HOST, size=traffic, route=route, label="attention")
-        self._copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
+        self.copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
         self.host_waits(COMPUTE)
         self._launch(after, calls - calls // 2)
 
-    def _sync(self) -> None:
-        """Let the host wait for all streams and copy threads."""
-        for stream in range(1, len(_STREAMS)):
-            self.host_waits(stream)
-        self._calls(_SYNC_CALL)
-        self._next_thread = 0
-
-    # -- operations -----------------------------------------------------------------------------
-
-    def _calls(self, number: int) -> None:
-        self.spend(number * self._operation)
-
     def _launch(self, duration: int, calls: int) -> None:
         """Let the GPU work from the first of ``calls`` on, while the host launches the others."""
-        self._calls(1)
+        self.calls(1)
         self.flush()
         self.add("compute", COMPUTE, fixed=duration, after=self.so_far(HOST))
-        self._calls(calls - 1)
+        self.calls(calls - 1)
 
     def _stored(self, elements: int) -> int:
         return sum(self._pair(elements)) // 2
@@ -347,66 +307,3 @@ class PassWriter(StreamWriter):
         if not self._options.compress_cache:
             return [elements * self._plan.model.dtype_bytes] * 2
         return [elements // 2, elements // 16] * 2
-
-    def _copy(
-        self, stream: int, sizes: Sequence[int], *, to_device: bool, label: str, pinned: bool = True
-    ) -> None:
-        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
-        self.flush()
-        after = self.so_far(HOST)
-        self.add("copy", stream, fixed=latency, size=sum(sizes), route=route, label=label, after=after)
-
-    def _to_gpu(self, stream: int, size: int, label: str) -> None:
-        """Copy pageable memory to a pinned tensor in the host thread, and that to the GPU."""
-        self._calls(_COPY_CALL + 1)
-        self._on_cpu(f"pinning {label}", 2 * size)
-        self._copy(stream, [size], to_device=True, label=label)
-
-    def _on_cpu(self, label: str, traffic: int) -> None:
-        """Let the host thread, and the other threads of PyTorch's loops, work on host memory."""
-        self.flush()
-        self.add("cpu", HOST, size=traffic, route=self._loops(traffic), label=label)
-
-    def _loops(self, traffic: int, *, new: int = 0, cores: float = 0) -> int:
-        """Return the route of PyTorch's loops over ``traffic`` [B], by default on all cores, of which ``new``
-        [B] are in pages that were never touched, at the rate of element-by-element loops."""
-        cores = cores or self._cores
-        rate = self._element_wise.adamw_rate(cores, traffic=traffic, new=new, share=self._share)
-        return self.cpu_work("loops over tensors", rate)
-
-    def _submit(self, job: _Job) -> None:
-        """Give a job to the next copy thread."""
-        self.flush()
-        thread = THREAD + self._next_thread
-        self._next_thread = (self._next_thread + 1) % _THREADS
-        tier, begun = self._options.disk, False
-
-        def step(kind: str, size: int, route: int, latency: int = 0) -> None:
-            nonlocal begun
-            after = () if begun else self.so_far(HOST)
-            self.add(kind, thread, fixed=latency, size=size, route=route, label=job.label, after=after)
-            begun = True
-
-        stored = not self._plan.cached
-        if job.read and stored:
-            step("read", job.read, *self._file(tier, job.read))
-        if job.from_gpu:
-            step("copy", job.from_gpu, *self.copies([job.from_gpu], to_device=False, pinned=True))
-        step("cpu", job.traffic, self._loops(job.traffic, new=job.new))
-        if job.to_gpu:
-            step("copy", job.to_gpu, *self.copies([job.to_gpu], to_device=True, pinned=True))
-        if job.written and stored:
-            step("write", job.written, *self._file(tier, job.written, written=True))
-
-    def _file(self, tier: str, size: int, *, written: bool = False) -> tuple[int, int]:
-        """Return route and latency [ps] of reading, or writing, a mapped file on all cores, each of which
-        reads ahead in its part."""
-        machine = self.machine
-        way = machine.storage_write if written else machine.storage_read
-        path, hops = self.way((tier, written), partial(way, tier))
-        rate = path.curve.rate(size)
-        if not written:
-            ahead = min(size, self._cores * _READ_AHEAD)
-            rate = min(rate, path.outstanding_rate(ahead, block=_READ_AHEAD))
-        name = f"{tier} write" if written else f"{tier} read"
-        return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)

@@ -60,7 +60,7 @@ def prefill(found: FlexGenPlan) -> Schedule:
     return found.schedule(found.forward("prefill", 512, 512))
 
 
-def moved(schedule: Schedule, kind: str, label: str = "") -> int:
+def bytes_of(schedule: Schedule, kind: str, label: str = "") -> int:
     """Return the bytes that the operations of a kind, with a label, move in all."""
     return sum(
         op.size * block.repeat
@@ -115,7 +115,7 @@ def test_a_divided_cache_is_cut_at_whole_sequences() -> None:
     found = plan(batch=10, cache_gpu_percent=35, cache_cpu_percent=65)
     schedule = decode(found)
     each = 2 * 2 * 513 * HIDDEN * LAYERS
-    assert moved(schedule, "copy", "cache") == 7 * (each + 2 * 2 * HIDDEN * LAYERS)
+    assert bytes_of(schedule, "copy", "cache") == 7 * (each + 2 * 2 * HIDDEN * LAYERS)
 
 
 # -- bytes of a pass --------------------------------------------------------------------------------
@@ -125,43 +125,43 @@ def test_a_divided_cache_is_cut_at_whole_sequences() -> None:
 def test_weights_cross_the_link_once_for_all_gpu_batches(batches: int) -> None:
     found = plan(gpu_batches=batches, **IN_HOST)
     for schedule in (prefill(found), decode(found)):
-        assert moved(schedule, "copy", "weights") == found.movable[0]
+        assert bytes_of(schedule, "copy", "weights") == found.movable[0]
 
 
 @pytest.mark.parametrize("batches", [1, 4])
 def test_the_whole_cache_comes_and_the_new_token_goes(batches: int) -> None:
     found = plan(gpu_batches=batches, **CACHE_IN_HOST)
     token = 8 * 2 * 2 * HIDDEN * LAYERS
-    assert moved(decode(found), "copy", "cache") == 513 * token + token
-    assert moved(prefill(found), "copy", "cache") == 512 * token
+    assert bytes_of(decode(found), "copy", "cache") == 513 * token + token
+    assert bytes_of(prefill(found), "copy", "cache") == 512 * token
     # The host thread pins it first: each byte is read and written once. Vectors go through no such copy.
-    assert moved(decode(found), "cpu") == 2 * 513 * token
+    assert bytes_of(decode(found), "cpu") == 2 * 513 * token
 
 
 @pytest.mark.parametrize("batches", [1, 4])
 def test_hidden_states_go_home_after_every_slot_and_come_back(batches: int) -> None:
     found = plan(gpu_batches=batches, **HIDDEN_IN_HOST)
-    assert moved(decode(found), "copy", "hidden states") == 2 * (2 * LAYERS + 1) * 8 * HIDDEN * 2
+    assert bytes_of(decode(found), "copy", "hidden states") == 2 * (2 * LAYERS + 1) * 8 * HIDDEN * 2
     joined = plan(gpu_batches=batches, sep_layer=False, **HIDDEN_IN_HOST)
-    assert moved(decode(joined), "copy", "hidden states") == 2 * (LAYERS + 1) * 8 * HIDDEN * 2
+    assert bytes_of(decode(joined), "copy", "hidden states") == 2 * (LAYERS + 1) * 8 * HIDDEN * 2
 
 
 def test_the_cpu_casts_the_cache_before_it_attends_to_it() -> None:
     schedule = decode(plan(gpu_batches=2, cpu_attention=True, **CACHE_IN_HOST))
     elements = 8 * 2 * HIDDEN * LAYERS
-    assert moved(schedule, "cpu", "casting") == 512 * elements * (2 + 4)
-    assert moved(schedule, "cpu", "attention") == 513 * elements * 4
-    assert moved(schedule, "copy", "cache") == elements * 2, "only the new token"
+    assert bytes_of(schedule, "cpu", "casting") == 512 * elements * (2 + 4)
+    assert bytes_of(schedule, "cpu", "attention") == 513 * elements * 4
+    assert bytes_of(schedule, "copy", "cache") == elements * 2, "only the new token"
     vectors = 8 * HIDDEN * LAYERS * 4
-    assert moved(schedule, "copy", "queries") == 3 * vectors
-    assert moved(schedule, "copy", "result") == vectors
+    assert bytes_of(schedule, "copy", "queries") == 3 * vectors
+    assert bytes_of(schedule, "copy", "result") == vectors
 
 
 def test_unpinned_matrices_are_pinned_on_the_way() -> None:
     found = plan(pin_weight=False, **IN_HOST)
     matrices = sum(count * one.size for one, count in found.slots.tensors if len(one.shape) > 1)
-    assert moved(decode(found), "cpu", "pinning weights") == 2 * matrices
-    assert moved(decode(found), "copy", "weights") == found.movable[0]
+    assert bytes_of(decode(found), "cpu", "pinning weights") == 2 * matrices
+    assert bytes_of(decode(found), "copy", "weights") == found.movable[0]
 
 
 def test_what_is_on_disk_is_read_and_written_there() -> None:
@@ -169,11 +169,11 @@ def test_what_is_on_disk_is_read_and_written_there() -> None:
     found = plan(disk="nvme", page_cache=False, **keys)
     token = 8 * 2 * 2 * HIDDEN * LAYERS
     hidden = (2 * LAYERS + 1) * 8 * HIDDEN * 2
-    assert moved(decode(found), "read") == found.movable[0] + 513 * token + hidden
-    assert moved(decode(found), "write") == token + hidden
-    assert moved(prefill(found), "write") == 512 * (token + hidden)
+    assert bytes_of(decode(found), "read") == found.movable[0] + 513 * token + hidden
+    assert bytes_of(decode(found), "write") == token + hidden
+    assert bytes_of(prefill(found), "write") == 512 * (token + hidden)
     cached = plan(disk="nvme", page_cache=True, **keys)
-    assert moved(decode(cached), "read") == moved(decode(cached), "write") == 0
+    assert bytes_of(decode(cached), "read") == bytes_of(decode(cached), "write") == 0
 
 
 # -- times ------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_all_on_the_gpu_reads_the_weights_once_per_token() -> None:
     assert bound < apart < 1.15 * bound
     assert apart == pytest.approx(resident.tpot_s, rel=0.05)
     assert apart < tpot(**keys), "no slot ends with a synchronization"
-    assert not moved(decode(found), "copy")
+    assert not bytes_of(decode(found), "copy")
 
 
 def test_a_slot_takes_as_long_as_the_next_weights() -> None:
