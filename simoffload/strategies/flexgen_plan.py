@@ -261,24 +261,14 @@ class FlexGenPlan(InferencePlan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warnings about shares that whole tensors miss, and about what is assumed of the page cache."""
-        found = []
-        total, asked = self.movable[0], self.options.weights
-        homes: dict[Home, int] = {"gpu": asked.gpu, "cpu": asked.cpu}
-        for home, percent in homes.items():
-            got = 100 * self.slots.weight_bytes(home) / total
-            if abs(got - percent) >= _MISSED:
-                text = f"strategy.weights_{home}_percent: FlexGen places whole tensors; {got:.0f} % of the"
-                found.append(f"{text} weights are there instead of {percent} %")
+        """Warnings about what is assumed of the page cache."""
         files = sum(term.size for term in self.memory if term.tier == self.options.disk)
-        if files and self.options.page_cache is None:
-            text = f"{format_bytes(files)} of files on {self.options.disk}"
-            if self.cached:
-                text += " are read from the page cache in host memory; the first pass is slower"
-            else:
-                text += " do not stay in the page cache: every pass reads and writes the drive"
-            found.append(text)
-        return tuple(found)
+        if not files or self.options.page_cache is not None:
+            return ()
+        text = f"{format_bytes(files)} of files on {self.options.disk}"
+        if self.cached:
+            return (f"{text} are read from the page cache in host memory; the first pass is slower",)
+        return (f"{text} do not stay in the page cache: every pass reads and writes the drive",)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
@@ -387,7 +377,3 @@ class FlexGenPlan(InferencePlan):
             ("hidden states", held),
         )
         return tuple(MemoryTerm(options.disk, name, size) for name, size in terms if size)
-
-
-_MISSED = 5
-"""Percentage points by which the place of whole tensors may miss the share asked for without a warning."""

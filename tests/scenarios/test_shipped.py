@@ -37,7 +37,7 @@ def test_the_studies_are_all_there() -> None:
         "vllm/llama-3-70b",
         "llama-cpp/gpt-oss-120b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
-        *("accelerate/llama-3.1-70b", "accelerate/opt-30b", "flexgen/opt-30b-accelerate"),
+        *("accelerate/llama-3.1-70b", "accelerate/opt-30b", "flexgen/opt-30b", "flexgen/opt-30b-accelerate"),
         *(f"serving/{model}" for model in ("llama-3.1-70b", "gpt-oss-120b", "qwen3-235b-a22b")),
         *TRAINING,
     }
