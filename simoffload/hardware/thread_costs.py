@@ -137,7 +137,7 @@ class FsdpCosts(Frozen):
     page_limit: Sourced[BytesPerSecond]
     """Largest rate at which all threads of one process together obtain pages from the operating system."""
 
-    def adamw_rate(self, threads: int, *, traffic: int, new: int, share: float) -> int:
+    def adamw_rate(self, threads: float, *, traffic: int, new: int, share: float) -> int:
         """Return the rate [B/s] at which AdamW reads and writes memory when it updates one parameter.
 
         The update moves ``traffic`` [B], of which ``new`` [B] belong to newly allocated tensors.

@@ -34,6 +34,7 @@ _OWN: Mapping[str, _Own] = {
     "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
     "tensor_parallel": _Own("tensor_parallel", "TensorParallel", frozenset({"inference"})),
     "vllm_cpu_offload": _Own("vllm_cpu_offload", "VllmCpuOffload", frozenset({"inference"})),
+    "flexgen": _Own("flexgen", "FlexGen", frozenset({"inference"})),
     "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""

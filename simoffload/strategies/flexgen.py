@@ -1,0 +1,284 @@
+"""FlexGen (FlexLLMGen): a block of GPU batches, with weights, cache and hidden states divided by percentages.
+
+Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. The modules ``flexgen_layout``,
+``flexgen_plan``, ``flexgen_writer`` and ``flexgen_copies`` state what its code keeps where and does when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results import Change
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.flexgen_layout import FlexGenOptions, Home, Shares
+from simoffload.strategies.flexgen_plan import FlexGenPlan
+from simoffload.workload import Inference
+
+Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class FlexGen(Strategy):
+    """Inference under FlexGen, which offloads weights, key-value cache and hidden states of OPT models; the
+    workload's batch is its block."""
+
+    spans_hosts: ClassVar = False
+    serves: ClassVar = frozenset({"inference"})
+    tier_keys: ClassVar = {"disk": "storage"}
+    placement_words: ClassVar = "{} as FlexGen divides it"
+
+    kind: Literal["flexgen"] = "flexgen"
+    ranks: Literal[1] = 1
+    """Number of processes; FlexGen uses one GPU."""
+    weights_gpu_percent: Percent = 100
+    """Percentage of the weights on the GPU, the first number of ``--percent``; whole tensors are placed."""
+    weights_cpu_percent: Percent = 0
+    """Percentage of the weights in host memory; the rest is on disk."""
+    cache_gpu_percent: Percent = 100
+    """Percentage of the key-value cache on the GPU, in whole sequences."""
+    cache_cpu_percent: Percent = 0
+    """Percentage of the key-value cache in host memory, which is never pinned; the rest is on disk."""
+    activations_gpu_percent: Percent = 100
+    """Percentage of the hidden states between layers on the GPU: 100 or 0."""
+    activations_cpu_percent: Percent = 0
+    """Percentage of the hidden states in host memory, 100 or 0; the rest is on disk."""
+    disk: Annotated[str, Field(min_length=1)] | None = None
+    """Storage tier that holds what is on disk (``--offload-dir``)."""
+    page_cache: Flag | None = None
+    """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
+    the host memory that is free."""
+    gpu_batches: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1
+    """Number of GPU batches into which the workload's batch, the block, is divided; they use the weights one
+    after the other (``--num-gpu-batches``)."""
+    pin_weight: Flag = True
+    """Whether weights in host memory are pinned; vectors always are."""
+    compress_weight: Flag = False
+    """Whether weights are stored in 4 bits, and written in full on the GPU before each use."""
+    compress_cache: Flag = False
+    """Whether keys and values are stored in 4 bits, and written in full for each token."""
+    cpu_attention: Flag = False
+    """Whether the CPU attends to keys and values in host memory and on disk (``--cpu-cache-compute``)."""
+    overlap: Flag = True
+    """Whether copies have streams of their own and slots end with a synchronization; false: one stream."""
+    sep_layer: Flag = True
+    """Whether attention and MLP are slots of their own."""
+
+    @property
+    def weights(self) -> Shares:
+        """Shares of the weights by their place."""
+        return Shares(self.weights_gpu_percent, self.weights_cpu_percent)
+
+    @property
+    def cache(self) -> Shares:
+        """Shares of the key-value cache."""
+        return Shares(self.cache_gpu_percent, self.cache_cpu_percent)
+
+    @property
+    def activations(self) -> Shares:
+        """Shares of the hidden states."""
+        return Shares(self.activations_gpu_percent, self.activations_cpu_percent)
+
+    @property
+    def program(self) -> str:
+        """Version of FlexGen whose code is simulated."""
+        return "flexllmgen 0.1.8"
+
+    # -- places ---------------------------------------------------------------------------------
+
+    def places(self, machine: Machine) -> Placement:  # noqa: ARG002
+        """Return the slowest tier of the weights. Raises InputError if it is the disk and ``disk`` is not
+        set."""
+        if self.weights.disk > 0:
+            return Placement(self._disk("weights"))
+        return Placement("dram" if self.weights.cpu else "hbm")
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Return the tiers of the machine."""
+        return tuple(map(Placement, machine.tiers))
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Return edits that place all weights on another tier, or on another disk.
+
+        Raises PlacementError for an optimizer.
+        """
+        if placement.optimizer is not None:
+            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
+        tier = machine.tiers[placement.weights]
+        if self.weights.disk <= 0 and self.places(machine) == placement:
+            return ()
+        if not tier.is_storage:
+            return _all_in("weights", "gpu" if tier.kind == "hbm" else "cpu")
+        disk = Edit.at("strategy.disk", tier.name)
+        return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
+
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield, for each tier from the smallest, the weights there, and then also cache and hidden states in
+        host memory."""
+        rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
+        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
+            placed = self.retarget(Placement(tier.name), plan.machine)
+            text = f"weights on {tier.name}"
+            yield (
+                Change("tier", text, placed),
+                Change("tier", f"{text}, cache and hidden states on dram", (*placed, *rest)),
+            )
+
+    def precisions(self) -> Iterator[Change]:
+        """Yield 4 bits for the weights, and for the cache where FlexGen can compress it."""
+        if not self.compress_weight:
+            edit = Edit.at("strategy.compress_weight", True)
+            yield Change("precision", "weights in 4 bits (compress_weight)", (edit,), same_work=False)
+        if not self.compress_cache and self.cache.home is not None:
+            edit = Edit.at("strategy.compress_cache", True)
+            yield Change("precision", "cache in 4 bits (compress_cache)", (edit,), same_work=False)
+
+    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield other shares of weights on the GPU, attention on the other side, overlap and pinning."""
+        gpu, cpu = self.weights
+        for percent in (gpu - _STEP, gpu + _STEP):
+            if 0 <= percent <= gpu + cpu and cpu + gpu - percent <= 100:
+                shares = {"gpu": percent, "cpu": gpu + cpu - percent}
+                edits = tuple(
+                    Edit.at(f"strategy.weights_{home}_percent", one) for home, one in shares.items()
+                )
+                yield Change(
+                    "setting", f"{percent} % of the weights on the GPU", edits, key=f"weights-gpu-{percent}"
+                )
+        if self.cache.gpu < 100:
+            where = "GPU" if self.cpu_attention else "CPU"
+            edit = Edit.at("strategy.cpu_attention", not self.cpu_attention)
+            yield Change("setting", f"attention on the {where}", (edit,), key=f"attention-{where.lower()}")
+        if not self.overlap:
+            edit = Edit.at("strategy.overlap", True)
+            yield Change("setting", "copies overlap with kernels (overlap)", (edit,), key="overlap")
+        if not self.pin_weight and self.weights.cpu:
+            edit = Edit.at("strategy.pin_weight", True)
+            yield Change("setting", "pinned weights in host memory (pin_weight)", (edit,), key="pin-weight")
+
+    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
+        """Return the edit that makes the block one GPU batch, if the batch changes."""
+        if "batch_size" in changed and self.gpu_batches > 1:
+            return (Edit.at("strategy.gpu_batches", 1),)
+        return ()
+
+    # -- the plan -------------------------------------------------------------------------------
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> FlexGenPlan:
+        """Apply the strategy. Raises InputError for models and settings that FlexGen refuses."""
+        _check_model(model)
+        self._check_shares()
+        if workload.batch_size % self.gpu_batches:
+            text = f"workload.batch_size {workload.batch_size} is not a multiple of {self.gpu_batches}"
+            raise InputError.at("strategy.gpu_batches", f"{text}; change one of them")
+        home = self.activations.home
+        assert home is not None  # checked above
+        options = FlexGenOptions(
+            weights=self.weights,
+            cache=self.cache,
+            activations=home,
+            disk=self.disk or "",
+            gpu_batches=self.gpu_batches,
+            pin_weight=self.pin_weight,
+            compress_weight=self.compress_weight,
+            compress_cache=self.compress_cache,
+            cpu_attention=self.cpu_attention,
+            overlap=self.overlap,
+            sep_layer=self.sep_layer,
+            page_cache=self.page_cache,
+        )
+        return FlexGenPlan(model=model, workload=workload, machine=machine, options=options)
+
+    def _check_shares(self) -> None:
+        """Raise InputError for percentages that FlexGen refuses."""
+        for name in ("weights", "cache", "activations"):
+            share: Shares = getattr(self, name)
+            if share.disk < 0:
+                text = f"{share.gpu} on the GPU and {share.cpu} here are more than 100; lower one of them"
+                raise InputError.at(f"strategy.{name}_cpu_percent", text)
+            if share.disk:
+                self._disk(name)
+        if self.activations.home is None:
+            text = "hidden states are in one place: set this or activations_cpu_percent to 100, or both 0"
+            raise InputError.at("strategy.activations_gpu_percent", text)
+        if self.compress_cache and self.cache.home is None:
+            text = "FlexGen does not compress a cache in several places; put 100 % of it in one"
+            raise InputError.at("strategy.compress_cache", f"{text}, or set it to false")
+        stored = max(self.weights.disk, self.cache.disk, self.activations.disk)
+        if stored and not self.overlap:
+            text = "without overlap FlexGen does not wait for what is read from disk; set it to true"
+            raise InputError.at("strategy.overlap", text)
+
+    def _disk(self, what: str) -> str:
+        if self.disk is None:
+            share: Shares = getattr(self, what)
+            text = f"{share.disk} % of the {what} are on disk; name the storage tier that holds them"
+            raise InputError.at("strategy.disk", f"{text}, or raise {what}_cpu_percent")
+        return self.disk
+
+    def exports(self, plan: Any) -> dict[str, Any]:
+        """Return the command that runs the plan, as ``flexgen.sh``."""
+        assert isinstance(plan, FlexGenPlan)
+        work = plan.workload
+        percent = " ".join(
+            str(one) for share in (self.weights, self.cache, self.activations) for one in share
+        )
+        flags = {
+            "--compress-weight": self.compress_weight,
+            "--compress-cache": self.compress_cache,
+            "--cpu-cache-compute": self.cpu_attention,
+            "--pin-weight 0": not self.pin_weight,
+            "--sep-layer 0": not self.sep_layer,
+            "--overlap 0": not self.overlap,
+        }
+        parts = [
+            "python3 -m flexllmgen.flex_opt",
+            f"--model facebook/{plan.model.name}",
+            f"--prompt-len {work.prompt_length} --gen-len {work.output_length}",
+            f"--gpu-batch-size {plan.gpu_batch_size} --num-gpu-batches {self.gpu_batches}",
+            f"--percent {percent}",
+            *([f"--offload-dir /mnt/{self.disk}"] if self.disk else []),
+            *[flag for flag, given in flags.items() if given],
+        ]
+        return {"flexgen.sh": " \\\n  ".join(parts) + "\n"}
+
+
+_STEP = 20
+"""Percentage points by which ``advise`` moves weights between GPU and host memory."""
+
+
+def _all_in(what: str, home: Home) -> tuple[Edit, ...]:
+    """Return edits that put all weights, all of the cache or all hidden states in one home."""
+    places: tuple[Home, ...] = ("gpu", "cpu")
+    return tuple(Edit.at(f"strategy.{what}_{one}_percent", 100 * (one == home)) for one in places)
+
+
+_LOADED = frozenset(
+    {
+        *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")),
+        *("fc1", "fc2", "self_attn_layer_norm", "final_layer_norm"),
+        *(f"model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "final_layer_norm")),
+    }
+)
+"""Modules whose tensors FlexGen loads, by name."""
+
+
+def _check_model(model: ModelShape) -> None:
+    """Raise InputError for a model that FlexGen does not have."""
+    missing = _LOADED - {one.name for one in model.distinct_modules}
+    if missing:
+        text = f"FlexGen has only OPT models (not OPT-350m), and {model.name} has no {min(missing)}"
+        raise InputError.at(
+            "model", f"{text}; choose opt-6.7b, opt-30b or opt-175b, or another strategy.kind"
+        )
+    if model.dtype != "float16":
+        raise InputError.at("model.dtype", "FlexGen computes in float16; set it to float16")
+    if model.quantization is not None:
+        text = "FlexGen has a format of its own; set it to none and strategy.compress_weight to true"
+        raise InputError.at("model.quantization", text)

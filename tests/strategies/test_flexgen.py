@@ -1,0 +1,347 @@
+"""FlexGen: what is placed where, bytes of each pass, times of slots in closed form, memory, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.errors import InputError, PlacementError
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.schedule import Schedule
+from simoffload.strategies.base import Placement
+from simoffload.strategies.flexgen import FlexGen
+from simoffload.strategies.flexgen_plan import FlexGenPlan
+
+HIDDEN, LAYERS, ROWS = 7168, 48, 50272
+"""Of OPT-30B."""
+SQUARE = 2 * HIDDEN**2
+"""[B] of one projection of attention; a matrix of the MLP has four times as many."""
+IN_HOST = {"weights_gpu_percent": 0, "weights_cpu_percent": 100}
+CACHE_IN_HOST = {"cache_gpu_percent": 0, "cache_cpu_percent": 100}
+HIDDEN_IN_HOST = {"activations_gpu_percent": 0, "activations_cpu_percent": 100}
+PUBLISHED = {"weights_gpu_percent": 20, "weights_cpu_percent": 80, **CACHE_IN_HOST, **HIDDEN_IN_HOST}
+"""The policy of FlexGen's measurement of OPT-30B, with three GPU batches and attention on the CPU."""
+
+
+def scenario(
+    *,
+    model: str = "opt-30b",
+    platform: str = "gcp-t4",
+    batch: int = 8,
+    tokens: int = 4,
+    shortcut: str = "on",
+    **keys: Any,
+) -> LoadedScenario:
+    text = {
+        "name": "block",
+        "model": {"name": model, "dtype": "float16"},
+        "platform": platform,
+        "workload": {"batch_size": batch, "prompt_length": 512, "output_length": tokens},
+        "strategy": {"kind": "flexgen", **keys},
+        "engine": {"decode_extrapolation": shortcut, "steady_state": shortcut},
+    }
+    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def plan(**keys: Any) -> FlexGenPlan:
+    found = scenario(**keys).plan()
+    assert isinstance(found, FlexGenPlan)
+    return found
+
+
+def decode(found: FlexGenPlan) -> Schedule:
+    return found.schedule(found.forward("decode 1", 1, 513))
+
+
+def prefill(found: FlexGenPlan) -> Schedule:
+    return found.schedule(found.forward("prefill", 512, 512))
+
+
+def bytes_of(schedule: Schedule, kind: str, label: str = "") -> int:
+    """Return the bytes that the operations of a kind, with a label, move in all."""
+    return sum(
+        op.size * block.repeat
+        for block in schedule.blocks
+        for op in block.ops
+        if op.kind == kind and op.label.startswith(label)
+    )
+
+
+def tpot(**keys: Any) -> float:
+    found: Any = so.simulate(scenario(**keys))
+    return float(found.tpot_s)
+
+
+# -- what is where ----------------------------------------------------------------------------------
+
+
+def test_the_middle_of_each_tensor_decides_its_home() -> None:
+    """Of 20 %, attention puts its last matrix, a quarter, on the GPU, and the MLP only vectors."""
+    attention, mlp = plan(batch=3, gpu_batches=3, **PUBLISHED).slots.layer
+    homes = {one.name: one.home for one in (*attention.tensors, *mlp.tensors) if len(one.shape) > 1}
+    assert homes == {
+        "q_proj.weight": "cpu",
+        "k_proj.weight": "cpu",
+        "v_proj.weight": "cpu",
+        "out_proj.weight": "gpu",
+        "fc1.weight": "cpu",
+        "fc2.weight": "cpu",
+    }
+    assert attention.loaded_bytes == 3 * SQUARE + 3 * 2 * HIDDEN, "three matrices and their biases"
+
+
+def test_the_disk_comes_first_then_host_memory_then_the_gpu() -> None:
+    (attention, _) = plan(weights_gpu_percent=25, weights_cpu_percent=25, disk="nvme").slots.layer
+    matrices = [one.home for one in attention.tensors if len(one.shape) > 1]
+    assert matrices == ["disk", "disk", "cpu", "gpu"]
+
+
+def test_the_embedding_is_kept_twice() -> None:
+    found = plan(**IN_HOST)
+    assert found.movable[0] == found.model.weight_bytes + 2 * ROWS * HIDDEN
+
+
+def test_four_bits_take_0_5625_bytes() -> None:
+    (attention, _) = plan(compress_weight=True).slots.layer
+    first = attention.tensors[0]
+    assert first.sizes == (HIDDEN**2 // 2, HIDDEN**2 // 16)
+    assert first.size == 0.5625 * HIDDEN**2
+
+
+def test_a_divided_cache_is_cut_at_whole_sequences() -> None:
+    found = plan(batch=10, cache_gpu_percent=35, cache_cpu_percent=65)
+    schedule = decode(found)
+    each = 2 * 2 * 513 * HIDDEN * LAYERS
+    assert bytes_of(schedule, "copy", "cache") == 7 * (each + 2 * 2 * HIDDEN * LAYERS)
+
+
+# -- bytes of a pass --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_weights_cross_the_link_once_for_all_gpu_batches(batches: int) -> None:
+    found = plan(gpu_batches=batches, **IN_HOST)
+    for schedule in (prefill(found), decode(found)):
+        assert bytes_of(schedule, "copy", "weights") == found.movable[0]
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_the_whole_cache_comes_and_the_new_token_goes(batches: int) -> None:
+    found = plan(gpu_batches=batches, **CACHE_IN_HOST)
+    token = 8 * 2 * 2 * HIDDEN * LAYERS
+    assert bytes_of(decode(found), "copy", "cache") == 513 * token + token
+    assert bytes_of(prefill(found), "copy", "cache") == 512 * token
+    # The host thread pins it first: each byte is read and written once. Vectors go through no such copy.
+    assert bytes_of(decode(found), "cpu") == 2 * 513 * token
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_hidden_states_go_home_after_every_slot_and_come_back(batches: int) -> None:
+    found = plan(gpu_batches=batches, **HIDDEN_IN_HOST)
+    assert bytes_of(decode(found), "copy", "hidden states") == 2 * (2 * LAYERS + 1) * 8 * HIDDEN * 2
+    joined = plan(gpu_batches=batches, sep_layer=False, **HIDDEN_IN_HOST)
+    assert bytes_of(decode(joined), "copy", "hidden states") == 2 * (LAYERS + 1) * 8 * HIDDEN * 2
+
+
+def test_the_cpu_casts_the_cache_before_it_attends_to_it() -> None:
+    schedule = decode(plan(gpu_batches=2, cpu_attention=True, **CACHE_IN_HOST))
+    elements = 8 * 2 * HIDDEN * LAYERS
+    assert bytes_of(schedule, "cpu", "casting") == 512 * elements * (2 + 4)
+    assert bytes_of(schedule, "cpu", "attention") == 513 * elements * 4
+    assert bytes_of(schedule, "copy", "cache") == elements * 2, "only the new token"
+    vectors = 8 * HIDDEN * LAYERS * 4
+    assert bytes_of(schedule, "copy", "queries") == 3 * vectors
+    assert bytes_of(schedule, "copy", "result") == vectors
+
+
+def test_unpinned_matrices_are_pinned_on_the_way() -> None:
+    found = plan(pin_weight=False, **IN_HOST)
+    matrices = sum(count * one.size for one, count in found.slots.tensors if len(one.shape) > 1)
+    assert bytes_of(decode(found), "cpu", "pinning weights") == 2 * matrices
+    assert bytes_of(decode(found), "copy", "weights") == found.movable[0]
+
+
+def test_what_is_on_disk_is_read_and_written_there() -> None:
+    keys = {"weights_gpu_percent": 0, "cache_gpu_percent": 0, "activations_gpu_percent": 0}
+    found = plan(disk="nvme", page_cache=False, **keys)
+    token = 8 * 2 * 2 * HIDDEN * LAYERS
+    hidden = (2 * LAYERS + 1) * 8 * HIDDEN * 2
+    assert bytes_of(decode(found), "read") == found.movable[0] + 513 * token + hidden
+    assert bytes_of(decode(found), "write") == token + hidden
+    assert bytes_of(prefill(found), "write") == 512 * (token + hidden)
+    cached = plan(disk="nvme", page_cache=True, **keys)
+    assert bytes_of(decode(cached), "read") == bytes_of(decode(cached), "write") == 0
+
+
+# -- times ------------------------------------------------------------------------------------------
+
+
+def test_all_on_the_gpu_reads_the_weights_once_per_token() -> None:
+    keys: dict[str, Any] = {"model": "opt-6.7b", "batch": 1}
+    found = plan(**keys)
+    bound = found.model.weight_bytes / found.machine.accelerator.hbm_rate
+    resident: Any = so.simulate(scenario(**keys).on("resident"))
+    apart = tpot(**keys, overlap=False)
+    assert bound < apart < 1.15 * bound
+    assert apart == pytest.approx(resident.tpot_s, rel=0.05)
+    assert apart < tpot(**keys), "no slot ends with a synchronization"
+    assert not bytes_of(decode(found), "copy")
+
+
+def test_a_slot_takes_as_long_as_the_next_weights() -> None:
+    """Slots of one token are limited by the link: a step takes all bytes at its rate, and the waits."""
+    keys: dict[str, Any] = {"model": "opt-175b", "platform": "dgx-2", "batch": 1, **IN_HOST}
+    found = plan(**keys)
+    rate = found.machine.host_to_device(0, pinned=True).curve.rate(1 << 30)
+    assert tpot(**keys) == pytest.approx(found.movable[0] / rate, rel=0.01)
+
+
+@pytest.mark.parametrize("batches", [2, 4])
+def test_weights_delay_the_first_gpu_batch_only(batches: int) -> None:
+    """T(slot) = max(next weights, kernels) + (n - 1) kernels: what the link could do meanwhile is lost."""
+    found = plan(batch=4 * batches, gpu_batches=batches, **IN_HOST)
+    forward = found.forward("prefill", 512, 512)
+    batch = found.of_gpu_batch(forward.batch)
+    timing = found.timings.timing(batch)
+    times = {one: timing.compute(one) for one in found.modules}
+    kernels = [found.compute_ps(slot, times, batch) * 1e-12 for slot, _ in found.slots.kinds]
+    weights = [slot.loaded_bytes / 12e9 for slot, _ in found.slots.kinds]
+    first, attention, mlp, last = zip(kernels, [*weights[1:], weights[0]], strict=True)
+    assert attention[1] > attention[0], "the weights of the MLP take longer than attention"
+    assert mlp[0] > weights[1], "those of attention do not take longer than the MLP"
+
+    def slot(own: float, following: float) -> float:
+        return max(own, following) + (batches - 1) * own
+
+    # After the MLP come the weights of the next attention, and in the last layer those of the embedding.
+    total = slot(*first) + LAYERS * slot(*attention) + (LAYERS - 1) * slot(mlp[0], weights[1])
+    total += slot(mlp[0], weights[3]) + slot(*last)
+    found_s = so.simulate(scenario(batch=4 * batches, gpu_batches=batches, **IN_HOST)).passes[0].time_ps
+    assert found_s * 1e-12 == pytest.approx(total, rel=0.01)
+
+
+def test_copies_without_overlap_add_up() -> None:
+    keys: dict[str, Any] = {"model": "opt-6.7b", "batch": 1}
+    apart, together = tpot(**keys, **IN_HOST, overlap=False), tpot(**keys, **IN_HOST)
+    kernels = tpot(**keys)
+    assert apart == pytest.approx(together + kernels, rel=0.05)
+
+
+def test_memory_that_is_not_pinned_is_slower() -> None:
+    assert tpot(batch=1, pin_weight=False, **IN_HOST) > 1.1 * tpot(batch=1, **IN_HOST)
+
+
+def test_decode_steps_that_are_skipped_are_those_that_are_simulated() -> None:
+    """Also where only the work of the CPU grows with the context."""
+    keys: dict[str, Any] = {"batch": 6, "tokens": 24, "gpu_batches": 3, "cpu_attention": True, **PUBLISHED}
+    found: Any = so.simulate(scenario(**keys))
+    full: Any = so.simulate(scenario(**keys, shortcut="off"))
+    assert found.tpot_s == pytest.approx(full.tpot_s, rel=1e-4)
+    assert found.passes[-1].time_ps > found.passes[1].time_ps, "the cache grows"
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_published_policy() -> None:
+    """144 sequences of OPT-30B fit into 208 GB, and no GPU batch of 48 more."""
+    policy = {**PUBLISHED, "cpu_attention": True, "tokens": 32}
+    terms = {
+        term.name: term.size
+        for term in plan(batch=144, gpu_batches=3, **policy).memory
+        if term.tier == "dram"
+    }
+    assert terms["key-value cache"] == 144 * 543 * 2 * 2 * HIDDEN * LAYERS
+    assert terms["buffers of the copy threads"] == 8 << 30
+    assert terms["workspace of attention on the CPU"] == 48 * 543 * 2 * 4 * HIDDEN
+    assert terms["hidden states"] == 144 * 512 * 2 * HIDDEN
+    assert so.fit(scenario(batch=144, gpu_batches=3, **policy)).fits
+    assert not so.fit(scenario(batch=192, gpu_batches=4, **policy)).fits
+
+
+def test_compressed_states_and_files() -> None:
+    keys = {"batch": 16, "gpu_batches": 2, "compress_cache": True, "compress_weight": True}
+    found = plan(**keys, weights_gpu_percent=0, disk="nvme", **CACHE_IN_HOST)
+    terms = {(term.tier, term.name): term for term in found.memory}
+    assert terms["dram", "key-value cache"].size == 16 * 515 * 2 * HIDDEN * LAYERS * 0.5625
+    assert not terms["dram", "key-value cache"].pinned
+    assert (
+        terms["nvme", "weights"].size == found.slots.weight_bytes("disk") < 0.6 * found.model.num_parameters
+    )
+    assert terms["hbm", "weights written in full"].size == 8 * SQUARE, "the MLP"
+
+
+# -- settings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "words"),
+    [
+        ({"weights_cpu_percent": 1}, "weights_cpu_percent", "more than 100"),
+        ({"cache_gpu_percent": 60, "cache_cpu_percent": 41}, "cache_cpu_percent", "more than 100"),
+        ({"weights_gpu_percent": 90}, "disk", "10 % of the weights"),
+        (
+            {"activations_gpu_percent": 50, "activations_cpu_percent": 50},
+            "activations_gpu_percent",
+            "one place",
+        ),
+        (
+            {"compress_cache": True, "cache_gpu_percent": 50, "cache_cpu_percent": 50},
+            "compress_cache",
+            "in one",
+        ),
+        ({"overlap": False, "disk": "nvme", "weights_gpu_percent": 0}, "overlap", "set it to true"),
+        ({"gpu_batches": 3}, "gpu_batches", "not a multiple of 3"),
+        ({"weights_gpu_percent": 101}, "weights_gpu_percent", "100"),
+        ({"disk": "tape"}, "disk", "tape"),
+    ],
+)
+def test_settings_that_flexgen_refuses(keys: dict[str, Any], where: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(**keys)
+    (problem,) = caught.value.problems
+    assert where in str(problem)
+    assert words in str(problem)
+
+
+@pytest.mark.parametrize(("model", "words"), [("llama-2-7b", "only OPT"), ("opt-350m", "only OPT")])
+def test_only_opt(model: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        plan(model=model)
+
+
+def test_only_float16() -> None:
+    with pytest.raises(InputError, match="set it to float16"):
+        so.load_scenario("flexgen/opt-30b", overrides=["model.dtype=bfloat16"]).plan()
+
+
+def test_the_command_line() -> None:
+    keys = {**PUBLISHED, "gpu_batches": 4, "cpu_attention": True, "pin_weight": False}
+    text = scenario(batch=8, **keys).exports()["flexgen.sh"]
+    assert " ".join(text.replace("\\\n", "").split()) == (
+        "python3 -m flexllmgen.flex_opt --model facebook/opt-30b --prompt-len 512 --gen-len 4 "
+        "--gpu-batch-size 2 --num-gpu-batches 4 --percent 20 80 0 100 0 100 "
+        "--cpu-cache-compute --pin-weight 0"
+    )
+
+
+def test_other_tiers_move_all_weights() -> None:
+    found = scenario(**PUBLISHED)
+    strategy, machine = found.scenario.strategy, found.machine
+    assert strategy.places(machine) == Placement("dram")
+    assert plan(disk="nvme", weights_gpu_percent=0).target == "nvme"
+    for tier in ("hbm", "dram", "nvme"):
+        assert found.on(tier).plan().target == ("dram" if tier == "dram" else tier)
+    with pytest.raises(PlacementError):
+        strategy.retarget(Placement("dram", "dram"), machine)
+
+
+def test_settings_to_try() -> None:
+    strategy = FlexGen(**PUBLISHED, pin_weight=False, overlap=False)
+    model = scenario().model
+    keys = [one.key for one in strategy.settings(model, storage=False, direct=False)]
+    assert keys == ["weights-gpu-0", "weights-gpu-40", "attention-cpu", "overlap", "pin-weight"]
+    assert [one.same_work for one in strategy.precisions()] == [False, False]
