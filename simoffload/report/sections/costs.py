@@ -24,6 +24,7 @@ _PRICED = {
     "nvmeof": "the NVMe-oF server",
     "pfs": "the filesystem",
     "platform": "one machine",
+    "remote": "the other host",
 }
 """Descriptions of what has a price, by the name of the price or the kind of the profile."""
 _ALWAYS_BUSY = 0.995
