@@ -7,6 +7,7 @@ a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shape
 
 from __future__ import annotations
 
+from simoffload.models.caching import GROWING, CacheForm
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
@@ -32,8 +33,10 @@ from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
 __all__ = [
     "FAMILIES",
+    "GROWING",
     "SINGLE",
     "Attention",
+    "CacheForm",
     "Dtype",
     "Layer",
     "LayerGroup",

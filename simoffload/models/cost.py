@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simoffload.models.caching import GROWING, CacheForm
 from simoffload.models.modules import Attention, Module, activation
 from simoffload.models.shape import ModelShape
 
@@ -59,7 +60,13 @@ class WeightCost(NamedTuple):
 
 
 def module_cost(
-    shape: ModelShape, module: Module, *, batch: int, new_tokens: int, context: int
+    shape: ModelShape,
+    module: Module,
+    *,
+    batch: int,
+    new_tokens: int,
+    context: int,
+    cache: CacheForm = GROWING,
 ) -> ModuleCost:
     """Count the work of one call of ``module``.
 
@@ -71,6 +78,8 @@ def module_cost(
         Tokens that each sequence feeds in: the prompt at prefill, 1 at a decode step.
     context
         Keys that the last new token attends to, itself included.
+    cache
+        How keys and values are kept.
 
     Raises
     ------
@@ -87,8 +96,7 @@ def module_cost(
     With a window a token attends to that many keys, and the cache keeps one less between passes.
 
     Attention counts the FLOPs of the keys that causality lets each token see. Eager code also moves the
-    full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
-    cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
+    full score matrix several times; the fused kernels ("sdpa") keep scores on the chip.
 
     An expert's weights are read only if a token is routed to it (``ModelShape.touched_share``).
 
@@ -101,16 +109,18 @@ def module_cost(
             f"batch={batch}, new_tokens={new_tokens}, context={context}"
         )
     if module.kind == "attention":
-        return _attention_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
-    tokens = tokens_of(module, [Sequences(batch, new_tokens, context)])
+        return _attention_cost(shape, module, Sequences(batch, new_tokens, context), cache)
+    tokens = tokens_of(module, [Sequences(batch, new_tokens, context)], cache)
     return _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
 
 
-def tokens_of(module: Module, batch: Sequence[Sequences]) -> int:
+def tokens_of(module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING) -> int:
     """Return the number of tokens that a module processes in a pass."""
     if module.last_only:
         return sum(one.number for one in batch)
-    return sum(one.number * (one.context if module.cached else one.new_tokens) for one in batch)
+    if module.cached:
+        return sum(one.number * cache.positions(one.context) for one in batch)
+    return sum(one.number * one.new_tokens for one in batch)
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:
@@ -155,7 +165,9 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
     return total
 
 
-def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) -> ModuleCost:
+def batch_cost(
+    shape: ModelShape, module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING
+) -> ModuleCost:
     """Count the work of one call of ``module`` for sequences of different lengths.
 
     Their tokens go through all modules together, as in continuous batching (Yu et al., Orca, OSDI 2022), and
@@ -163,11 +175,11 @@ def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) ->
     """
     if len(batch) == 1 or module.kind == "attention":
         costs = [
-            module_cost(shape, module, batch=number, new_tokens=tokens, context=context)
+            module_cost(shape, module, batch=number, new_tokens=tokens, context=context, cache=cache)
             for number, tokens, context in batch
         ]
         return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
-    tokens = tokens_of(module, batch)
+    tokens = tokens_of(module, batch, cache)
     return module_cost(shape, module, batch=tokens, new_tokens=1, context=1)
 
 
@@ -231,28 +243,34 @@ def _copied_keys(shape: ModelShape) -> int:
 
 
 def attention_kernels(
-    shape: ModelShape, sequences: Sequences, *, window: int | None = None, backward: bool = False
+    shape: ModelShape,
+    sequences: Sequences,
+    *,
+    window: int | None = None,
+    backward: bool = False,
+    cache: CacheForm = GROWING,
 ) -> ModuleCost:
     """Return the part of the cost of attention that its kernels for scores, softmax and values have, in one
     pass, with a sliding ``window`` or without.
 
     The remaining bytes are those of rotation, scaling and the cache.
     """
-    number, new_tokens, context = sequences
+    number, new_tokens, _ = sequences
     heads = shape.num_attention_heads
     own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
 
-    keys = attended_keys(new_tokens=new_tokens, context=context, window=window)
-    held = _held(new_tokens=new_tokens, context=context, window=window)
-    vectors = number * (shape.num_key_value_heads * shape.head_widths * held + own * new_tokens)
+    keys, held = _seen(sequences, window, cache)
+    element = cache.paged or shape.dtype_bytes
+    vectors = number * shape.num_key_value_heads * shape.head_widths * held * element
+    vectors += number * own * new_tokens * shape.dtype_bytes
     scores = number * heads * new_tokens * held if shape.attention == "eager" else 0
     flops = number * heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-    bytes_moved = vectors * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    bytes_moved = vectors + scores * attention_scores_bytes(shape)
     products, traffic = _BACKWARD[shape.attention] if backward else (1, 1)
     return ModuleCost(float(products * flops), float(traffic * bytes_moved))
 
 
-def absorbed_kernels(shape: ModelShape, sequences: Sequences) -> ModuleCost:
+def absorbed_kernels(shape: ModelShape, sequences: Sequences, cache: CacheForm = GROWING) -> ModuleCost:
     """Return the cost of the kernels of latent attention that reads the latent cache itself.
 
     The expansion is multiplied into queries and results instead, so that all heads attend to one head as wide
@@ -263,28 +281,40 @@ def absorbed_kernels(shape: ModelShape, sequences: Sequences) -> ModuleCost:
     width, rank = shape.latent_width or 0, shape.latent_rank or 0
     keys = attended_keys(new_tokens=new_tokens, context=context)
     flops = number * shape.num_attention_heads * keys * (2 * (width + rank) + _SOFTMAX_FLOPS)
-    vectors = number * (width * context + shape.num_attention_heads * (width + rank) * new_tokens)
-    return ModuleCost(float(flops), float(vectors * shape.dtype_bytes))
+    vectors = number * width * context * (cache.paged or shape.dtype_bytes)
+    vectors += number * shape.num_attention_heads * (width + rank) * new_tokens * shape.dtype_bytes
+    return ModuleCost(float(flops), float(vectors))
 
 
-def _held(*, new_tokens: int, context: int, window: int | None) -> int:
-    """Return the number of positions of which attention reads keys and values."""
-    return context if window is None else min(context, window - 1 + new_tokens)
+def _seen(sequences: Sequences, window: int | None, cache: CacheForm) -> tuple[int, int]:
+    """Return the keys on which attention works, summed over the new tokens, and the positions that it reads.
+
+    In a cache of fixed size it works on all positions, those that the mask hides included.
+    """
+    _, new_tokens, context = sequences
+    held = cache.held(new_tokens=new_tokens, context=context, window=window)
+    if cache.room:
+        return new_tokens * held, held
+    return attended_keys(new_tokens=new_tokens, context=context, window=window), held
 
 
-def _attention_cost(
-    shape: ModelShape, module: Module, *, batch: int, new_tokens: int, context: int
-) -> ModuleCost:
-    keys = attended_keys(new_tokens=new_tokens, context=context, window=module.window)
+def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> ModuleCost:
+    batch, new_tokens, context = sequences
+    keys, held = _seen(sequences, module.window, cache)
     flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-    held = _held(new_tokens=new_tokens, context=context, window=module.window)
-    # The append reads and writes the cache; the kernels read keys and values.
-    keys_and_values = shape.num_key_value_heads * shape.head_widths
-    cache = batch * held * (2 * shape.cache_width + keys_and_values + _copied_keys(shape))
+    # The append moves the cache within HBM; the kernels read keys and values.
+    appended = batch * cache.append_bytes(
+        new_tokens=new_tokens,
+        context=context,
+        window=module.window,
+        width=shape.cache_width,
+        size=shape.dtype_bytes,
+    )
+    keys_and_values = batch * held * (shape.num_key_value_heads * shape.head_widths + _copied_keys(shape))
     vectors = batch * new_tokens * _vectors(shape, module)
     scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-    bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
-    return ModuleCost(float(flops), float(bytes_moved))
+    bytes_moved = (keys_and_values + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    return ModuleCost(float(flops), float(bytes_moved + appended))
 
 
 def attention_scores_bytes(shape: ModelShape) -> int:

@@ -14,34 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from simoffload.hardware import Curve, FsdpCosts, Machine, Path, Provenance
+from simoffload.hardware import FsdpCosts, Machine, Provenance
 from simoffload.models import ModelShape, Module
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
-from simoffload.schedule import Device, Schedule
+from simoffload.schedule import Schedule
+from simoffload.strategies.accelerate_writer import AccelerateWriter
 from simoffload.strategies.base import Plan, Tunable
+from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.device_map import Call, Home, ModuleTree, home_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
-from simoffload.strategies.memory import cache_bytes, pinned_rounding, working_memory
+from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
-from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import Timing, picoseconds
+from simoffload.strategies.timing import picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
-_READ_AHEAD = 128 << 10
-"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
-_MAPPED = 0.65e-12
-"""[s/B] of allocating and releasing memory of a GPU (H100: docs/measurements/hugging-face.md)."""
-_NEVER_WRITTEN = 2.2
-"""Rate of copies from pages that were never written, over that from others (measured in the same place)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -235,11 +230,11 @@ class AcceleratePlan(InferencePlan):
         layers = [layer for number, layer in enumerate(self.model.layers) if number in here]
         encoder = sum(number < self.model.num_encoder_layers for number in here - {-1})
         part = replace(self.model, groups=grouped(layers), num_encoder_layers=encoder)
-        cache = cache_bytes(part, self.workload)
-        terms = [
-            term._replace(size=cache) if term.name == "key-value cache" else term
-            for term in working_memory(self.model, self.workload, self.machine)
-        ]
+        cache = self.cache_memory(part, copies=1)
+        everywhere = [one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm"]
+        on_gpu = (one for one in cache if one.tier == "hbm")
+        working = working_memory(self.model, self.workload, self.machine, cache=(*on_gpu, *everywhere))
+        terms = list(working)
         loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
         if loaded:
             terms.insert(0, MemoryTerm("hbm", "offloaded module, largest", loaded))
@@ -274,129 +269,38 @@ class AcceleratePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass. The third and later ones of equal layers repeat the second, after
         which all streams and the GPU in use are as before it."""
-        writer = _Writer(self, forward, self.timings.timing(forward.batch))
+        writer = AccelerateWriter(self, forward, self.timings.timing(forward.batch))
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
-        last = len(self.parts) - 1
-        for number, part in enumerate(self.parts):
-            if 1 < number < last and part == self.parts[number - 1] == self.parts[number - 2]:
+        last, updates = len(self.parts) - 1, self._updates(forward)
+        work = [(*part, update) for part, update in zip(self.parts, updates, strict=True)]
+        for number, part in enumerate(work):
+            if 1 < number < last and part == work[number - 1] == work[number - 2]:
                 writer.again()
                 continue
-            writer.begin(part[0])
-            for call in part[1]:
+            segment, calls, update = part
+            writer.begin(segment)
+            for call in calls:
                 module = self.modules[call.number]
                 writer.hook(module, call.sizes, disk=call.on_disk)
-                writer.kernels(module.name, durations[call.number], launches[call.number], gpu=call.gpu)
+                duration, launch = durations[call.number], launches[call.number]
+                cached = update if module.kind == "attention" else None
+                writer.kernels(module.name, duration, launch, gpu=call.gpu, update=cached)
         return writer.end()
 
+    def _updates(self, forward: ForwardPass) -> list[tuple[LayerUpdate, int] | None]:
+        """Return for each part of a pass the update of its layer's cache, if it moves, and the GPU of the
+        next layer."""
+        updates, gpus = self.cache_updates(forward.batch), self._gpus_of_layers
+        found: list[tuple[LayerUpdate, int] | None] = []
+        for (_, layer), _ in groupby(self.tree.calls, key=lambda call: (call.segment, call.layer)):
+            update = updates[layer] if layer >= 0 else None
+            found.append(None if update is None else (update, gpus[(layer + 1) % len(gpus)]))
+        return found
 
-class _Writer(StreamWriter):
-    """A _Writer writes one pass: the host thread, and the compute stream of each GPU."""
-
-    def __init__(self, plan: AcceleratePlan, forward: ForwardPass, timing: Timing) -> None:
-        gpus = plan.options.num_gpus
-        several = (Device("host thread"), *(Device("GPU", gpu) for gpu in range(gpus)))
-        super().__init__(
-            name=forward.name,
-            gpus=(plan.main,),
-            streams=("host", *["compute"] * gpus),
-            machine=plan.machine,
-            devices=several if gpus > 1 else (),
-        )
-        self.timing = timing
-        self._plan, self._at = plan, plan.executed[0]
-        self._own = plan.machine.host.eager_costs
-        tokens = sum(one.number * one.new_tokens for one in forward.batch)
-        self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
-        self._threads = plan.machine.host.cpu_optimizer.cores.value
-
-    def begin(self, segment: str) -> None:
-        """Begin a layer, or the part before or after the layers."""
-        self.flush()
-        self.builder.segment(segment)
-
-    def again(self) -> None:
-        """Write the operations of the last layer once more."""
-        self.flush()
-        self.builder.again()
-
-    def hook(self, module: Module, sizes: tuple[int, ...], *, disk: bool) -> None:
-        """Run the hook before a module: it brings tensors of ``sizes`` [B] to the main GPU, one by one."""
-        self.label = module.name
-        if self._plan.hooked and (
-            module.parameters or (module.kind == "container" and self._plan.dispatched)
-        ):
-            self.spend(self._own.hook.value)
-        for size in sizes:
-            if disk:
-                self._read(size)
-            self.spend(self._own.tensor.value + _MAPPED * size)
-            self.flush()
-            compute = 1 + self._plan.main
-            route, latency = self._to_gpu(size, disk=disk)
-            self.add("copy", compute, fixed=latency, size=size, route=route, after=self.so_far(HOST))
-            self.host_waits(compute)
-
-    def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of the copy of a tensor to the main GPU."""
-        pinned = self._plan.options.pin_memory and not disk
-        if pinned or disk or self._plan.options.initialized:
-            return self.copies([size], to_device=True, pinned=pinned)
-
-        def path(gpu: int) -> Path:
-            written, most = (self.machine.host_to_device(gpu, pinned=one) for one in (False, True))
-            points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
-            return replace(written, curve=Curve(points).lower(most.curve))
-
-        return self.transfers("host to GPU, pageable, never written", path, [size])
-
-    def _read(self, size: int) -> None:
-        """Let the host thread copy a mapped file into a new tensor; pages that are not in the page cache are
-        read first.
-
-        PyTorch copies with all cores, each of which reads ahead in its part of the file. The pages of the new
-        tensor come from the operating system, at the rate that FSDP's new tensors were measured to get.
-        """
-        self.flush()
-        machine = self.machine
-        if not self._plan.cached:
-            tier = self._plan.target
-            path, hops = self.way((tier,), partial(machine.storage_read, tier))
-            in_flight = path.outstanding_rate(min(size, self._threads * _READ_AHEAD), block=_READ_AHEAD)
-            rate = min(path.curve.rate(size), in_flight)
-            route = self.builder.route(name=f"{tier} read", hops=hops, cap=rate)
-            self.add("read", HOST, fixed=picoseconds(path.latency), size=size, route=route)
-        cpu = machine.host.cpu_optimizer
-        share = cpu.limit.value / cpu.numa_nodes.value
-        rate = self._plan.element_wise.adamw_rate(self._threads, traffic=2 * size, new=size, share=share)
-        self.add("cpu", HOST, size=2 * size, route=self.cpu_work("copying mapped files", rate))
-
-    def kernels(self, label: str, duration: int, launch: int, *, gpu: int) -> None:
-        """Launch the kernels of a module on a GPU, and move the hidden states there if it is another one."""
-        if not duration:
-            return
-        self.flush()
-        self.add("launch", HOST, fixed=launch, label=label)
-        if gpu != self._at:
-            before, path = self._at, self.machine.send(self._at, gpu)
-            route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
-            after = self.so_far(HOST, 1 + before)
-            self.add(
-                "copy",
-                1 + gpu,
-                fixed=latency,
-                size=self._hidden,
-                route=route,
-                label="hidden states",
-                after=after,
-            )
-            self._at = gpu
-        self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
-
-    def end(self) -> Schedule:
-        """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""
-        self.label = "pass"
-        for stream in range(1, len(self.builder.written)):
-            self.host_waits(stream)
-        self.spend(self.costs.pass_overhead.value)
-        return self.build()
+    @cached_property
+    def _gpus_of_layers(self) -> tuple[int, ...]:
+        """Number of the GPU that computes attention in each layer."""
+        calls = zip(self.tree.calls, self.executed, strict=True)
+        found = {call.layer: gpu for call, gpu in calls if self.modules[call.number].kind == "attention"}
+        return tuple(found[layer] for layer in sorted(found))

@@ -13,11 +13,17 @@ Both copies are of pinned memory, and nothing blocks the host thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from simoffload.models import Layer, ModelShape, Sequences
+from simoffload.results import MemoryTerm
+from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.memory import cache_bytes, cache_term, pinned_rounding
+from simoffload.workload import Inference
 
 
 class LayerUpdate(NamedTuple):
@@ -99,3 +105,150 @@ def _joined(cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequ
 
 def _window(layer: Layer) -> int | None:
     return next((one.window for one in layer if one.kind == "attention"), None)
+
+
+class CacheStreams(NamedTuple):
+    """CacheStreams are the numbers of the streams that take part in an update."""
+
+    host: int
+    compute: int
+    prefetch: int
+    fetching: int
+    """Stream of the copy to the GPU: the prefetch stream, or the compute stream of the next layer's GPU if
+    that is not the one of the prefetch stream."""
+
+
+Copies = Callable[[Sequence[int], bool], tuple[int, int]]
+"""Function that returns route and latency [ps] of copies of tensors of some sizes [B], to the GPU or from it.
+"""
+
+
+def write_update(
+    builder: ScheduleBuilder,
+    update: LayerUpdate,
+    streams: CacheStreams,
+    copies: Copies,
+    *,
+    label: str,
+    joining: int,
+    duration: int,
+    after: Sequence[Dependency] = (),
+) -> None:
+    """Write attention with the update before it, which the host thread has launched.
+
+    ``duration`` is the GPU time of both [ps], ``joining`` that of joining cached and new tokens, ``after``
+    for what else the compute stream waits.
+    """
+    host, compute, prefetch, fetching = streams
+    ahead = bool(update.fetched) and fetching == prefetch
+
+    def so_far(*behind: int) -> tuple[Dependency, ...]:
+        return tuple(Dependency(one) for one in behind if builder.written[one])
+
+    def copy(stream: int, sizes: Sequence[int], *, to_device: bool, behind: tuple[Dependency, ...]) -> None:
+        route, latency = copies(sizes, to_device)
+        builder.add(Op("copy", _LABEL, stream, latency, sum(sizes), route, behind))
+
+    if update.fetched:
+        behind = so_far(host, compute) if ahead else so_far(host)
+        copy(fetching, update.fetched, to_device=True, behind=behind)
+    # The copy that the layer before has begun; in the first layer the pass before has.
+    own = Dependency(prefetch, 1 if ahead else 0)
+    builder.add(Op("compute", "torch.cat", compute, joining, after=(*so_far(host), *after, own)))
+    copy(compute, update.stored, to_device=False, behind=so_far(host))
+    builder.add(Op("compute", label, compute, duration - joining, after=so_far(host)))
+
+
+_LABEL = "keys and values"
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def cache_memory(
+    cache: KvCache, part: ModelShape, workload: Inference, *, copies: int, paged: bool
+) -> tuple[MemoryTerm, ...]:
+    """Return the memory of the cache of one GPU that has ``part`` of the model, and with ``copies`` such
+    parts on a host that of its host memory.
+
+    ``paged``: in pages as in vLLM.
+    """
+    if cache.offloaded:
+        return _offloaded_memory(cache, part, workload, copies)
+    if cache.static:
+        return (cache_term("hbm", sum(map(sum, _tensors(cache, part, workload)))),)
+    size = cache_bytes(part, workload, fused=paged)
+    if cache.format is None:
+        return (cache_term("hbm", size),)
+    stored = round(size * cache.element_bytes(part.dtype_bytes) / part.dtype_bytes)
+    found = [cache_term("hbm", stored)]
+    if paged:
+        return tuple(found)
+    token = size // workload.max_context
+    if cache.residual:
+        recent = min(cache.residual, workload.decode_steps) * token
+        found.append(MemoryTerm("hbm", "tokens that are not quantized yet", recent))
+    decoded = 2 * size // part.num_hidden_layers
+    return (*found, MemoryTerm("hbm", "decoded keys and values of a layer", decoded))
+
+
+def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
+    """Return the sizes [B] of the tensors of each layer at the longest context."""
+    longest = workload.max_context
+    batch = (Sequences(workload.batch_size, 1, longest),)
+    return [tensor_sizes(cache, part, layer, batch, [longest], length=longest) for layer in part.layers]
+
+
+def _offloaded_memory(
+    cache: KvCache, part: ModelShape, workload: Inference, copies: int
+) -> tuple[MemoryTerm, ...]:
+    """Return the layers on the GPU, which are the one in use, the next one and what ``torch.cat`` makes, and
+    all in pinned memory.
+
+    ``Tensor.to`` makes a new pinned tensor in every pass while that of the pass before is still being read,
+    as the host thread is ahead of the GPU; PyTorch keeps blocks that have become too small.
+    """
+    sizes = _tensors(cache, part, workload)
+    moves = [not (cache.static and _window(layer)) for layer in part.layers]
+    moved = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
+    most = max((a + b for a, b in pairwise((*moved, moved[0]))), default=0)
+    found = [cache_term("hbm", most if len(moved) > 1 else sum(moved), name="key-value cache of two layers")]
+    if kept := sum(map(sum, sizes)) - sum(moved):
+        found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
+    if not cache.static:
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(moved)))
+    final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
+    rounding = pinned_rounding(final)
+    pool = sum(
+        _pinned_blocks(cache, part, layer, workload)
+        for layer, moving in zip(part.layers, moves, strict=True)
+        if moving
+    )
+    return (
+        *found,
+        cache_term("dram", copies * sum(final), pinned=True),
+        MemoryTerm("dram", "rounding of pinned allocations", copies * rounding, pinned=True),
+        MemoryTerm(
+            "dram", "pinned blocks of earlier passes", copies * (pool - sum(final) - rounding), pinned=True
+        ),
+    )
+
+
+def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inference) -> int:
+    """Return the size [B] of the pinned blocks of a layer's tensors: of each power of two that a tensor has
+    filled in some pass one block, or two if it has done so in several passes."""
+    first, last = workload.prompt_length, workload.max_context
+    found = 0
+    for at in range(2):
+
+        def block(context: int, at: int = at) -> int:
+            batch = (Sequences(workload.batch_size, 1, context),)
+            size = tensor_sizes(cache, part, layer, batch, [context], length=last)[at]
+            return 1 << (size - 1).bit_length() if size else 0
+
+        context = first
+        while context <= last:
+            end = bisect_right(range(context, last + 1), block(context), key=block) + context
+            found += block(context) * min(2, end - context)
+            context = end
+    return found

@@ -360,7 +360,8 @@ class FusedTiming(Timing):
         rotated = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
         if model.latent_width is not None and model.latent_rank is not None:
             rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
-        traffic = 2 * self._tokens(module) * (rotated + model.cache_width) * model.dtype_bytes
+        traffic: float = self._tokens(module) * (2 * rotated + model.cache_width) * model.dtype_bytes
+        traffic += self._tokens(module) * model.cache_width * (self._cache.paged or model.dtype_bytes)
         return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
 
     def _product_type(self, weights: WeightCost, /) -> str:
@@ -371,7 +372,7 @@ class FusedTiming(Timing):
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
         if self._model.latent_width is not None and sequences.new_tokens < sequences.context:
-            return absorbed_kernels(self._model, sequences)
+            return absorbed_kernels(self._model, sequences, self._cache)
         return super()._kernels(module, sequences, backward=backward)
 
 
@@ -380,4 +381,6 @@ class FusedPassTimings(PassTimings):
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return FusedTiming(machine=self._machine, model=self._model, batch=batch, zero3=False)
+        return FusedTiming(
+            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
+        )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import Module
+from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.quantization import quantized_gather
@@ -20,6 +21,8 @@ from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
+CACHE = len(STREAMS)
+"""Number of the stream that prefetches an offloaded cache; there is one only with such a cache."""
 _, COPY, COMM, COMPUTE, IO = range(5)
 
 
@@ -54,6 +57,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         timing: Timing,
         streams: Sequence[str] = STREAMS,
         routes: Routes | None = None,
+        updates: Sequence[LayerUpdate | None] = (),
     ) -> None:
         super().__init__(
             name=name, gpus=range(placement.ranks), streams=streams, machine=timing.machine, routes=routes
@@ -68,6 +72,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._waited = False
         self._pending_reads = 0.0
         self._began = False
+        self._updates = updates
+        self._layer = -1
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Return the state that determines all further operations, relative to those already written.
@@ -94,6 +100,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         pass."""
         if segment:
             self.builder.segment(segment)
+            self._layer += segment == "layer"
         if not self._began:
             self._began = True
             self.spend(self.costs.pass_overhead.value)
@@ -132,7 +139,21 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
         if fetched and self._copies != COMPUTE:
             after.append(self.builder.after(self._copies, fetched - 1))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
+        cached = self._updates and module.kind == "attention"
+        update = self._updates[self._layer] if cached else None
+        if update is None:
+            self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
+            return
+        write_update(
+            self.builder,
+            update,
+            CacheStreams(HOST, COMPUTE, CACHE, CACHE),
+            lambda sizes, to_device: self.copies(sizes, to_device=to_device, pinned=True),
+            label=module.name,
+            joining=self.timing.joining(update.joined, duration),
+            duration=duration,
+            after=after,
+        )
 
     def end_forward(self) -> None:
         """Let the host wait for the last kernel, because it needs the next token or the loss."""

@@ -13,12 +13,24 @@ from pydantic import Field
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
-from simoffload.models import ModelShape
+from simoffload.models import CacheForm, ModelShape
 from simoffload.strategies.base import Strategy, TierChoice
 from simoffload.strategies.connector import Connector
 
 CacheFormat = Literal["fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static"]
+
+_GROUP, _RESIDUAL = 64, 128
+"""Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
+``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
+_SCALES = 4 / _GROUP
+_ELEMENTS: dict[CacheFormat, float] = {
+    "fp8": 1.0,
+    "int8": 1.0 + _SCALES,
+    "int4": 0.5 + _SCALES,
+    "int2": 0.25 + _SCALES,
+}
+"""Size [B] of an element by format."""
 
 
 class CacheEngine(NamedTuple):
@@ -64,6 +76,45 @@ class KvCache(Frozen):
         """Whether keys and values are moved between the GPU and host memory in every pass."""
         return self.tier != "hbm"
 
+    @property
+    def operations(self) -> int:
+        """Number of PyTorch operations of an update beyond the two of ``torch.cat``.
+
+        Offloaded: two copies each way, and two streams that wait for each other (an event is recorded and
+        waited for). Static: the positions of the new tokens (``arange``, ``add``, ``add_``); ``index_copy_``
+        replaces ``cat``. Quantized: for keys and for values ``dequantize`` (quanto: unpack, multiply,
+        subtract, reshape; fp8: cast, multiply, cast), and a second ``cat`` for the tokens that are not yet
+        quantized, or (fp8) the three operations that quantize new ones.
+        """
+        own = {None: 0, "fp8": 12}.get(self.format, 10)
+        return own + 8 * self.offloaded + 3 * self.static
+
+    def element_bytes(self, dtype_bytes: int) -> float:
+        """Return the size of an element as it is kept [B], scales included."""
+        return dtype_bytes if self.format is None else _ELEMENTS[self.format]
+
+    def form(self, *, dtype_bytes: int, length: int, paged: bool) -> CacheForm:
+        """Return what attention pays for the cache, which has up to ``length`` tokens.
+
+        Notes
+        -----
+        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 128. Every pass
+        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128 tokens
+        all are quantized again, which is spread over these passes. The prompt is copied (``contiguous``) and
+        quantized. ``Fp8QuantizedLayer`` appends in 8 bit and decodes all in single precision: cast (1 B read,
+        4 B written), multiply (4, 4), cast; for the prompt ``abs``, ``amax``, cast, divide, cast.
+        """
+        size, stored = dtype_bytes, self.element_bytes(dtype_bytes)
+        if paged:
+            return CacheForm(paged=0.0 if self.format is None else stored)
+        if self.format == "fp8":
+            return CacheForm(first=4 * size + 17, later=size + 19, operations=self.operations)
+        if self.format is not None:
+            again = (size + stored) / _RESIDUAL
+            later = stored + 3 * size + again
+            return CacheForm(first=3 * size + stored, later=later, operations=self.operations)
+        return CacheForm(room=length if self.static else 0, operations=self.operations)
+
     def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
         """Return the section itself. Raises InputError for what the program does not have."""
         if self == DEFAULT:
@@ -88,6 +139,11 @@ class KvCache(Frozen):
         if self.format is not None and engine.implementations:
             _check_quantized(self, model)
         return self
+
+    @property
+    def residual(self) -> int:
+        """Number of the last tokens that are kept in the model's type at most."""
+        return 0 if self.format in (None, "fp8") else _RESIDUAL
 
 
 DEFAULT = KvCache()

@@ -79,6 +79,12 @@ def cache_bytes(model: ModelShape, workload: Inference, *, fused: bool = False) 
     return max(end, model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False))
 
 
+def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: bool = False) -> MemoryTerm:
+    """Return the memory of keys and values on a tier."""
+    remedy = "lower batch_size, prompt_length or output_length"
+    return MemoryTerm(tier, name, size, pinned=pinned, remedy=remedy)
+
+
 def pinned_rounding(sizes: Sequence[int]) -> int:
     """Return the bytes [B] that PyTorch's pinned allocator adds by rounding each allocation up to a power of
     two.
@@ -90,9 +96,15 @@ def pinned_rounding(sizes: Sequence[int]) -> int:
 
 
 def working_memory(
-    model: ModelShape, workload: Inference, machine: Machine, *, fused: bool = False
+    model: ModelShape,
+    workload: Inference,
+    machine: Machine,
+    *,
+    cache: Sequence[MemoryTerm] | None = None,
+    fused: bool = False,
 ) -> tuple[MemoryTerm, ...]:
-    """Return the memory that every strategy needs: in HBM cache, activations, CUDA and NCCL; in DRAM the OS.
+    """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, activations,
+    CUDA and NCCL, and in DRAM the operating system.
 
     ``fused``: in code like vLLM's instead of transformers'.
     """
@@ -100,12 +112,7 @@ def working_memory(
     largest = dequantized_bytes(model, tokens=batch * workload.prompt_length)
     return (
         *([MemoryTerm("hbm", "largest weight written in full", largest)] if largest else ()),
-        MemoryTerm(
-            "hbm",
-            "key-value cache",
-            cache_bytes(model, workload, fused=fused),
-            remedy="lower batch_size, prompt_length or output_length",
-        ),
+        *([cache_term("hbm", cache_bytes(model, workload, fused=fused))] if cache is None else cache),
         MemoryTerm(
             "hbm",
             "activations",

@@ -9,10 +9,18 @@ from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Provenance
-from simoffload.models import ModelShape, Module, Sequences, training_backward_flops, training_forward_flops
+from simoffload.models import (
+    CacheForm,
+    ModelShape,
+    Module,
+    Sequences,
+    training_backward_flops,
+    training_forward_flops,
+)
+from simoffload.results import MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
-from simoffload.strategies.cache_updates import LayerUpdate, layer_updates
+from simoffload.strategies.cache_updates import LayerUpdate, cache_memory, layer_updates
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
@@ -86,7 +94,29 @@ class InferencePlan(Plan):
     @cached_property
     def timings(self) -> PassTimings:
         """GPU times of the modules for any pass."""
-        return PassTimings(machine=self.machine, model=self.model, modules=self.modules, zero3=self.zero3)
+        return PassTimings(
+            machine=self.machine,
+            model=self.model,
+            modules=self.modules,
+            zero3=self.zero3,
+            cache=self.cache_form,
+        )
+
+    @property
+    def paged_cache(self) -> bool:
+        """Whether the cache is in pages, as in vLLM."""
+        return False
+
+    @property
+    def cache_form(self) -> CacheForm:
+        """What attention pays for the way in which keys and values are kept."""
+        length = self.workload.max_context
+        return self.cache.form(dtype_bytes=self.model.dtype_bytes, length=length, paged=self.paged_cache)
+
+    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
+        """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has
+        ``copies``."""
+        return cache_memory(self.cache, part, self.workload, copies=copies, paged=self.paged_cache)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None
@@ -123,9 +153,16 @@ class InferencePlan(Plan):
                 "decode",
                 steps,
                 lambda number: self._phase(decode(number), "decode"),
-                lambda number: self.durations(decode(number)),
+                lambda number: (*self.durations(decode(number)), *self._moved(decode(number))),
             ),
         )
+
+    def _moved(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""
+        if not self.cache.offloaded:
+            return ()
+        found = self.cache_updates(forward.batch)
+        return tuple(sum(map(sum, (one.fetched, one.stored))) for one in dict.fromkeys(found) if one)
 
     def forward(self, name: str, new_tokens: int, context: int, *, first: bool = False) -> ForwardPass:
         """Return a pass of the workload's batch, with sequences of equal context."""

@@ -112,7 +112,9 @@ class ResidentPlan(StagedPlan):
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        return (MemoryStage("", (weights, *working_memory(self.model, self.workload, self.machine))),)
+        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(self.ranks))
+        working = working_memory(self.model, self.workload, self.machine, cache=cache)
+        return (MemoryStage("", (weights, *working)),)
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

@@ -19,12 +19,13 @@ from typing import NamedTuple, TypeVar
 
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
+from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.leaf_modules import leaf_modules
-from simoffload.strategies.forward import ForwardWriter, Partitioning
+from simoffload.strategies.forward import STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.layer_period import LayeredModel
 from simoffload.strategies.replay import Passes, Replay, hook
 from simoffload.strategies.timing import Timing
@@ -156,29 +157,34 @@ def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int]
 
 
 class _DurationSlots(Timing):
-    """_DurationSlots is used instead of a timing: it gives a module a placeholder number instead of a
-    duration."""
+    """_DurationSlots is used instead of a timing: it gives each module the number in ``slots``, a
+    placeholder or a duration."""
 
     def __init__(
-        self, machine: Machine, model: ModelShape, modules: Sequence[Module], launched: Sequence[bool]
+        self,
+        machine: Machine,
+        model: ModelShape,
+        modules: Sequence[Module],
+        slots: Sequence[int],
+        *,
+        batch: tuple[Sequences, ...],
+        cache: CacheForm,
     ) -> None:
-        super().__init__(machine=machine, model=model, batch=(Sequences(1, 1, 1),), zero3=True)
-        numbered = enumerate(zip(modules, launched, strict=True))
-        self._numbers = {
-            module._replace(hooked=True): -1 - number if takes else 0 for number, (module, takes) in numbered
-        }
+        super().__init__(machine=machine, model=model, batch=batch, zero3=True, cache=cache)
+        numbered = zip(modules, slots, strict=True)
+        self._numbers = {module._replace(hooked=True): slot for module, slot in numbered}
 
     def compute(self, module: Module) -> int:
-        """Return the placeholder of ``module``, which has no hooks in a leaf module; 0 if it takes no
-        time."""
+        """Return the slot of ``module``, which has no hooks in a leaf module; 0 if it takes no time."""
         return self._numbers[module._replace(hooked=True)]
 
 
 class ScheduleTemplates:
-    """ScheduleTemplates are the templates for one model on one machine with one placement of its weights."""
+    """ScheduleTemplates are the templates for one model on one machine with one placement of its weights and
+    one form of its cache."""
 
-    def __init__(self, layered: InferenceLayers, machine: Machine) -> None:
-        self.layered, self.machine = layered, machine
+    def __init__(self, layered: InferenceLayers, machine: Machine, cache: CacheForm = GROWING) -> None:
+        self.layered, self.machine, self._cache = layered, machine, cache
         self._written: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
 
     @cached_property
@@ -190,7 +196,8 @@ class ScheduleTemplates:
         """Return the schedule of a pass in which the modules occupy the GPU for ``durations`` [ps]."""
         key = warm, tuple(map(bool, durations))
         if key not in self._written:
-            self._written[key] = self._write(key[1], warm=warm)
+            slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
+            self._written[key] = self._write(slots, (Sequences(1, 1, 1),), (), name="", warm=warm)
         program = self._written[key]
         blocks = tuple(
             [
@@ -207,12 +214,42 @@ class ScheduleTemplates:
         )
         return program._replace(name=name, blocks=blocks)
 
-    def _write(self, launched: tuple[bool, ...], *, warm: bool) -> Schedule:
-        """Write a pass in which the kernels of module n have the placeholder -1 - n as duration."""
+    def with_updates(
+        self,
+        durations: Sequence[int],
+        batch: tuple[Sequences, ...],
+        updates: Sequence[LayerUpdate | None],
+        *,
+        name: str,
+        warm: bool,
+    ) -> Schedule:
+        """Return the schedule of a pass that moves an offloaded cache, whose size no template has."""
+        return self._write(durations, batch, updates, name=name, warm=warm)
+
+    def _write(
+        self,
+        slots: Sequence[int],
+        batch: tuple[Sequences, ...],
+        updates: Sequence[LayerUpdate | None],
+        *,
+        name: str,
+        warm: bool,
+    ) -> Schedule:
+        """Write a pass in which the kernels of a module take the time in its slot: a duration, or a
+        placeholder -1 - n for module n."""
         layered = self.layered
-        timing = _DurationSlots(self.machine, layered.model, self.modules, launched)
+        timing = _DurationSlots(
+            self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache
+        )
         for stack in layered.stacks(warm=warm):
-            writer = ForwardWriter(name="", placement=layered.placement, timing=timing)
+            walked = stack.trace.layers  # of a stack of fewer layers, the last one is that of the model
+            writer = ForwardWriter(
+                name=name,
+                placement=layered.placement,
+                timing=timing,
+                streams=(*STREAMS, "cache") if updates else STREAMS,
+                updates=(*updates[: walked - 1], *updates[-1:]),
+            )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break
         return writer.build()
@@ -223,16 +260,20 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
-        self.templates: OrderedDict[tuple[int, int], ScheduleTemplates] = OrderedDict()
+        self.templates: OrderedDict[tuple[int, int, CacheForm], ScheduleTemplates] = OrderedDict()
 
 
 _KNOWN = _Known()
 
 
-def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
-    """Return the templates for a model and a machine (the same objects, not equal ones) and a placement."""
+def schedule_templates_of(
+    model: ModelShape, machine: Machine, placement: Partitioning, cache: CacheForm = GROWING
+) -> ScheduleTemplates:
+    """Return the templates for a model and a machine (the same objects, not equal ones), a placement and a
+    form of the cache."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
-    return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
+    key = id(layered), id(machine), cache
+    return _recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:

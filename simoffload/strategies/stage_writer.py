@@ -9,10 +9,11 @@ from typing import ClassVar, NamedTuple
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import PassTimings, Timing, picoseconds
+from simoffload.strategies.timing import PassTimings, Timing, copy_name, effective_rate, picoseconds
 
 
 class Degrees(NamedTuple):
@@ -56,7 +57,9 @@ class PassWriter:
         self._costs = plan.machine.host.deepspeed
         tensor, stages, replicas = self._degrees
         self._each = tensor * replicas
-        self._names = (*_STREAMS[: 2 if self._degrees.ranks == replicas else len(_STREAMS)], *self.more)
+        cache = ("cache",) if plan.cache.offloaded else ()
+        several = self._degrees.ranks > replicas
+        self._names = (*_STREAMS[: len(_STREAMS) if several else 2], *self.more, *cache)
         width = len(self._names)
         programs = [
             Program(
@@ -75,6 +78,7 @@ class PassWriter:
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
+        self._update: LayerUpdate | None = None
         # Stream, number of the operation, and peers that the next operation of the GPU waits for.
         self._awaited: list[tuple[int, int, int]] = []
 
@@ -92,6 +96,7 @@ class PassWriter:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers is written
         once."""
         self._number, self._timing, self._batch = number, timing, batch
+        updates = self._plan.cache_updates(batch, self._plan.divided.stages[number])
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
@@ -103,6 +108,7 @@ class PassWriter:
             first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
             for modules in group.layers * (1 if short else group.repeat):
                 self._enter(layer)
+                self._update = updates[layer]
                 self._write("layer", modules)
                 self._leave(layer)
                 layer += 1
@@ -129,7 +135,30 @@ class PassWriter:
         awaited, self._awaited = self._awaited, []
         self._before_kernels(module)
         after = (*self._dependencies(HOST, *self._reduced), *self._waits(awaited))
-        self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
+        if self._update is None or module.kind != "attention":
+            self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
+            return
+        compute, prefetch = self._stream(COMPUTE), self._stream(len(self._names) - 1)
+        write_update(
+            self._builder,
+            self._update,
+            CacheStreams(self._stream(HOST), compute, prefetch, prefetch),
+            self._cache_copies,
+            label=module.name,
+            joining=self._timing.joining(self._update.joined, duration),
+            duration=duration,
+            after=after,
+        )
+
+    def _cache_copies(self, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of copies of the cache between all GPUs of the stage and host
+        memory."""
+        way = self._machine.host_to_device if to_device else self._machine.device_to_host
+        paths = [way(self._degrees.gpu(self._number, rank), pinned=True) for rank in range(self._each)]
+        name = copy_name(to_device=to_device, pinned=True)
+        rate = effective_rate(paths[0], sizes)
+        route = self._builder.route(name=name, hops=self._hops(paths), cap=rate)
+        return route, picoseconds(paths[0].latency * len(sizes))
 
     def _enter(self, layer: int) -> None:
         """Begin a layer of the stage."""
@@ -226,9 +255,20 @@ class StagedPlan(InferencePlan):
         """GPU times of the modules of each stage."""
         kind = FusedPassTimings if self.fused else PassTimings
         return tuple(
-            kind(machine=self.machine, model=stage, modules=stage.distinct_modules, zero3=False)
+            kind(
+                machine=self.machine,
+                model=stage,
+                modules=stage.distinct_modules,
+                zero3=False,
+                cache=self.cache_form,
+            )
             for stage in self.divided.stages
         )
+
+    @property
+    def paged_cache(self) -> bool:
+        """Whether the cache is in pages, as in vLLM."""
+        return self.fused
 
     @property
     def modules(self) -> tuple[Module, ...]:
@@ -256,8 +296,8 @@ class StagedPlan(InferencePlan):
 
     @property
     def repeats(self) -> bool:
-        """Whether the layers of a stage do the same."""
-        return True
+        """Whether the layers of a stage do the same, the first and the last included."""
+        return not self.cache.offloaded
 
     def writer(self, name: str) -> PassWriter:
         """Return the writer of a pass."""

@@ -159,8 +159,11 @@ class TensorParallel(DividedStrategy):
 
     @property
     def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on who runs the plan
-        """Cache of vLLM for compiled code and several stages or replicas, otherwise of transformers."""
-        return VLLM if self._uses_vllm else TRANSFORMERS
+        """Cache of vLLM or of transformers; of eager code in vLLM, whose kernels are not simulated, in the
+        model's type."""
+        if not self._uses_vllm:
+            return TRANSFORMERS
+        return VLLM if self.compiled else VLLM._replace(formats=())
 
     @property
     def _uses_vllm(self) -> bool:
@@ -270,4 +273,5 @@ class TensorParallelPlan(StagedPlan):
 
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
-        return working_memory(stage, self.workload, self.machine, fused=self.fused)
+        cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        return working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused)

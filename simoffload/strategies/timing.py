@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
+    GROWING,
     SINGLE,
+    CacheForm,
     ModelShape,
     Module,
     ModuleCost,
@@ -67,15 +69,17 @@ class Timing:
         batch: tuple[Sequences, ...],
         zero3: bool,
         launch_factor: float = 1.0,
+        cache: CacheForm = GROWING,
     ) -> None:
         self.machine = machine
+        self._cache = cache
         self._model, self._batch, self._zero3 = model, batch, zero3
         self._launch_factor = launch_factor
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``."""
-        return batch_cost(self._model, module, self._batch)
+        return batch_cost(self._model, module, self._batch, self._cache)
 
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline plus the latency of its
@@ -91,7 +95,7 @@ class Timing:
 
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
-        return tokens_of(module, self._batch)
+        return tokens_of(module, self._batch, self._cache)
 
     def _bias_s(self, module: Module, *, passes: int) -> float:
         """Return the time of a kernel [s] that reads or writes the result of a linear layer ``passes`` times
@@ -158,7 +162,9 @@ class Timing:
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
         """Return the part of the cost of attention that its kernels have."""
-        return attention_kernels(self._model, sequences, window=module.window, backward=backward)
+        return attention_kernels(
+            self._model, sequences, window=module.window, backward=backward, cache=self._cache
+        )
 
     def _attention_s(self, module: Module, cost: ModuleCost, *, backward: bool) -> float | None:
         """Return the time of attention [s] with the measured speed of its kernels, for both passes that of
@@ -173,10 +179,15 @@ class Timing:
             ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
             seconds += ideal / curve.at(one.new_tokens)
             left -= kernels.bytes
-            if self._cached and one.new_tokens == one.context:
-                joined = one.number * one.context * model.cache_width
-                seconds += self._longer_s(joined, gpu.join_rate)
+            seconds += self._join_s(one)
         return seconds + left / gpu.hbm_rate
+
+    def _join_s(self, one: Sequences) -> float:
+        """Return the time [s] that joining a prompt with the empty cache takes longer than its traffic."""
+        if not self._cached or not self._cache.joins or one.new_tokens < one.context:
+            return 0.0
+        joined = one.number * one.context * self._model.cache_width
+        return self._longer_s(joined, self.machine.accelerator.join_rate)
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
@@ -186,6 +197,7 @@ class Timing:
         if module.kind == "linear" and module.parallel != "experts" and self._replaced(weights):
             call = costs.linear_call.value
         count = operations(self._model, module) + (0 if weights is None else weights.operations)
+        count += self._cache.operations if module.kind == "attention" else 0
         return (call + count * costs.operation.value) * self._launch_factor
 
     def _replaced(self, weights: WeightCost | None) -> bool:
@@ -202,6 +214,12 @@ class Timing:
     def hbm_copy(self, size: int) -> int:
         """Return the time to read and write ``size`` bytes within HBM [ps]."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
+
+    def joining(self, size: int, duration: int) -> int:
+        """Return the part of attention's ``duration`` [ps] in which the cache is joined with new tokens,
+        which moves ``size`` [B] within HBM."""
+        longer = sum(map(self._join_s, self._batch))
+        return min(duration, self.hbm_traffic(size) + picoseconds(longer))
 
     def hbm_traffic(self, size: float) -> int:
         """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
@@ -225,9 +243,15 @@ class PassTimings:
     """
 
     def __init__(
-        self, *, machine: Machine, model: ModelShape, modules: Sequence[Module], zero3: bool
+        self,
+        *,
+        machine: Machine,
+        model: ModelShape,
+        modules: Sequence[Module],
+        zero3: bool,
+        cache: CacheForm = GROWING,
     ) -> None:
-        self._machine, self._model, self._zero3 = machine, model, zero3
+        self._machine, self._model, self._zero3, self._cache = machine, model, zero3, cache
         host = machine.host
         same = host.deepspeed.operation.value
         self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
@@ -245,6 +269,7 @@ class PassTimings:
             batch=batch,
             zero3=self._zero3,
             launch_factor=self._launch_factor,
+            cache=self._cache,
         )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:

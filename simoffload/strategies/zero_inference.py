@@ -177,7 +177,7 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def templates(self) -> ScheduleTemplates:
         """Templates of the passes, in which the durations of kernels are filled in later."""
-        return schedule_templates_of(self.model, self.machine, self.placement)
+        return schedule_templates_of(self.model, self.machine, self.placement, self.cache_form)
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -273,7 +273,11 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
-        return plan.templates.schedule(self.durations(forward), name=forward.name, warm=warm)
+        durations = self.durations(forward)
+        if not self.cache.offloaded:
+            return plan.templates.schedule(durations, name=forward.name, warm=warm)
+        updates = self.cache_updates(forward.batch)
+        return plan.templates.with_updates(durations, forward.batch, updates, name=forward.name, warm=warm)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -291,7 +295,8 @@ class ZeroInferencePlan(InferencePlan):
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
             terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        terms += working_memory(self.model, self.workload, self.machine)
+        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(place.ranks))
+        terms += working_memory(self.model, self.workload, self.machine, cache=cache)
         return (*terms, *self._weights())
 
     def _weights(self) -> list[MemoryTerm]:

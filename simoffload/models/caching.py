@@ -1,0 +1,62 @@
+"""What attention pays for the way in which keys and values are kept.
+
+Counted in transformers 5.23.0, ``cache_utils.py``, and for paged caches in vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CacheForm(NamedTuple):
+    """A CacheForm is the way in which keys and values are kept on the GPU, by default as in transformers'
+    ``DynamicCache``, whose ``torch.cat`` reads and writes all of them in every pass."""
+
+    room: int = 0
+    """Number of tokens for which a cache of fixed size has room, and on all of which attention works
+    (``StaticCache``); 0: the cache grows."""
+    first: float = 0.0
+    """Traffic [B] within HBM per element when a prompt is written to a quantized cache; 0: not quantized."""
+    later: float = 0.0
+    """Traffic [B] within HBM per element in every later pass, which decodes all of a quantized cache."""
+    paged: float = 0.0
+    """Size [B] of an element that kernels read from a paged cache; 0: that of the model's type."""
+    operations: int = 0
+    """Number of PyTorch operations of an update beyond the two of ``torch.cat``."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether ``torch.cat`` also copies the prompt, as it joins it with an empty cache."""
+        return not self.room and not self.first
+
+    def positions(self, context: int) -> int:
+        """Return the number of positions on which a pass works whose last token has ``context`` keys."""
+        return max(self.room, context)
+
+    def held(self, *, new_tokens: int, context: int, window: int | None) -> int:
+        """Return the number of positions of which attention reads keys and values."""
+        if not self.room:
+            return context if window is None else min(context, window - 1 + new_tokens)
+        if window is None:
+            return self.positions(context)
+        return new_tokens if new_tokens > window else min(window, self.positions(context))
+
+    def append_bytes(
+        self, *, new_tokens: int, context: int, window: int | None, width: int, size: int
+    ) -> float:
+        """Return the traffic [B] within HBM that adds the new tokens of one sequence to the cache.
+
+        ``width`` is the number of elements of a token, ``size`` that of an element in the model's type [B]. A
+        full sliding cache of fixed size is rolled and copied back.
+        """
+        if self.room:
+            if window is None or context <= window:
+                return 2 * new_tokens * width * size
+            return (2 if new_tokens == context else 4) * min(window, self.room) * width * size
+        held = self.held(new_tokens=new_tokens, context=context, window=window)
+        if self.first:
+            return held * width * (self.first if new_tokens == context else self.later)
+        return 2 * held * width * size
+
+
+GROWING = CacheForm()

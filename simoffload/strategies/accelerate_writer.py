@@ -1,0 +1,174 @@
+"""The schedule of a pass under Accelerate: hooks, copies, kernels, and updates of an offloaded cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simoffload.hardware import Curve, Path
+from simoffload.models import Module
+from simoffload.schedule import Device, Schedule
+from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.streams import HOST, StreamWriter
+from simoffload.strategies.timing import Timing, copy_name, picoseconds
+
+if TYPE_CHECKING:
+    from simoffload.strategies.accelerate_plan import AcceleratePlan
+
+_READ_AHEAD = 128 << 10
+"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
+_MAPPED = 0.65e-12
+"""[s/B] of allocating and releasing memory of a GPU (H100: docs/measurements/hugging-face.md)."""
+_NEVER_WRITTEN = 2.2
+"""Rate of copies from pages that were never written, over that from others (measured in the same place)."""
+
+
+class AccelerateWriter(StreamWriter):
+    """An AccelerateWriter writes one pass: the host thread, the compute stream of each GPU, and the stream
+    that prefetches an offloaded cache."""
+
+    def __init__(self, plan: AcceleratePlan, forward: ForwardPass, timing: Timing) -> None:
+        gpus = plan.options.num_gpus
+        cache = ("cache",) if plan.cache.offloaded else ()
+        several = (Device("host thread"), *(Device("GPU", gpu) for gpu in range(gpus)))
+        super().__init__(
+            name=forward.name,
+            gpus=(plan.main,),
+            streams=("host", *["compute"] * gpus, *cache),
+            machine=plan.machine,
+            devices=(*several, *[Device("GPU", plan.main)] * len(cache)) if gpus > 1 else (),
+        )
+        self.timing = timing
+        self._plan, self._at = plan, plan.executed[0]
+        self._own = plan.machine.host.eager_costs
+        tokens = sum(one.number * one.new_tokens for one in forward.batch)
+        self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
+        self._threads = plan.machine.host.cpu_optimizer.cores.value
+
+    def begin(self, segment: str) -> None:
+        """Begin a layer, or the part before or after the layers."""
+        self.flush()
+        self.builder.segment(segment)
+
+    def again(self) -> None:
+        """Write the operations of the last layer once more."""
+        self.flush()
+        self.builder.again()
+
+    def hook(self, module: Module, sizes: tuple[int, ...], *, disk: bool) -> None:
+        """Run the hook before a module: it brings tensors of ``sizes`` [B] to the main GPU, one by one."""
+        self.label = module.name
+        if self._plan.hooked and (
+            module.parameters or (module.kind == "container" and self._plan.dispatched)
+        ):
+            self.spend(self._own.hook.value)
+        for size in sizes:
+            if disk:
+                self._read(size)
+            self.spend(self._own.tensor.value + _MAPPED * size)
+            self.flush()
+            compute = 1 + self._plan.main
+            route, latency = self._to_gpu(size, disk=disk)
+            self.add("copy", compute, fixed=latency, size=size, route=route, after=self.so_far(HOST))
+            self.host_waits(compute)
+
+    def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of the copy of a tensor to the main GPU."""
+        pinned = self._plan.options.pin_memory and not disk
+        if pinned or disk or self._plan.options.initialized:
+            return self.copies([size], to_device=True, pinned=pinned)
+
+        def path(gpu: int) -> Path:
+            written, most = (self.machine.host_to_device(gpu, pinned=one) for one in (False, True))
+            points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
+            return replace(written, curve=Curve(points).lower(most.curve))
+
+        return self.transfers("host to GPU, pageable, never written", path, [size])
+
+    def _read(self, size: int) -> None:
+        """Let the host thread copy a mapped file into a new tensor; pages that are not in the page cache are
+        read first.
+
+        PyTorch copies with all cores, each of which reads ahead in its part of the file. The pages of the new
+        tensor come from the operating system, at the rate that FSDP's new tensors were measured to get.
+        """
+        self.flush()
+        machine = self.machine
+        if not self._plan.cached:
+            tier = self._plan.target
+            path, hops = self.way((tier,), partial(machine.storage_read, tier))
+            in_flight = path.outstanding_rate(min(size, self._threads * _READ_AHEAD), block=_READ_AHEAD)
+            rate = min(path.curve.rate(size), in_flight)
+            route = self.builder.route(name=f"{tier} read", hops=hops, cap=rate)
+            self.add("read", HOST, fixed=picoseconds(path.latency), size=size, route=route)
+        cpu = machine.host.cpu_optimizer
+        share = cpu.limit.value / cpu.numa_nodes.value
+        rate = self._plan.element_wise.adamw_rate(self._threads, traffic=2 * size, new=size, share=share)
+        self.add("cpu", HOST, size=2 * size, route=self.cpu_work("copying mapped files", rate))
+
+    def kernels(
+        self,
+        label: str,
+        duration: int,
+        launch: int,
+        *,
+        gpu: int,
+        update: tuple[LayerUpdate, int] | None = None,
+    ) -> None:
+        """Launch the kernels of a module on a GPU, and move the hidden states there if it is another one.
+
+        ``update``: that of the layer's cache, and the GPU of the next layer. The prefetch stream is one of
+        the main GPU (``torch.Stream()``), so that copies to another one are on its compute stream.
+        """
+        if not duration:
+            return
+        self.flush()
+        self.add("launch", HOST, fixed=launch, label=label)
+        if gpu != self._at:
+            before, path = self._at, self.machine.send(self._at, gpu)
+            route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
+            after = self.so_far(HOST, 1 + before)
+            self.add(
+                "copy",
+                1 + gpu,
+                fixed=latency,
+                size=self._hidden,
+                route=route,
+                label="hidden states",
+                after=after,
+            )
+            self._at = gpu
+        if update is None:
+            self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
+            return
+        moved, to = update
+        prefetch = len(self.builder.written) - 1
+        fetching = prefetch if to == self._plan.main else 1 + to
+        write_update(
+            self.builder,
+            moved,
+            CacheStreams(HOST, 1 + gpu, prefetch, fetching),
+            partial(self._cache_copies, gpu, to),
+            label=label,
+            joining=self.timing.joining(moved.joined, duration),
+            duration=duration,
+        )
+
+    def _cache_copies(self, gpu: int, to: int, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of copies of the cache from one GPU, or to the one of the next
+        layer."""
+        at, machine = to if to_device else gpu, self.machine
+        path = (machine.host_to_device if to_device else machine.device_to_host)(at, pinned=True)
+        name = copy_name(to_device=to_device, pinned=True)
+        return self.transfers(name if at == self._plan.main else f"{name} {at}", lambda _: path, sizes)
+
+    def end(self) -> Schedule:
+        """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""
+        self.label = "pass"
+        for stream in range(1, 1 + self._plan.options.num_gpus):
+            self.host_waits(stream)
+        self.spend(self.costs.pass_overhead.value)
+        return self.build()
