@@ -182,9 +182,6 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
 
 
 def file_rate(path: Path, blocks: Blocks) -> int:
-    """Return the rate [B/s] at which the threads of a rank read or write files of one block each; memory of
-    another host is read and written as a whole."""
+    """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
     whole = path.curve.rate(blocks.total)
-    if not path.request_rate or path.request_rate == whole:
-        return whole
     return min(whole, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))

@@ -68,6 +68,13 @@ class DividedStrategy(CachingStrategy):
             raise ValueError(f"ranks is {product}, which is {ranks}, not {data['ranks']}; leave ranks out")
         return {**data, "ranks": ranks}
 
+    def connected_cache(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
+        """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
+        cache = self.cache_of(model, machine)
+        if cache.connector is not None:
+            cache.connector.checked(model, workload, machine)
+        return cache
+
     @property
     def degrees(self) -> Degrees:
         """Numbers of parts, stages and replicas."""
@@ -125,7 +132,7 @@ class TensorParallel(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            cache=self.cache_of(model, machine),
+            cache=self.connected_cache(model, workload, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
@@ -255,14 +262,26 @@ class TensorParallelPlan(StagedPlan):
     compiled: bool
     target: str = "hbm"
     cache: KvCache = DEFAULT
+    tier_rate: int | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
-        """A warning about key-value heads that several GPUs keep."""
+        """Warnings about key-value heads that several GPUs keep, and about the connector."""
         heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
+        connector = self.cache.connector
+        found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
         if gpus <= heads:
-            return ()
-        return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
+            return found
+        return (
+            f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",
+            *found,
+        )
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Tiers of the weights and of the connector."""
+        connector = self.cache.connector
+        return super().tiers | ({connector.tier} if connector is not None else frozenset())
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -274,4 +293,5 @@ class TensorParallelPlan(StagedPlan):
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
         cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        return working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused)
+        blocks = self.block_moves.memory if self.block_moves is not None else ()
+        return *working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused), *blocks
