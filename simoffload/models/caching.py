@@ -41,6 +41,17 @@ class CacheForm(NamedTuple):
             return self.positions(context)
         return new_tokens if new_tokens > window else min(window, self.positions(context))
 
+    def seen(self, *, new_tokens: int, context: int, window: int | None) -> tuple[int, int]:
+        """Return the keys on which attention works, summed over the new tokens of a sequence, and the
+        positions that it reads.
+
+        In a cache of fixed size it works on all positions, those that the mask hides included.
+        """
+        held = self.held(new_tokens=new_tokens, context=context, window=window)
+        if self.room:
+            return new_tokens * held, held
+        return attended_keys(new_tokens=new_tokens, context=context, window=window), held
+
     def append_bytes(
         self, *, new_tokens: int, context: int, window: int | None, width: int, size: int
     ) -> float:
@@ -60,3 +71,17 @@ class CacheForm(NamedTuple):
 
 
 GROWING = CacheForm()
+
+
+def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -> int:
+    """Return the number of keys to which ``new_tokens`` tokens attend, summed; the last one's context is
+    ``context``.
+
+    Each token attends to all before it and to itself, at most to ``window``.
+    """
+    growing = new_tokens
+    if window is not None:
+        growing = min(new_tokens, max(0, window - (context - new_tokens)))
+    past = context - new_tokens
+    pairs_total = growing * past + growing * (growing + 1) // 2
+    return pairs_total + (new_tokens - growing) * (window or 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.models.caching import GROWING, CacheForm
+from simoffload.models.caching import GROWING, CacheForm, attended_keys
 from simoffload.models.modules import Attention, Module, activation
 from simoffload.models.shape import ModelShape
 
@@ -208,20 +208,6 @@ def linear_flops(module: Module) -> int:
     )
 
 
-def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -> int:
-    """Return the number of keys to which ``new_tokens`` tokens attend, summed; the last one's context is
-    ``context``.
-
-    Each token attends to all before it and to itself, at most to ``window``.
-    """
-    growing = new_tokens
-    if window is not None:
-        growing = min(new_tokens, max(0, window - (context - new_tokens)))
-    past = context - new_tokens
-    pairs_total = growing * past + growing * (growing + 1) // 2
-    return pairs_total + (new_tokens - growing) * (window or 0)
-
-
 def _vectors(shape: ModelShape, module: Module) -> int:
     """Return the elements that attention reads and writes for each token, without keys, values and scores.
 
@@ -255,11 +241,11 @@ def attention_kernels(
 
     The remaining bytes are those of rotation, scaling and the cache.
     """
-    number, new_tokens, _ = sequences
+    number, new_tokens, context = sequences
     heads = shape.num_attention_heads
     own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
 
-    keys, held = _seen(sequences, window, cache)
+    keys, held = cache.seen(new_tokens=new_tokens, context=context, window=window)
     element = cache.paged or shape.dtype_bytes
     vectors = number * shape.num_key_value_heads * shape.head_widths * held * element
     vectors += number * own * new_tokens * shape.dtype_bytes
@@ -286,21 +272,9 @@ def absorbed_kernels(shape: ModelShape, sequences: Sequences, cache: CacheForm =
     return ModuleCost(float(flops), float(vectors))
 
 
-def _seen(sequences: Sequences, window: int | None, cache: CacheForm) -> tuple[int, int]:
-    """Return the keys on which attention works, summed over the new tokens, and the positions that it reads.
-
-    In a cache of fixed size it works on all positions, those that the mask hides included.
-    """
-    _, new_tokens, context = sequences
-    held = cache.held(new_tokens=new_tokens, context=context, window=window)
-    if cache.room:
-        return new_tokens * held, held
-    return attended_keys(new_tokens=new_tokens, context=context, window=window), held
-
-
 def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> ModuleCost:
     batch, new_tokens, context = sequences
-    keys, held = _seen(sequences, module.window, cache)
+    keys, held = cache.seen(new_tokens=new_tokens, context=context, window=module.window)
     flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
     # The append moves the cache within HBM; the kernels read keys and values.
     appended = batch * cache.append_bytes(

@@ -1,0 +1,327 @@
+"""The key-value cache: what each pass moves, in which order, and how much memory it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.models import Sequences
+from simoffload.scenario import LoadedScenario, resolve
+
+BATCH, PROMPT = 4, 1000
+KINDS: dict[str, dict[str, Any]] = {
+    "resident": {"kind": "resident"},
+    "accelerate": {"kind": "accelerate", "device_map": "cuda"},
+    "zero_inference": {"kind": "zero_inference", "weights": "hbm"},
+}
+FAMILIES = {
+    "llama-2-7b": (32, 2 * 32 * 128 * 2),
+    "llama-3.1-8b": (32, 2 * 8 * 128 * 2),
+    "falcon-7b": (32, 2 * 1 * 64 * 2),
+    "deepseek-v2-lite": (27, (512 + 64) * 2),
+}
+"""Layers, and bytes of a token in one: multi-head, grouped-query, multi-query and latent attention."""
+OFFLOADED = {"tier": "dram"}
+STATIC = {"tier": "dram", "implementation": "static"}
+
+
+def text(*, model: str = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
+    work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
+    strategy = keys.pop("strategy", KINDS["resident"])
+    if (cache := keys.pop("cache", None)) is not None:
+        strategy = {**strategy, "kv_cache": cache}
+    content = {"name": "cached", "model": model, "platform": "dgx-h200", "workload": work | keys}
+    return yaml_text({**content, "strategy": strategy})
+
+
+def scenario(engine: dict[str, Any] | None = None, **keys: Any) -> LoadedScenario:
+    document = parse_yaml(text(**keys), name="s.yaml")
+    if engine:
+        document.data["engine"] = engine
+    return resolve(document)
+
+
+def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, str, int]]:
+    """Stream, kind, route and size of all operations of a pass of the first rank, in the order of writing."""
+    schedule = found.plan().step([batch]).schedule({})  # type: ignore[attr-defined]
+    return [
+        (schedule.streams[op.stream], op.kind, schedule.routes[op.route].name if op.size else "", op.size)
+        for block in schedule.blocks
+        for _ in range(block.repeat)
+        for op in block.ops
+    ]
+
+
+def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
+    """Bytes of the cache that a pass moves to the GPU and back."""
+    copies = [one for one in operations(found, Sequences(BATCH, new, context)) if one[1] == "copy"]
+    assert {one[2] for one in copies} <= {"host to GPU", "GPU to host"}
+    return tuple(sum(one[3] for one in copies if one[2] == way) for way in ("host to GPU", "GPU to host"))  # type: ignore[return-value]
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", FAMILIES)
+def test_a_step_moves_the_whole_cache_both_ways(model: str, kind: str) -> None:
+    """Each layer goes back with the new token; the last one fetches the first, which has it already."""
+    layers, width = FAMILIES[model]
+    found = scenario(model=model, strategy=KINDS[kind], cache=OFFLOADED)
+    token = BATCH * width
+    to_gpu, back = moved(found, new=1, context=PROMPT + 1)
+    assert back == layers * token * (PROMPT + 1)
+    assert to_gpu == token * ((layers - 1) * PROMPT + PROMPT + 1)
+    assert moved(found, new=PROMPT, context=PROMPT) == (token * PROMPT, layers * token * PROMPT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", FAMILIES)
+def test_a_static_cache_moves_all_its_room(model: str, kind: str) -> None:
+    layers, width = FAMILIES[model]
+    found = scenario(model=model, strategy=KINDS[kind], cache=STATIC, steps=24)
+    room = BATCH * width * (PROMPT + 24)
+    assert moved(found, new=1, context=PROMPT + 1) == (layers * room, layers * room)
+    assert moved(found, new=PROMPT, context=PROMPT) == (room, layers * room)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sliding_layers_move_their_window_or_stay(kind: str) -> None:
+    """``DynamicCache`` offloads them too, one token less than the window; ``StaticCache`` does not."""
+    token, prompt = BATCH * 2 * 8 * 256 * 2, 5000
+    keys = {"model": "gemma-2-9b", "strategy": KINDS[kind], "prompt_length": prompt}
+    growing = scenario(**keys, cache=OFFLOADED)
+    to_gpu, back = moved(growing, new=1, context=prompt + 1)
+    assert back == 21 * token * (4095 + prompt + 1)
+    assert to_gpu == 21 * token * (4095 + prompt), "layer 0 slides, so that it has no token more"
+    fixed = scenario(**keys, cache=STATIC)
+    assert moved(fixed, new=1, context=prompt + 1) == (21 * token * (prompt + 3),) * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_carry_what_is_moved(kind: str) -> None:
+    """The cable of the GPU carries the copies and nothing else."""
+    result: Any = so.simulate(scenario(strategy=KINDS[kind], cache=OFFLOADED))
+    decode = next(one for one in result.passes if one.name == "decode 1")
+    token = BATCH * 2 * 8 * 128 * 2
+    carried = {one.link: one.size for one in decode.links if "gpu0" in one.link and "<->" not in one.link}
+    assert sorted(carried.values()) == sorted([token * (32 * PROMPT + 1), token * 32 * (PROMPT + 1)])
+
+
+def test_every_rank_moves_its_heads() -> None:
+    """Under tensor parallelism two key-value heads are on each of four GPUs."""
+    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4}
+    token = BATCH * 2 * 2 * 128 * 2
+    _, back = moved(scenario(strategy=divided, cache=OFFLOADED), new=1, context=PROMPT + 1)
+    assert back == 32 * token * (PROMPT + 1)
+
+
+def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
+    """The prefetch stream is one of the first GPU."""
+    both = {
+        "kind": "accelerate",
+        "num_gpus": 2,
+        "device_map": "auto",
+        "max_memory": {"0": "8 GiB", "1": "12 GiB"},
+    }
+    found = scenario(strategy=both, cache=OFFLOADED)
+    copies = [one for one in operations(found, Sequences(BATCH, 1, PROMPT + 1)) if "host to GPU" in one[2]]
+    on = {
+        route: {stream for stream, _, way, _ in copies if way == route}
+        for route in {one[2] for one in copies}
+    }
+    assert on == {"host to GPU": {"cache"}, "host to GPU 1": {"compute"}}
+    assert len(copies) == 32
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_hbm_it_is_as_without_the_section(kind: str) -> None:
+    """To the picosecond and to the byte, and no copy is written."""
+    plain = so.simulate(scenario(strategy=KINDS[kind])).to_dict()
+    written = so.simulate(scenario(strategy=KINDS[kind], cache={"tier": "hbm"})).to_dict()
+    assert (plain["passes"], plain["capacity"]) == (written["passes"], written["capacity"])
+
+
+def test_the_period_of_a_long_context() -> None:
+    """max(t_cat + KV / down + t_attn + t_rest, KV / up) for each layer, with half of what the cable carries
+    both ways together, because both copies are of the same size."""
+    keys: dict[str, Any] = {"prompt_length": 30_000, "batch_size": 8, "steps": 1}
+    inside, outside = (
+        next(one for one in so.simulate(scenario(**keys, cache=cache)).passes if one.name == "decode 1")  # type: ignore[union-attr]
+        for cache in ({}, OFFLOADED)
+    )
+    cache = 8 * 30_001 * 32 * 2 * 8 * 128 * 2
+    gpu = scenario(**keys).machine.accelerator
+    joining = 2 * cache / gpu.hbm_rate
+    # While caches are joined, only the copy to the GPU runs; then both share 0.895 of both rates.
+    shared = 0.895 * (55.5e9 + 55.4e9)
+    ahead = 55.5e9 * joining
+    together = 2 * (cache - ahead) / shared
+    assert outside.time_s == pytest.approx(inside.time_s + together + ahead / 55.4e9, rel=0.01)
+    assert outside.time_s > inside.time_s + cache / 55.4e9, "the copy back is never hidden"
+
+
+def test_copies_of_the_cache_share_the_link_with_weights() -> None:
+    weights = {"kind": "zero_inference", "weights": "dram"}
+    plain, both = (
+        next(
+            one
+            for one in so.simulate(scenario(strategy=weights, cache=cache, batch_size=32)).passes
+            if one.name == "decode 1"
+        )  # type: ignore[union-attr]
+        for cache in ({}, OFFLOADED)
+    )
+    cache = 32 * PROMPT * 32 * 2 * 8 * 128 * 2
+    stored = scenario().model.weight_bytes - scenario().model.vocab_size * 4096 * 2  # rows of the embedding
+    assert both.time_s > plain.time_s + 0.5 * cache / 55.5e9
+    assert both.time_s >= (stored + cache) / 55.5e9
+
+
+def test_all_steps_of_a_static_cache_are_one() -> None:
+    """Nothing grows, so that one step is simulated; it takes as long as the last one of a growing cache,
+    less the joining."""
+    result: Any = so.simulate(scenario(cache=STATIC, steps=500))
+    assert [one.name for one in result.passes] == ["prefill", "decode 1"]
+    growing: Any = so.simulate(scenario(cache=OFFLOADED, steps=500))
+    assert result.passes[1].time_s < growing.passes[-1].time_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cache", [OFFLOADED, STATIC], ids=["dynamic", "static"])
+def test_shortcuts_change_nothing(kind: str, cache: dict[str, Any]) -> None:
+    """Steady states, and steps that are derived from others, which move more bytes."""
+    checked = dict.fromkeys(("steady_state", "rank_symmetry", "decode_extrapolation"), "verify")
+    so.simulate(scenario(engine=checked, strategy=KINDS[kind], cache=cache, steps=40))
+
+
+def test_a_quantized_cache_is_decoded_in_every_step() -> None:
+    """0.5625 B of an element are read and 2 B written, and after 128 tokens 2 B read and 0.5625 B written."""
+    keys: dict[str, Any] = {"batch_size": 16, "prompt_length": 8000, "steps": 1}
+    found = [scenario(**keys, cache=cache).plan() for cache in ({}, {"format": "int4"}, {"format": "fp8"})]
+    times = [
+        sum(one.durations(one.forward("decode", 1, 8001)))
+        for one in found  # type: ignore[attr-defined]
+    ]
+    rate = found[0].machine.accelerator.hbm_rate
+    elements = 16 * 8001 * 2 * 8 * 128
+    assert times[1] - times[0] == pytest.approx(1e12 * elements * (2.5625 + 2.5625 / 128) / rate, rel=1e-4)
+    assert times[2] - times[0] == pytest.approx(1e12 * elements * 17 / rate, rel=1e-4)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def terms(**keys: Any) -> dict[tuple[str, str], int]:
+    (stage,) = scenario(**keys).plan().memory_stages
+    return {(one.tier, one.name): one.size for one in stage.terms}
+
+
+def test_host_memory_is_pinned_in_powers_of_two() -> None:
+    """Keys of the prompt are 128 MiB in each of 32 layers, and those of one token more need 256 MiB, twice: a
+    pass writes new tensors while those of the pass before are read."""
+    keys: dict[str, Any] = {"batch_size": 16, "prompt_length": 4096}
+    found = terms(**keys, cache=OFFLOADED)
+    layer = 2 * 16 * 8 * 128 * 2 * 4099
+    assert found["dram", "key-value cache"] == 32 * layer
+    assert found["dram", "rounding of pinned allocations"] == 64 * (256 << 20) - 32 * layer
+    assert found["dram", "pinned blocks of earlier passes"] == 64 * (384 << 20)
+    assert found["hbm", "key-value cache of two layers"] == 2 * layer
+    assert found["hbm", "joined keys and values of a layer"] == layer
+    fixed = terms(**keys, cache=STATIC)
+    assert fixed["dram", "pinned blocks of earlier passes"] == 64 * (256 << 20)
+    assert ("hbm", "joined keys and values of a layer") not in fixed
+
+
+def test_every_process_of_a_host_has_its_cache() -> None:
+    one, four = (
+        terms(strategy={"kind": "resident", "ranks": ranks}, cache=OFFLOADED)["dram", "key-value cache"]
+        for ranks in (1, 4)
+    )
+    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4}
+    assert four == 4 * one == 4 * terms(strategy=divided, cache=OFFLOADED)["dram", "key-value cache"]
+
+
+def test_a_quantized_cache_keeps_the_last_tokens() -> None:
+    plain, four, two, eight = (
+        terms(cache=cache, steps=200)["hbm", "key-value cache"]
+        for cache in ({}, {"format": "int4"}, {"format": "int2"}, {"format": "fp8"})
+    )
+    assert (four, two, eight) == (plain * 0.5625 / 2, plain * 0.3125 / 2, plain / 2)
+    recent = terms(cache={"format": "int4"}, steps=200)["hbm", "tokens that are not quantized yet"]
+    assert recent == 128 * BATCH * 32 * 2 * 8 * 128 * 2
+    paged = {"kind": "tensor_parallel", "compiled": True}
+    assert terms(strategy=paged, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
+
+
+def test_fit_counts_the_cache_where_it_is() -> None:
+    """A cache that does not fit a GPU fits host memory."""
+    keys: dict[str, Any] = {"batch_size": 16, "prompt_length": 60_000}
+    uses = [
+        {one.tier: one.fits for one in so.simulate(scenario(**keys, cache=cache)).capacity}
+        for cache in ({}, OFFLOADED)
+    ]
+    assert [one["hbm"] for one in uses] == [False, True]
+    assert uses[1]["dram"]
+
+
+# -- mistakes ------------------------------------------------------------------------------------
+
+VLLM = {"kind": "vllm_cpu_offload"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "message"),
+    [
+        ({"cache": {"tier": "attic"}}, "tier", 'no tier "attic" on platform "dgx-h200"'),
+        ({"cache": {"tier": "raid"}}, "tier", "transformers keeps no cache there; use hbm or dram"),
+        ({"cache": OFFLOADED, "strategy": VLLM}, "tier", "vLLM keeps no cache there; use hbm"),
+        ({"cache": {"format": "int8"}}, "format", "has no cache of this format; use fp8 or int4 or int2"),
+        ({"cache": {"format": "int3"}}, "format", "must be"),
+        ({"cache": {"format": "int4", "tier": "dram"}}, "tier", "stays on the GPU; set it to hbm"),
+        ({"cache": {"format": "int4", "implementation": "static"}}, "implementation", "set it to dynamic"),
+        ({"cache": {"format": "int4"}, "model": "gemma-2-9b"}, "format", "sliding layers"),
+        ({"cache": {"implementation": "ring"}}, "implementation", "must be"),
+        ({"cache": STATIC, "strategy": VLLM}, "tier", "vLLM"),
+        ({"cache": {"implementation": "static"}, "strategy": VLLM}, "implementation", "leave it out"),
+        ({"cache": {"size": 4}}, "size", "unknown key"),
+    ],
+)
+def test_mistakes_are_one_line(
+    keys: dict[str, Any], key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With file, line, key and value, and with what is valid."""
+    file = tmp_path / "s.yaml"
+    file.write_text(text(**keys))
+    assert main(["run", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    number = next(
+        at
+        for at, one in enumerate(file.read_text().splitlines(), 1)
+        if one.strip().startswith(f"{key}:") and at > 8
+    )
+    assert f"s.yaml:{number}:" in line
+    assert f"strategy.kv_cache.{key}:" in line
+    assert message in line
+
+
+def test_contexts_beyond_the_positions_are_noticed() -> None:
+    """As without the section: the model was not trained for them."""
+    result = so.simulate(scenario(model="llama-2-7b", prompt_length=4096, cache=STATIC))
+    assert any("4099" in one and "4096" in one for one in result.warnings)
+
+
+def test_training_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = {"kind": "training", "batch_size": 1, "sequence_length": 128}
+    content = {"name": "t", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml_text({**content, "strategy": {"kind": "resident", "kv_cache": OFFLOADED}}))
+    assert main(["run", str(file)]) == 2
+    assert "training keeps no cache" in capsys.readouterr().err
