@@ -14,7 +14,7 @@ from simoffload.results import InferenceResult, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase
-from simoffload.strategies.stage_writer import StagedPlan
+from simoffload.strategies.tensor_parallel import TensorParallelPlan
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 
 _ENOUGH = 1.05
@@ -59,8 +59,8 @@ class PrefixLoading:
         ratio = max(self.loaded_s, self.computed_s) / min(self.loaded_s, self.computed_s)
         first = (
             f"{'loading' if self.loads else 'computing'} the prefix is {format_number(ratio)} times as fast: "
-            f"the first token comes after {format_seconds(self.loaded_s)} with {format_bytes(self.size)} loaded "
-            f"from {self.tier}, after {format_seconds(self.computed_s)} with all of the prompt computed"
+            f"the first token comes after {format_seconds(self.loaded_s)} with {format_bytes(self.size)} "
+            f"loaded from {self.tier}, after {format_seconds(self.computed_s)} with all computed"
         )
         own = f"each host loads at {format_rate(self.rate)}"
         even = f"from {format_rate(self.break_even)} on loading is faster than computing"
@@ -90,7 +90,7 @@ def prefix_loading(scenario: ScenarioSource, *, evaluator: Evaluator | None = No
         return None
     key = "strategy.kv_cache.connector.prefix"
     _, other = evaluator.answer(Edit.at(key, 0))
-    plan, computed = cast("StagedPlan", evaluator.plan), cast("InferenceResult", other)
+    plan, computed = cast("TensorParallelPlan", evaluator.plan), cast("InferenceResult", other)
     runner = Runner(evaluator.scenario, keep=False, progress=None)
 
     def ttft_s(rate: int) -> float:

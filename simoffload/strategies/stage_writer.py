@@ -125,11 +125,15 @@ class PassWriter:
         self._blocks.begin(forward)
 
     def _await_blocks(self, layer: int) -> None:
-        """Let the next operation of the GPU wait for the blocks of a layer, or of all layers."""
+        """Let the next operation of the GPU wait for the blocks of a layer, or the host for those of all."""
         after = self._dependencies(COMPUTE) if self._blocks.layerwise else ()
         loaded = self._blocks.awaited(self._number, layer, after)
-        if loaded is not None:
-            self._awaited.append((self._stream(self._first_of_blocks + LOAD), loaded, -1))
+        load = self._stream(self._first_of_blocks + LOAD)
+        if loaded is not None and self._blocks.layerwise:
+            self._awaited.append((load, loaded, -1))
+        elif loaded is not None:  # the request is scheduled when all of its prefix is there
+            after = (self._builder.after(load, loaded),)
+            self._builder.add(Op("hook", "blocks", self._stream(HOST), after=after))
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers is written
