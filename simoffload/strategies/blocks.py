@@ -105,11 +105,11 @@ class BlockMoves:
     @property
     def _staging(self) -> int:
         """Pinned buffers of a GPU, two in each direction [B]."""
-        whole = self.connector.layerwise
+        at_once = self.connector.layerwise
         return sum(
             max(
                 (
-                    2 * one.size * (one.number if whole else portion(one))
+                    2 * one.size * (one.number if at_once else portion(one))
                     for number in range(len(self.stages))
                     for one in of(number)
                 ),
@@ -150,7 +150,7 @@ class BlockWriter:
     machine: Machine
     connector: Connector
     gpus: Sequence[int]
-    """GPUs of the stage."""
+    """GPUs whose operations are written: those of the stage."""
     hops: Callable[[list[Path]], tuple[Hops, ...]]
     """Function from the paths of these GPUs to the hops of all ranks."""
     stream: int
@@ -185,13 +185,13 @@ class BlockWriter:
     def _move(self, blocks: Blocks, after: tuple[Dependency, ...], *, near: int, far: int) -> int:
         if not self.connector.staged(self.machine):
             return self._transfer(near, blocks, after)
-        ways = (far, near) if near == LOAD else (near, far)
+        halves = (far, near) if near == LOAD else (near, far)
         number = -1
         for part in [blocks] if self.connector.layerwise else portions(blocks):
             self.builder.segment("blocks")
             # A buffer is free again when the transfer before the last one has left it.
-            self._transfer(ways[0], part, (*after, Dependency(self.stream + ways[1], 1)))
-            number = self._transfer(ways[1], part, (Dependency(self.stream + ways[0]),))
+            self._transfer(halves[0], part, (*after, Dependency(self.stream + halves[1], 1)))
+            number = self._transfer(halves[1], part, (Dependency(self.stream + halves[0]),))
         return number
 
     def _transfer(self, way: int, blocks: Blocks, after: tuple[Dependency, ...]) -> int:

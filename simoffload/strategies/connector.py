@@ -119,17 +119,17 @@ def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: 
 
     Of a sliding layer they are those with tokens in its window. ``element`` is the size of a number [B].
     """
-    return _moved(one, part, sequences, one.loaded, element=element, windows=True)
+    return _blocks_of(one, part, sequences, one.loaded, element=element, windows=True)
 
 
 def stored_blocks(
     one: Connector, part: ModelShape, sequences: int, *, first: int, last: int, element: int
 ) -> tuple[Blocks, ...]:
     """Return the blocks from token ``first`` to ``last`` of each sequence, as they are on the tier."""
-    return _moved(one, part, sequences, last - first, element=element, windows=False)
+    return _blocks_of(one, part, sequences, last - first, element=element, windows=False)
 
 
-def _moved(
+def _blocks_of(
     one: Connector, part: ModelShape, sequences: int, tokens: int, *, element: int, windows: bool
 ) -> tuple[Blocks, ...]:
     number = tokens // one.block_tokens
@@ -193,5 +193,5 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
 
 def file_rate(path: Path, blocks: Blocks) -> int:
     """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
-    whole = path.curve.rate(blocks.total)
-    return min(whole, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))
+    one_file = path.curve.rate(blocks.total)
+    return min(one_file, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))

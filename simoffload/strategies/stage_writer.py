@@ -380,7 +380,7 @@ class StagedPlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Traffic of blocks."""
+        """Facts of the plan: the traffic of blocks."""
         return Facts(traffic=(self.block_moves.traffic,)) if self.block_moves is not None else Facts()
 
     @property
