@@ -193,5 +193,5 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
 
 def file_rate(path: Path, blocks: Blocks) -> int:
     """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
-    one_file = path.curve.rate(blocks.total)
-    return min(one_file, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))
+    limit = path.curve.rate(blocks.total)
+    return min(limit, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))
