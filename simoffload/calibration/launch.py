@@ -16,10 +16,11 @@ from simoffload import __version__
 from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import missing_packages, run_ranks, thread_environment
-from simoffload.calibration.runs import CalibrationRun
+from simoffload.calibration.runs import CalibrationRun, RunRequest
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
+from simoffload.strategies.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 
 __all__ = [
@@ -274,10 +275,16 @@ def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any
         "dtype": case.dtype,
         "ranks": case.ranks,
         "ds_config": None if case.ds_config is None else dict(case.ds_config),
-        "strategy": None if case.ds_config is not None else request.strategy.model_dump(mode="json"),
+        "strategy": None if case.ds_config is not None else _section(request),
+        "kv_cache": None if request.strategy.kv_cache == DEFAULT else request.strategy.kv_cache.model_dump(),
         "homes": None if case.homes is None else dict(case.homes),
         "trace": trace,
     }
+
+
+def _section(request: RunRequest) -> dict[str, Any]:
+    """Return the strategy of a run without that of its cache, which runs under DeepSpeed have, too."""
+    return request.strategy.model_dump(mode="json", exclude={"kv_cache"})
 
 
 def _collect(cases: Sequence[CalibrationRun], work_folder: Path) -> dict[int, dict[str, Any]]:

@@ -15,7 +15,7 @@ import transformers
 from simoffload.calibration.child import combined, synchronize
 from simoffload.models.families import FAMILIES
 
-__all__ = ["TimedPasses", "architecture", "configuration", "generation", "run_facts"]
+__all__ = ["TimedPasses", "architecture", "configuration", "generation", "new_cache", "run_facts"]
 
 
 class TimedPasses:
@@ -64,7 +64,7 @@ def generation(
     work = case["workload"]
     shape = (work["batch_size"], work["prompt_length"])
     tokens = torch.randint(0, case["hf_config"]["vocab_size"], shape, device=device)
-    state: dict[str, Any] = {"tokens": tokens, "cache": None}
+    state: dict[str, Any] = {"tokens": tokens, "cache": new_cache(model, case)}
     last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
     more = {"logits_to_keep": 1} if last_only else {}
     run = call or model
@@ -77,10 +77,35 @@ def generation(
     return step
 
 
+def new_cache(model: torch.nn.Module, case: Mapping[str, Any]) -> Any:
+    """Return the empty cache that ``generate`` would make for the case's section ``kv_cache``; None for the
+    default one, which the model makes.
+
+    Source: ``_prepare_cache_for_generation`` in generation/utils.py of transformers 5.23.
+    """
+    section, work = case.get("kv_cache"), case["workload"]
+    if section is None:
+        return None
+    config: Any = model.config
+    config = config.get_text_config(decoder=True)
+    if section["format"] is not None:
+        backend = {"backend": "fp8"} if section["format"] == "fp8" else {"backend": "quanto"}
+        bits = {} if section["format"] == "fp8" else {"nbits": int(section["format"].removeprefix("int"))}
+        return transformers.QuantizedCache(**backend, config=config, **bits)
+    offloading = section["tier"] not in ("hbm", "gpu")
+    if section["implementation"] == "static":
+        room = work["prompt_length"] + work["output_length"] - 1
+        return transformers.StaticCache(config=config, max_cache_len=room, offloading=offloading)
+    return transformers.DynamicCache(config=config, offloading=offloading)
+
+
+_FACTS = ("name", "model", "workload", "ds_config", "strategy", "kv_cache")
+
+
 def run_facts(case: Mapping[str, Any], model: torch.nn.Module, *, ranks: int) -> dict[str, Any]:
     """Return what a record states of a run besides its times, as plain values."""
     memory = {"hbm_peak": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
-    facts = {key: case[key] for key in ("name", "model", "workload", "ds_config", "strategy") if case[key]}
+    facts = {key: case[key] for key in _FACTS if case.get(key)}
     return {
         **facts,
         "ranks": ranks,

@@ -126,6 +126,8 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
                 equipment["tiers"] = {_UNKNOWN_DISK: {"profile": _ANY_DRIVE, "at": ["cpu"]}}
     elif within.deepspeed is not None:
         strategy["deepspeed_version"] = within.deepspeed
+    if run.kv_cache is not None:
+        strategy["kv_cache"] = run.kv_cache
     if run.training and run.threads is not None:
         strategy["cpu_threads"] = run.threads.omp
     if run.training and run.optimizer == "nvme":

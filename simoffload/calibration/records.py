@@ -120,6 +120,8 @@ class RecordedRun(_Part):
     ds_config: dict[str, Any] | None = None
     strategy: dict[str, Any] | None = None
     """The section ``strategy`` of a scenario, for a run without DeepSpeed."""
+    kv_cache: dict[str, Any] | None = None
+    """The section ``kv_cache`` of the strategy; None for the default."""
     attention: str | None = None
     """The implementation of attention that ran, by its name in transformers."""
     threads: Threads | None = None

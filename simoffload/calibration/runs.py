@@ -11,10 +11,11 @@ from pydantic import Field
 
 from simoffload.documents import Document, Frozen, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
-from simoffload.models import ModelSpec
+from simoffload.models import ModelShape, ModelSpec
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.device_map import ModuleTree
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, KvCache
 from simoffload.strategies.tensor_parallel import TensorParallel
 from simoffload.workload import Computation, Training
 
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
+_KINDS = {"hbm": "hbm", "gpu": "hbm", "dram": "dram", "cpu": "dram"}
+"""The kinds of tiers on which transformers keeps a cache, by the names that a run may give them."""
 _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "dataset")
 """The keys of a scenario that a run on a real machine does not use."""
 
@@ -40,6 +43,7 @@ class _ZeroInference(Frozen):
     ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
     weights: Literal["hbm", "gpu", "dram", "cpu", "nvme"] | None = None
     ds_config: dict[str, Any] = Field(default_factory=dict)
+    kv_cache: KvCache = DEFAULT
     deepspeed_version: str | None = None
     """A version that is accepted but not used, because the installed version runs."""
 
@@ -203,6 +207,7 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
         raise InputError([document.problem((*at, "model"), text)])
     _check_length(document, at, checked, shape.max_position_embeddings)
     settings = checked.strategy
+    _check_cache(document, at, checked, shape)
     config, homes = None, None
     if isinstance(settings, _ZeroInference):
         config = _zero_config(document, at, checked, settings)
@@ -224,6 +229,26 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
         ds_config=config,
         homes=homes,
     )
+
+
+def _check_cache(
+    document: Document, at: tuple[str | int, ...], checked: RunRequest, shape: ModelShape
+) -> None:
+    """Refuse a cache that transformers does not have, and one of a run that generates nothing."""
+    cache, place = checked.strategy.kv_cache, (*at, "strategy", "kv_cache")
+    if cache == DEFAULT:
+        return
+    if isinstance(checked.workload, Training):
+        raise InputError([document.problem(place, "training keeps no cache; remove the section")])
+    if (kind := _KINDS.get(cache.tier)) is None:
+        text = f'"{cache.tier}" is not possible: transformers keeps no cache there; use hbm or dram'
+        raise InputError([document.problem((*place, "tier"), text)])
+    try:
+        cache.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape)
+    except InputError as error:
+        keys = ((*place, *one.key.split(".")[2:]) for one in error.problems)
+        found = zip(keys, error.problems, strict=True)
+        raise InputError([document.problem(key, one.message) for key, one in found]) from None
 
 
 def _zero_config(

@@ -41,16 +41,19 @@ class CacheForm(NamedTuple):
             return self.positions(context)
         return new_tokens if new_tokens > window else min(window, self.positions(context))
 
-    def seen(self, *, new_tokens: int, context: int, window: int | None) -> tuple[int, int]:
+    def seen(self, *, new_tokens: int, context: int, window: int | None, fused: bool) -> tuple[int, int]:
         """Return the keys on which attention works, summed over the new tokens of a sequence, and the
         positions that it reads.
 
-        In a cache of fixed size it works on all positions, those that the mask hides included.
+        In a cache of fixed size it works on all positions, those that the mask hides included. Fused kernels
+        (``sdpa``) get a prompt without the empty positions (integrations/sdpa_attention.py).
         """
         held = self.held(new_tokens=new_tokens, context=context, window=window)
-        if self.room:
-            return new_tokens * held, held
-        return attended_keys(new_tokens=new_tokens, context=context, window=window), held
+        if not self.room:
+            return attended_keys(new_tokens=new_tokens, context=context, window=window), held
+        if fused and window is None and new_tokens == context:
+            return attended_keys(new_tokens=new_tokens, context=context), context
+        return new_tokens * held, held
 
     def append_bytes(
         self, *, new_tokens: int, context: int, window: int | None, width: int, size: int

@@ -245,7 +245,9 @@ def attention_kernels(
     heads = shape.num_attention_heads
     own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
 
-    keys, held = cache.seen(new_tokens=new_tokens, context=context, window=window)
+    keys, held = cache.seen(
+        new_tokens=new_tokens, context=context, window=window, fused=shape.attention == "sdpa"
+    )
     element = cache.paged or shape.dtype_bytes
     vectors = number * shape.num_key_value_heads * shape.head_widths * held * element
     vectors += number * own * new_tokens * shape.dtype_bytes
@@ -274,7 +276,9 @@ def absorbed_kernels(shape: ModelShape, sequences: Sequences, cache: CacheForm =
 
 def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> ModuleCost:
     batch, new_tokens, context = sequences
-    keys, held = cache.seen(new_tokens=new_tokens, context=context, window=module.window)
+    keys, held = cache.seen(
+        new_tokens=new_tokens, context=context, window=module.window, fused=shape.attention == "sdpa"
+    )
     flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
     # The append moves the cache within HBM; the kernels read keys and values.
     appended = batch * cache.append_bytes(

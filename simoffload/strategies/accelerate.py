@@ -276,7 +276,7 @@ class Accelerate(CachingStrategy):
     def exports(self, plan: Any) -> dict[str, Any]:
         """Return the script that loads the model in this way, as ``accelerate.py``."""
         assert isinstance(plan, AcceleratePlan)
-        return {"accelerate.py": self._script(plan)}
+        return {"accelerate.py": self._script(plan), **self.generation_config()}
 
     def _script(self, plan: AcceleratePlan) -> str:
         """Return the lines of the script."""

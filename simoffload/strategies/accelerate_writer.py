@@ -144,16 +144,16 @@ class AccelerateWriter(StreamWriter):
         if update is None:
             self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
             return
-        moved, to = update
+        own, to = update
         prefetch = len(self.builder.written) - 1
         fetching = prefetch if to == self._plan.main else 1 + to
         write_update(
             self.builder,
-            moved,
+            own,
             CacheStreams(HOST, 1 + gpu, prefetch, fetching),
             partial(self._cache_copies, gpu, to),
             label=label,
-            joining=self.timing.joining(moved.joined, duration),
+            joining=self.timing.joining(own.joined, duration),
             duration=duration,
         )
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from simoffload.models import Layer, ModelShape, Sequences
@@ -48,9 +47,9 @@ def layer_updates(
     layers = part.layers
     if not cache.offloaded:
         return (None,) * len(layers)
-    moved = [number for number, layer in enumerate(layers) if not (cache.static and _window(layer))]
+    offloaded = [number for number, layer in enumerate(layers) if not (cache.static and _window(layer))]
     found: list[LayerUpdate | None] = [None] * len(layers)
-    for number, following in zip(moved, (*moved[1:], *moved[:1]), strict=True):
+    for number, following in zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True):
         again = following <= number  # the first layer, which this pass has updated already
         before = [one.context if again else one.context - one.new_tokens for one in batch]
         found[number] = LayerUpdate(
@@ -210,13 +209,14 @@ def _offloaded_memory(
     """
     sizes = _tensors(cache, part, workload)
     moves = [not (cache.static and _window(layer)) for layer in part.layers]
-    moved = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
-    most = max((a + b for a, b in pairwise((*moved, moved[0]))), default=0)
-    found = [cache_term("hbm", most if len(moved) > 1 else sum(moved), name="key-value cache of two layers")]
-    if kept := sum(map(sum, sizes)) - sum(moved):
+    offloaded = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
+    pairs = zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True)
+    most = max((one + following for one, following in pairs), default=0)
+    found = [cache_term("hbm", min(most, sum(offloaded)), name="key-value cache of two layers")]
+    if kept := sum(map(sum, sizes)) - sum(offloaded):
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
     if not cache.static:
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(moved)))
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(offloaded, default=0)))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     pool = sum(

@@ -6,7 +6,7 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -122,6 +122,11 @@ class KvCache(Frozen):
         if machine.tiers[self.tier].kind not in engine.tiers:
             names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
             raise _refused("tier", self.tier, names, f"{engine.program} keeps no cache there")
+        self.check(engine, model)
+        return self
+
+    def check(self, engine: CacheEngine, model: ModelShape) -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have."""
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise _refused("format", self.format, engine.formats, why)
@@ -136,9 +141,11 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
+        if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
+            text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
+            raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
         if self.format is not None and engine.implementations:
             _check_quantized(self, model)
-        return self
 
     @property
     def residual(self) -> int:
@@ -181,6 +188,22 @@ class CachingStrategy(Strategy):
     def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program does not have."""
         return self.kv_cache.checked(self.cache_engine, model, machine)
+
+    def generation_config(self) -> dict[str, Any]:
+        """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
+        the default cache."""
+        cache, content = self.kv_cache, dict[str, Any]()
+        if self.cache_engine is not TRANSFORMERS or cache in (DEFAULT, KvCache(implementation="dynamic")):
+            return {}
+        if cache.format is not None:
+            bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}
+            backend = "fp8" if cache.format == "fp8" else "quanto"
+            content = {"cache_implementation": "quantized", "cache_config": {"backend": backend, **bits}}
+        elif cache.static:
+            content = {"cache_implementation": "offloaded_static" if cache.offloaded else "static"}
+        elif cache.offloaded:
+            content = {"cache_implementation": "offloaded"}
+        return {"generation_config.json": content} if content else {}
 
     @classmethod
     def tier_paths(cls) -> dict[str, TierChoice]:

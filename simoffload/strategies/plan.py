@@ -157,11 +157,11 @@ class InferencePlan(Plan):
                 "decode",
                 steps,
                 lambda number: self._phase(decode(number), "decode"),
-                lambda number: (*self.durations(decode(number)), *self._moved(decode(number))),
+                lambda number: (*self.durations(decode(number)), *self._cache_transfers(decode(number))),
             ),
         )
 
-    def _moved(self, forward: ForwardPass) -> tuple[int, ...]:
+    def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""
         if not self.cache.offloaded:
             return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -34,6 +34,15 @@ class Resident(CachingStrategy):
     placement_words: ClassVar = "a whole copy of {} in each GPU"
 
     kind: Literal["resident"] = "resident"
+
+    @property
+    def program(self) -> str:
+        """Program that reads the exported file."""
+        return "transformers" if self.generation_config() else ""
+
+    def exports(self, _plan: Plan) -> dict[str, Any]:
+        """Return the file with which transformers makes the cache."""
+        return self.generation_config()
 
     def places(self, _machine: Machine) -> Placement:
         """Return HBM as the place of all states."""

@@ -183,7 +183,7 @@ class TensorParallel(DividedStrategy):
         if not self._uses_vllm and (self.ranks == 1 or model.traits.tensor_plan):
             name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
-            return {"tensor_parallel.py": program}
+            return {"tensor_parallel.py": program, **self.generation_config()}
         assert isinstance(plan, TensorParallelPlan)
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
 
@@ -243,6 +243,8 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
     if _UTILIZATION < (filled := _filled(plan)) <= 1:
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
+    if plan.cache.format is not None:
+        options.append(f"--kv-cache-dtype {plan.cache.format}")
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")

@@ -129,7 +129,8 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        return {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
+        config = inference_config(self.ds_config, plan.placement.settings, work)
+        return {FILE: config, **self.generation_config()}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ EXPERTS = MODEL | {
 }
 WORK = {"kind": "inference", "batch_size": 2, "prompt_length": 8, "output_length": 3}
 INT4 = {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
+STATIC = {"implementation": "static"}
+"""Caches in host memory need CUDA: streams, and pinned memory."""
 ZERO = {"stage": 3, "offload_param": {"device": "cpu"}}
 STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offloaded to memory": (MODEL, {"kind": "accelerate", "device_map": "cpu"}),
@@ -52,6 +54,9 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"ds_config": {"zero_optimization": ZERO, "weight_quantization": {"quantized_initialization": INT4}}},
     ),
     "experts": (EXPERTS, {"ds_config": {"zero_optimization": ZERO}}),
+    "static cache": (MODEL, {"kind": "accelerate", "device_map": "cuda", "kv_cache": STATIC}),
+    "static cache under ZeRO-3": (MODEL, {"ds_config": {"zero_optimization": ZERO}, "kv_cache": STATIC}),
+    "8-bit cache": (MODEL, {"kind": "accelerate", "device_map": "cuda", "kv_cache": {"format": "fp8"}}),
 }
 
 

@@ -139,6 +139,11 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
     assert len(copies) == 32
 
 
+def test_a_gpu_without_layers_has_no_cache() -> None:
+    empty = {"kind": "accelerate", "num_gpus": 2, "device_map": {"": 0}}
+    so.simulate(scenario(strategy=empty, cache=OFFLOADED))
+
+
 # -- times ---------------------------------------------------------------------------------------
 
 
@@ -289,6 +294,7 @@ VLLM = {"kind": "vllm_cpu_offload"}
         ({"cache": {"format": "int4", "implementation": "static"}}, "implementation", "set it to dynamic"),
         ({"cache": {"format": "int4"}, "model": "gemma-2-9b"}, "format", "sliding layers"),
         ({"cache": {"implementation": "ring"}}, "implementation", "must be"),
+        ({"cache": STATIC, "model": "mistral-7b-v0.1"}, "implementation", "set it to dynamic"),
         ({"cache": STATIC, "strategy": VLLM}, "tier", "vLLM"),
         ({"cache": {"implementation": "static"}, "strategy": VLLM}, "implementation", "leave it out"),
         ({"cache": {"size": 4}}, "size", "unknown key"),

@@ -55,12 +55,12 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
     """Return the sections that explain a result: storage bandwidth, prefixes that are loaded, and sensitivity
     to inputs."""
-    prefix = explanation.prefix
-    return (
-        _bandwidth(explanation.storage),
-        *([ReportSection("Load or compute the prefix", prefix.sentences)] if prefix is not None else []),
-        _sensitivity(explanation.sensitivity),
-    )
+    sensitive = _sensitivity(explanation.sensitivity)
+    if explanation.prefix is None:
+        return _bandwidth(explanation.storage), sensitive
+    own = ReportSection("Load or compute the prefix", explanation.prefix.sentences)
+    curve = explanation.storage
+    return (own, sensitive) if curve is None else (_bandwidth(curve), own, sensitive)
 
 
 def _bandwidth(curve: StorageCurve | None) -> ReportSection:
