@@ -29,6 +29,8 @@ from simoffload.workload import Inference
 if TYPE_CHECKING:
     from simoffload.strategies.stage_writer import Degrees
 
+BLOCK_TERMS = ("blocks of the prefixes", "new blocks")
+"""Names of the memory of blocks on their tier."""
 _STAGING = "pinned buffers of blocks"
 
 
@@ -94,7 +96,7 @@ class BlockMoves:
         remedy = "lower strategy.kv_cache.connector.prefix or batch_size"
         found = [
             MemoryTerm(one.tier, name, -(-size // hosts), pinned=in_memory, remedy=remedy)
-            for name, size in (("blocks of the prefixes", known), ("new blocks", new))
+            for name, size in zip(BLOCK_TERMS, (known, new), strict=True)
             if size
         ]
         if one.staged(machine):

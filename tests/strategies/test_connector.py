@@ -291,3 +291,13 @@ def test_sizes_of_the_catalogue_agree() -> None:
     (blocks,) = moves(scenario(batch=1)).loads(0)
     assert blocks.size == model.kv_cache_bytes(batch=1, tokens=16)
     assert Fraction(blocks.total, blocks.size) == blocks.number == PREFIX // 16
+
+
+def test_the_exported_command_reserves_host_memory_for_blocks() -> None:
+    def command(**keys: Any) -> str:
+        text: str = simulated(**keys).provenance.exports["vllm-serve.sh"]
+        return text
+
+    assert "--kv-offloading-size 1 \\\n  --kv-offloading-backend native" in command()
+    assert "--kv-offloading-backend lmcache" in command(block_tokens=256)
+    assert "kv-offloading" not in command(tier="raid")
