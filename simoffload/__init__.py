@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
+    from simoffload.planning.prefix import prefix_loading
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.report.html import write_comparison, write_report
@@ -58,6 +59,7 @@ __all__ = [
     "machines_needed",
     "on_targets",
     "parse_service",
+    "prefix_loading",
     "search_catalogue",
     "sensitivity",
     "simulate",
@@ -101,6 +103,7 @@ _HOME = {
     "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.compare",
     "parse_service": "simoffload.planning.advise",
+    "prefix_loading": "simoffload.planning.prefix",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.planning.published_ratios import PublishedRatio
 from simoffload.results.checkpoint import CheckpointResult
@@ -215,6 +215,11 @@ def _traffic_per_parameter(result: SimulationResult, size: Callable[[StorageTraf
     return sum(map(size, traffic)) / result.parameters
 
 
+def _blocks(result: SimulationResult) -> Any:
+    """Return the result of a scenario with a connector of the cache."""
+    return result
+
+
 RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
     **{
         name: _named(name)
@@ -225,6 +230,14 @@ RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
         (result.metrics()["decode_tokens_per_s"] or 0.0) / result.ranks
     ),
     "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
+    "kv_load_ms": lambda result: 1e3 * _blocks(result).load.time_s,
+    "kv_load_gb_per_s": lambda result: (
+        sum(one.read for one in _blocks(result).traffic) / _blocks(result).load.time_s / 1e9
+    ),
+    "kv_both_ways_gb_per_s": lambda result: (
+        sum(one.read + one.written for one in _blocks(result).traffic) / _blocks(result).load.time_s / 1e9
+    ),
+    "ttft_and_store_ms": lambda result: 1e3 * (_blocks(result).prefill.time_s + _blocks(result).store.time_s),
     "e2e_days": lambda result: (result.metrics()["e2e_s"] or 0.0) / 86_400,
     "gib_per_s": _until_it_returns,
     "read_b_per_parameter": lambda result: _traffic_per_parameter(result, lambda traffic: traffic.read),

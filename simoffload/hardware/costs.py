@@ -17,7 +17,7 @@ from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Origin, Share, Sourced, Text
 from simoffload.units import PositiveBytes, Watts
 
-DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof")
+DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof", "remote")
 """Kinds of profiles that have costs; a RAID costs what its drives cost."""
 
 _DETAILED = "{value: 6900, origin: estimate, source: a quote, date: 2026-11-21}"

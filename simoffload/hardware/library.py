@@ -27,7 +27,7 @@ from simoffload.errors import InputError
 from simoffload.hardware.costs import Costs
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
-from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
+from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
 from simoffload.hardware.wiring import PlatformProfile
 from simoffload.shipped import shipped_folder
 
@@ -44,6 +44,7 @@ KINDS: dict[str, type[Profile]] = {
     "nfs": Nfs,
     "pfs": Pfs,
     "nvmeof": NvmeOf,
+    "remote": RemoteMemory,
     "platform": PlatformProfile,
     "costs": Costs,
 }

@@ -94,7 +94,8 @@ class DeviceGroup(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of device: "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs" or "nvmeof"."""
+        """The kind of device: "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs", "nvmeof" or
+        "remote"."""
         return self.key.partition("/")[0]
 
 

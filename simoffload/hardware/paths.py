@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from simoffload.hardware.quantities import Curve
 
-TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof"]
+TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof", "remote"]
 
 
 class Resource(NamedTuple):
@@ -41,8 +41,8 @@ class Tier(NamedTuple):
 
     @property
     def is_storage(self) -> bool:
-        """Whether the tier is on drives or servers and not in memory."""
-        return self.kind not in ("hbm", "dram")
+        """Whether the tier is on drives or servers and not in memory, of this host or of another one."""
+        return self.kind not in ("hbm", "dram", "remote")
 
 
 @dataclass(frozen=True)

@@ -325,3 +325,23 @@ class NvmeOf(Profile):
         rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
         return Service(rate, latency, service.request_rate, service.chunk, service.width)
+
+
+class RemoteMemory(Profile):
+    """Memory of another host, GPU memory or DRAM, read and written over RDMA by a transfer engine such as
+    Mooncake's.
+
+    A transfer of b bytes takes latency + b / (links x rate of a port x efficiency).
+    """
+
+    kind: Literal["remote"]
+    link: Reference
+    """Network adapter of the other host, as a profile."""
+    links: Count
+    """Number of its ports over which transfers are striped."""
+    latency: Sourced[Seconds]
+    """Time from the beginning of a transfer until bytes move: look-up, requests, slicing."""
+    efficiency: Sourced[Share]
+    """Share of the rate of all ports that the transfer engine reaches."""
+    capacity: Sourced[PositiveBytes]
+    """Memory of the other host for data of this one."""

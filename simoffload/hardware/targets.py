@@ -11,12 +11,12 @@ from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve
-from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, Service
+from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
 
 LOCAL_KINDS = ("drive", "raid")
-LINKED_KINDS = ("nfs", "nvmeof")
+LINKED_KINDS = ("nfs", "nvmeof", "remote")
 """Kinds of servers whose profiles name their network adapters."""
-STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof")
+STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof", "remote")
 
 
 class PcieLink(NamedTuple):
@@ -144,6 +144,8 @@ def resolve_target(
             return _parallel(profile)
         case NvmeOf():
             return _exported(library, entry, profile, link)
+        case RemoteMemory():
+            return _remote_memory(library, entry, profile, link)
         case _:
             raise AssertionError(f"{entry.use.kind} is not a kind of storage")
 
@@ -151,7 +153,7 @@ def resolve_target(
 def _ports(
     library: Library,
     entry: Entry,
-    profile: Nfs | NvmeOf,
+    profile: Nfs | NvmeOf | RemoteMemory,
     link: tuple[str, DocumentLocation] | None,
     *,
     read: int,
@@ -275,4 +277,22 @@ def _exported(
         write_cache=inner.write_cache,
         drive=inner.drive,
         array=inner.array,
+    )
+
+
+def _remote_memory(
+    library: Library, entry: Entry, profile: RemoteMemory, link: tuple[str, DocumentLocation] | None
+) -> Target:
+    ports = _ports(library, entry, profile, link, read=0, write=0)
+    rate = int(ports.total * profile.efficiency.value)
+    ports, service = ports._replace(read=rate, write=rate), Service(rate, profile.latency.value, rate)
+    return Target(
+        id=profile.id,
+        kind="remote",
+        capacity=profile.capacity.value,
+        read=service,
+        write=service,
+        read_transfer=rate,
+        write_transfer=rate,
+        ports=ports,
     )

@@ -72,7 +72,7 @@ class StorageTier(Frozen):
     through: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256), _EACH_ONCE] | None = None
     """Network adapters over which transfers are striped in equal parts."""
     link: Reference | None = None
-    """Network adapter of the server (nfs, nvmeof), instead of the one in its profile."""
+    """Network adapter of the server (nfs, nvmeof, remote), instead of the one in its profile."""
 
     @model_validator(mode="after")
     def _one_way_in(self) -> StorageTier:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.prefix import PrefixLoading, prefix_loading
 from simoffload.planning.profile_parameters import (
     ProfileParameter,
     deciding_parameters,
@@ -165,10 +166,12 @@ class Explanation:
     sensitivity: Sensitivity
     storage: StorageCurve | None
     """Throughput by storage bandwidth; None if no storage is used."""
+    prefix: PrefixLoading | None = None
+    """Loading of prefixes into the key-value cache; None if none is loaded."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return by_name(self, "sensitivity storage")
+        return by_name(self, "sensitivity storage") | (by_name(self, "prefix") if self.prefix else {})
 
 
 def explain(
@@ -178,4 +181,4 @@ def explain(
     evaluator = evaluator or Evaluator(scenario)
     found = sensitivity(scenario, progress=progress, evaluator=evaluator)
     storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
-    return Explanation(found, storage)
+    return Explanation(found, storage, prefix_loading(scenario, evaluator=evaluator))

@@ -162,6 +162,8 @@ _INFERENCE: Shown = {
     "decode_tokens_per_s": ("decode throughput", per_second),
     "spread_bound_tokens_per_s": ("upper bound of decode throughput without gathering", per_second),
     "e2e_s": ("end-to-end time", format_seconds),
+    "kv_load_s": ("loads of cached blocks", format_seconds),
+    "kv_store_s": ("stores of new blocks", format_seconds),
     "first_pass_s": ("first pass after loading", format_seconds),
     "per_token_s": ("time per token of all sequences", format_seconds),
 }

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from simoffload.results.endurance import TierLifetime
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.training import StorageTraffic
 from simoffload.results.values import by_name
 
 _FORMULAS = {
-    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
+    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass; with the loads of blocks",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
@@ -20,6 +22,8 @@ _FORMULAS = {
         "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered, as "
         "ZeRO-3 does"
     ),
+    "kv_load_s": "time of the loads of all blocks of the prefixes, without the prefill",
+    "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
     "e2e_s": "ttft_s + sum of the decode steps",
     "first_pass_s": (
         "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
@@ -37,13 +41,21 @@ class InferenceResult(SimulationResult):
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
-    optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s"})
+    optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s"})
 
     batch_size: int
     prompt_length: int
     output_length: int
     prefill: PassResult | None = None
     first_pass: PassResult | None = None
+    load: PassResult | None = None
+    """Loads of the blocks of the prefixes alone; None without any."""
+    store: PassResult | None = None
+    """Stores of new blocks alone; None without any."""
+    traffic: tuple[StorageTraffic, ...] = ()
+    """Blocks that a generation reads and writes on a tier."""
+    drive_lifetime: tuple[TierLifetime, ...] = ()
+    """Lifetime of the drives to which blocks are written."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None
@@ -102,6 +114,16 @@ class InferenceResult(SimulationResult):
         return self.first_pass.time_s if self.first_pass else None
 
     @property
+    def kv_load_s(self) -> float | None:
+        """Time of the loads of blocks alone [s]: see ``formulas``."""
+        return self.load.time_s if self.load else None
+
+    @property
+    def kv_store_s(self) -> float | None:
+        """Time of the stores of blocks alone [s]: see ``formulas``."""
+        return self.store.time_s if self.store else None
+
+    @property
     def tpot_s(self) -> float | None:
         """Time per output token [s], None when only one token is generated: see ``formulas``."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
@@ -140,11 +162,15 @@ class InferenceResult(SimulationResult):
     @property
     def passes(self) -> tuple[PassResult, ...]:
         """First pass, prefill and the decode steps that were simulated."""
-        return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
+        return tuple(
+            one for one in (self.first_pass, self.prefill, self.load, self.store, *self.decode) if one
+        )
 
     def particulars(self) -> dict[str, Any]:
         """Return the number of simulated decode steps, and the error bound of the others."""
+        blocks = by_name(self, "traffic drive_lifetime") if self.traffic else {}
         return {
+            **blocks,
             "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),
             **by_name(self, "decode_steps_estimated=decode_estimated decode_bound"),

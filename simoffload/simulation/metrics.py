@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
-from simoffload.results import InferenceResult, SimulationResult, peak_uses
+from simoffload.results import (
+    InferenceResult,
+    SimulationResult,
+    lifetime_warnings,
+    peak_uses,
+    tier_lifetime,
+)
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity
 from simoffload.simulation.runner import Runner
@@ -118,6 +124,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
             result,
             first_pass=found.get("first pass"),
             prefill=found["prefill"],
+            load=found.get("load"),
+            store=found.get("store"),
             decode=tuple(one.result for one in decoding.simulated),
             decode_total_s=decoding.total * _PICO,
             decode_bound=decoding.bound,
@@ -126,7 +134,30 @@ class _InferenceMeasures(Measures[InferenceResult]):
             work=tuple(runner.work),
         )
         method = self.scenario.scenario.strategy.method or "offload"
+        result = _with_lifetimes(self.scenario, plan, result)
         return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner, method)))
+
+
+def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResult) -> InferenceResult:
+    """Add the traffic of blocks, and the lifetime of the drives to which they are written if generations
+    follow each other without a pause."""
+    machine, here, time = scenario.machine, scenario.machine.gpus_per_node, result.e2e_s
+    traffic = plan.facts.traffic
+    hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]
+    worn = (
+        tier_lifetime(
+            machine,
+            one.tier,
+            [one.written * gpus / result.gpus for gpus in hosts],
+            time_s=time,
+            unit="generation",
+        )
+        for one in traffic
+        if time and one.tier in machine.topology.targets
+    )
+    found = tuple(one for one in worn if one is not None)
+    warnings = (*result.warnings, *lifetime_warnings(found))
+    return replace(result, traffic=traffic, drive_lifetime=found, warnings=warnings)
 
 
 def _gathered(ranks: int, bound: float) -> str:

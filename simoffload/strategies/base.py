@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 TierChoice = Literal["any", "storage"]
-PhaseKind = Literal["first pass", "prefill", "decode", "forward", "backward", "optimizer", "save", "restore"]
+PhaseKind = Literal[
+    "first pass", "prefill", "decode", "forward", "backward", "optimizer", "save", "restore", "load", "store"
+]
 
 
 class Earlier(NamedTuple):

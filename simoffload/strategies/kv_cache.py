@@ -15,6 +15,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.strategies.base import Strategy, TierChoice
+from simoffload.strategies.connector import Connector
 
 CacheFormat = Literal["fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static", "cpu_attention"]
@@ -42,13 +43,15 @@ class CacheEngine(NamedTuple):
     """Formats with fewer bits in which it keeps them."""
     implementations: tuple[Implementation, ...] = ()
     """Implementations among which the user chooses; () if there is one."""
+    connects: bool = False
+    """Whether a connector stores blocks of the cache on other tiers and loads them."""
 
 
 TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
 """``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
 ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cpu_attention"))
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
-VLLM = CacheEngine("vLLM", formats=("fp8",))
+VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
 
 
@@ -68,6 +71,8 @@ class KvCache(Frozen):
     """Whether the cache of ``cpu_attention`` is in pinned memory (``--pin_kv_cache``)."""
     asynchronous: bool = False
     """Whether copies to the cache of ``cpu_attention`` do not block (``--async_kv_offload``)."""
+    connector: Connector | None = None
+    """Connector of a paged cache that stores blocks on another tier, and loads those of known prefixes."""
 
     @property
     def static(self) -> bool:
@@ -141,6 +146,9 @@ class KvCache(Frozen):
         if self.implementation is not None and self.implementation not in engine.implementations:
             why = f"{engine.program} has one implementation"
             raise _refused("implementation", self.implementation, engine.implementations, why)
+        if self.connector is not None and not engine.connects:
+            text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload, or remove it"
+            raise InputError.at("strategy.kv_cache.connector", text)
         if model.num_encoder_layers:
             text = (
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
@@ -237,5 +245,5 @@ class CachingStrategy(Strategy):
 
     @classmethod
     def tier_paths(cls) -> dict[str, TierChoice]:
-        """Return also the key of the cache's tier."""
-        return {**super().tier_paths(), "kv_cache.tier": "any"}
+        """Return also the keys of the cache's tiers."""
+        return {**super().tier_paths(), "kv_cache.tier": "any", "kv_cache.connector.tier": "any"}

@@ -35,6 +35,10 @@ class ForwardPass(NamedTuple):
     first: bool = False
     """Whether it is the first pass after loading, in which DeepSpeed records its trace and does not prefetch.
     """
+    loads: bool = False
+    """Whether blocks of the prefixes are loaded for it."""
+    stores: bool = False
+    """Whether blocks are stored during it."""
 
 
 class StepPart(NamedTuple):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.strategies.base import Facts, Phase, PhaseSeries
+from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
 from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
@@ -58,8 +61,10 @@ class PassWriter:
         tensor, stages, replicas = self._degrees
         self._each = tensor * replicas
         cache = ("cache",) if plan.cache.offloaded else ()
-        several = self._degrees.ranks > replicas
-        self._names = (*_STREAMS[: len(_STREAMS) if several else 2], *self.more, *cache)
+        own = _STREAMS[: len(_STREAMS) if self._degrees.ranks > replicas else 2]
+        self._names = (*own, *stream_names(plan.cache.connector, plan.machine), *self.more, *cache)
+        self._first_of_blocks = len(own)
+        self._blocks = PassBlocks(plan.block_moves, self._block_writer)
         width = len(self._names)
         programs = [
             Program(
@@ -84,14 +89,52 @@ class PassWriter:
         self._awaited: list[tuple[int, int, int]] = []
 
     def build(self) -> Schedule:
-        """Return the schedule; each host ends its pass when its GPU has finished."""
+        """Return the schedule; each host ends its pass when its GPU has finished, and with stores layer by
+        layer when these have."""
         for number in range(self._degrees.pipeline):
             self._number = number
-            if not self._plan.compiled:
-                overhead = picoseconds(self._costs.pass_overhead.value)
-                after = self._dependencies(COMPUTE, *self._reduced)
+            compiled = self._plan.compiled
+            if self._blocks.stores or not compiled:
+                overhead = 0 if compiled else picoseconds(self._costs.pass_overhead.value)
+                after = (*self._dependencies(COMPUTE, *self._reduced), *self._blocks.end(number))
                 self._builder.add(Op("hook", "pass", self._stream(HOST), overhead, after=after))
+        return self._built()
+
+    def _built(self) -> Schedule:
         return self._builder.build([(one.name, one.capacity) for one in self._machine.resources])
+
+    def _block_writer(self, stage: int) -> BlockWriter:
+        connector = self._plan.cache.connector
+        assert connector is not None
+        return BlockWriter(
+            self._builder,
+            self._machine,
+            connector,
+            [self._degrees.gpu(stage, rank) for rank in range(self._each)],
+            partial(self._hops, stage=stage),
+            stage * len(self._names) + self._first_of_blocks,
+            self._plan.tier_rate,
+        )
+
+    def transfers(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of the blocks that a pass moves, without the pass itself."""
+        self._blocks.alone(forward)
+        return self._built()
+
+    def begin(self, forward: ForwardPass) -> None:
+        """Begin a pass with its loads of blocks, and the stores of the generation before."""
+        self._blocks.begin(forward)
+
+    def _await_blocks(self, layer: int) -> None:
+        """Let the next operation of the GPU wait for the blocks of a layer, or the host for those of all."""
+        after = self._dependencies(COMPUTE) if self._blocks.layerwise else ()
+        loaded = self._blocks.awaited(self._number, layer, after)
+        load = self._stream(self._first_of_blocks + LOAD)
+        if loaded is not None and self._blocks.layerwise:
+            self._awaited.append((load, loaded, -1))
+        elif loaded is not None:  # the request is scheduled when all of its prefix is there
+            after = (self._builder.after(load, loaded),)
+            self._builder.add(Op("hook", "blocks", self._stream(HOST), after=after))
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers is written
@@ -104,14 +147,19 @@ class PassWriter:
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
         stage, layer = self._plan.divided.stages[number], 0
         longest = max(stage.groups, key=lambda group: group.repeat)
+        if not self._blocks.layerwise:
+            self._await_blocks(0)
         self._write("head", stage.modules_before)
         for group in stage.groups:
             first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
             for modules in group.layers * (1 if short else group.repeat):
                 self._enter(layer)
+                if self._blocks.layerwise:
+                    self._await_blocks(layer)
                 self._update = updates[layer]
                 self._write("layer", modules)
                 self._leave(layer)
+                self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -224,11 +272,16 @@ class PassWriter:
         """
         if (self._number, name) not in self._known_paths:
             paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
-            hops: list[Hops] = [()] * self._degrees.ranks
-            begin = self._number * self._each
-            hops[begin : begin + self._each] = (path.hops for path in paths)
-            self._known_paths[self._number, name] = paths[0], tuple(hops)
+            self._known_paths[self._number, name] = paths[0], self._hops(paths)
         return self._known_paths[self._number, name]
+
+    def _hops(self, paths: Sequence[Path], *, stage: int | None = None) -> tuple[Hops, ...]:
+        """Return the hops of all ranks, of which only those of a stage, by default the present one, have
+        ``paths``."""
+        hops: list[Hops] = [()] * self._degrees.ranks
+        begin = (self._number if stage is None else stage) * self._each
+        hops[begin : begin + len(paths)] = (path.hops for path in paths)
+        return tuple(hops)
 
     def _stream(self, stream: int) -> int:
         return self._number * len(self._names) + stream
@@ -244,6 +297,8 @@ class StagedPlan(InferencePlan):
     degrees: Degrees
     compiled: bool
     """Whether kernels are launched as CUDA graphs."""
+    tier_rate: int | None = None
+    """Rate [B/s] at which each host loads blocks, instead of that of the connector's tier."""
 
     @property
     def fused(self) -> bool:
@@ -295,7 +350,7 @@ class StagedPlan(InferencePlan):
         """Return the parts in which a pass goes through the stages: several only in a prefill."""
         first = forward.batch[0]
         count = min(self.degrees.pipeline, first.number)
-        if len(forward.batch) > 1 or first.new_tokens < first.context:
+        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
             return [forward.batch]
         each, more = divmod(first.number, count)
         return [(first._replace(number=each + (part < more)),) for part in range(count)]
@@ -312,9 +367,39 @@ class StagedPlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
         writer = self.writer(forward.name)
+        writer.begin(forward)
         batches = self.micro_batches(forward)
         for batch in batches:
             for number, timings in enumerate(self.stage_timings):
                 repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
+                repeats = repeats and not (forward.loads or forward.stores)
                 writer.stage(number, timings.timing(batch), batch, repeats=repeats)
         return writer.build()
+
+    # -- blocks of a paged cache ------------------------------------------------------------------
+
+    @cached_property
+    def block_moves(self) -> BlockMoves | None:
+        """Blocks that the connector of the cache moves; None without one."""
+        connector = self.cache.connector
+        if connector is None:
+            return None
+        element = int(self.cache.element_bytes(self.model.dtype_bytes))
+        stages = self.divided.stages
+        return BlockMoves(connector, stages, self.degrees, self.workload, self.machine, element)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of the plan: the traffic of blocks."""
+        return Facts(traffic=(self.block_moves.traffic,)) if self.block_moves is not None else Facts()
+
+    @property
+    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
+        """Phases of the plan: with a connector, also the loads and stores of blocks alone."""
+        moves, found = self.block_moves, super().phases
+        if moves is None:
+            return found
+        host = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
+        prefill, *alone = block_phases(moves, lambda one: self.writer(one.name).transfers(one))
+        ends = host if prefill.stores else None
+        return (replace(self._phase(prefill, "prefill"), ends_with=ends), *alone, *found[1:])

@@ -25,6 +25,7 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.blocks import BLOCK_TERMS
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
@@ -68,6 +69,13 @@ class DividedStrategy(CachingStrategy):
             product = " x ".join(_DEGREES)
             raise ValueError(f"ranks is {product}, which is {ranks}, not {data['ranks']}; leave ranks out")
         return {**data, "ranks": ranks}
+
+    def connected_cache(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
+        """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
+        cache = self.cache_of(model, machine)
+        if cache.connector is not None:
+            cache.connector.checked(model, workload, machine)
+        return cache
 
     @property
     def degrees(self) -> Degrees:
@@ -126,7 +134,7 @@ class TensorParallel(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            cache=self.cache_of(model, machine),
+            cache=self.connected_cache(model, workload, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
@@ -194,6 +202,9 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
         yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
+_GIB = 1 << 30
+_OWN_BLOCK = 16
+"""Number of tokens of a block in vLLM; LMCache has larger ones."""
 _UTILIZATION = 0.92
 """Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
 vllm/config/cache.py)."""
@@ -241,6 +252,10 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
+    if (connector := plan.cache.connector) is not None and connector.tier == "dram":
+        held = sum(one.size for stage in plan.memory_stages for one in stage.terms if one.name in BLOCK_TERMS)
+        backend = "lmcache" if connector.layerwise or connector.block_tokens > _OWN_BLOCK else "native"
+        options += [f"--kv-offloading-size {max(1, -(-held // _GIB))}", f"--kv-offloading-backend {backend}"]
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")
@@ -260,14 +275,26 @@ class TensorParallelPlan(StagedPlan):
     compiled: bool
     target: str = "hbm"
     cache: KvCache = DEFAULT
+    tier_rate: int | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
-        """A warning about key-value heads that several GPUs keep."""
+        """Warnings about key-value heads that several GPUs keep, and about the connector."""
         heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
+        connector = self.cache.connector
+        found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
         if gpus <= heads:
-            return ()
-        return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
+            return found
+        return (
+            f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",
+            *found,
+        )
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Tiers of the weights and of the connector."""
+        connector = self.cache.connector
+        return super().tiers | ({connector.tier} if connector is not None else frozenset())
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -279,4 +306,5 @@ class TensorParallelPlan(StagedPlan):
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
         cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        return working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused)
+        blocks = self.block_moves.memory if self.block_moves is not None else ()
+        return *working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused), *blocks

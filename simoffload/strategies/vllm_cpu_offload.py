@@ -153,9 +153,13 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             target=self.places(machine).weights,
             options=self.options,
-            cache=self.cache_of(model, machine),
+            cache=self.connected_cache(model, workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
+        if plan.cache.connector is not None and plan.target != "hbm":
+            text = "is simulated with all weights on GPUs, as offloaded ones use the same link"
+            text = f"{text}; remove it, or cpu_offload_gb and offload_group_size"
+            raise InputError.at("strategy.kv_cache.connector", text)
         return plan
 
     @property
@@ -232,7 +236,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def tiers(self) -> frozenset[str]:
         """HBM, and host memory if weights are offloaded."""
-        return frozenset({"hbm", self.target})
+        return super().tiers | {"hbm"}
 
     def writer(self, name: str) -> PassWriter:
         """Return the writer of a pass."""

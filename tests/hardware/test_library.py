@@ -147,4 +147,4 @@ def test_file_of_another_kind_is_refused(folder: Path) -> None:
     path.write_text(path.read_text().replace("profile: disk, at", "profile: nic/port.yaml, at"))
     message = refuse(path)
     assert "tiers.disk.profile:" in message
-    assert "is a profile of kind nic, not drive, raid, nfs, pfs or nvmeof" in message
+    assert "is a profile of kind nic, not drive, raid, nfs, pfs, nvmeof or remote" in message

@@ -35,6 +35,8 @@ def test_the_studies_are_all_there() -> None:
         "storage/llama-3.1-405b",
         "gpt-fast/llama-2",
         "vllm/llama-3-70b",
+        "vllm/llama-3.1-8b-blocks",
+        *(f"mooncake/{model}" for model in ("qwen3-8b", "qwen3-235b-a22b")),
         "llama-cpp/gpt-oss-120b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
         *(f"micron/opt-{size}" for size in ("13b", "30b", "66b")),
@@ -51,6 +53,7 @@ def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
     warnings = scenario.plan().warnings
     expected = ["cpu_checkpointing"] * (name in OWN_CHECKPOINTS)
     expected += ["ratio 0.9 of 32"] * (name == "superoffload/qwen3-14b")  # as in its source
+    expected += ["each of 4 key-value heads is kept by 2 GPUs"] * (name == "mooncake/qwen3-235b-a22b")
     assert len(warnings) == len(expected), warnings
     assert all(text in warning for text, warning in zip(expected, warnings, strict=True))
 

@@ -53,11 +53,14 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 
 
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
-    """Return the sections that explain a result: storage bandwidth, and sensitivity to inputs."""
-    return (
-        _bandwidth(explanation.storage),
-        _sensitivity(explanation.sensitivity),
-    )
+    """Return the sections that explain a result: storage bandwidth, prefixes that are loaded, and sensitivity
+    to inputs."""
+    sensitive = _sensitivity(explanation.sensitivity)
+    if explanation.prefix is None:
+        return _bandwidth(explanation.storage), sensitive
+    own = ReportSection("Load or compute the prefix", explanation.prefix.sentences)
+    curve = explanation.storage
+    return (own, sensitive) if curve is None else (_bandwidth(curve), own, sensitive)
 
 
 def _bandwidth(curve: StorageCurve | None) -> ReportSection:

@@ -24,6 +24,7 @@ _PRICED = {
     "nvmeof": "the NVMe-oF server",
     "pfs": "the filesystem",
     "platform": "one machine",
+    "remote": "the other host",
 }
 """Descriptions of what has a price, by the name of the price or the kind of the profile."""
 _ALWAYS_BUSY = 0.995
@@ -305,8 +306,9 @@ def _at_least(one: Costed, cell: Entry) -> Entry:
 
 
 def _lifetimes(result: SimulationResult) -> str:
-    """Return the lifetimes of the drives to which steps or checkpoints write; nothing for inference."""
-    found = result.drive_lifetime if isinstance(result, TrainingResult | CheckpointResult) else ()
+    """Return the lifetimes of the drives to which steps, checkpoints or blocks of a cache are written."""
+    kinds = TrainingResult | CheckpointResult | InferenceResult
+    found = result.drive_lifetime if isinstance(result, kinds) else ()
     return ", ".join(
         f"{one.tier}: {duration(one.drive_lifetime.years)}"
         for one in found

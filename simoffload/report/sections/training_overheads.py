@@ -22,6 +22,7 @@ from simoffload.results import (
     Checkpoints,
     DataLoading,
     Epoch,
+    InferenceResult,
     Outlook,
     SimulationResult,
     TierLifetime,
@@ -43,7 +44,7 @@ def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
         found.append(_checkpoint(result.checkpoint))
     if isinstance(result, TrainingResult) and result.dataset is not None and result.data_loading is not None:
         found.append(_data(result.dataset, result.data_loading))
-    if isinstance(result, TrainingResult | CheckpointResult) and result.drive_lifetime:
+    if isinstance(result, TrainingResult | CheckpointResult | InferenceResult) and result.drive_lifetime:
         found.append(_lifetimes(result.drive_lifetime))
     return tuple(found)
 

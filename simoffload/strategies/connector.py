@@ -1,0 +1,197 @@
+"""Connectors of a paged key-value cache: blocks that are stored on another tier, and loaded from it.
+
+Reference: vLLM 0.33, ``v1/kv_offload`` and ``distributed/kv_transfer/kv_connector/v1/offloading``
+(OffloadingConnector); LMCache 0.5.6; Mooncake's transfer engine (``docs/source/performance``).
+
+A block has the keys and values of ``block_tokens`` tokens of a sequence. Before the prefill of the rest of a
+prompt, the blocks of its prefix are read: all of them before the prefill begins, or layer by layer, those of
+the next layer during the computation of the present one. New full blocks are stored in the other direction of
+the link, and no pass waits for that: those of a generation during its decode steps, or without decode steps
+(a server that only prefills) during the next prefill, with whose loads they share the link. Layer by layer,
+the blocks of the prompt are stored during its prefill, which ends with them (``wait_for_save``), and those of
+generated tokens are not (``save_decode_cache`` of LMCache).
+
+Copies over the link are issued block by block, so that their rate is that of copies of the size of one
+contiguous part of a block (``copy_rate``). Storage is read and written by 16 threads, a block as one file,
+through pinned buffers in host memory or directly (GPUDirect Storage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from pydantic import Field
+
+from simoffload.documents import Frozen
+from simoffload.errors import InputError
+from simoffload.models import Layer, ModelShape
+from simoffload.strategies.base import gds_warnings
+
+if TYPE_CHECKING:
+    from simoffload.hardware import Machine, Path
+    from simoffload.workload import Inference
+
+_KEY = "strategy.kv_cache.connector"
+THREADS = 16
+"""Threads that read, and that write, files of blocks (vLLM 0.33, file tier of ``v1/kv_offload``)."""
+_PORTIONS = 64
+"""Parts of at least 16 blocks in which blocks go through pinned buffers, at most: our choice."""
+
+
+class Connector(Frozen):
+    """A Connector moves blocks of a paged cache between the GPUs and another tier."""
+
+    tier: Annotated[str, Field(min_length=1)]
+    """Tier of the blocks: host memory, storage, or the memory of another host."""
+    prefix: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 0
+    """Number of tokens at the beginning of each prompt that the tier has; their full blocks are loaded."""
+    block_tokens: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 16
+    """Number of tokens of a block: 16 in vLLM, 256 in LMCache (``chunk_size``)."""
+    layerwise: bool = False
+    """Whether blocks are moved layer by layer, during the computation of the others; false: the prefill waits
+    for the whole prefix."""
+    cross_layer_blocks: bool | None = None
+    """Whether a block is contiguous over all layers; false: keys and values of each layer are apart. By
+    default true (vLLM from 0.12 on), except layer by layer and for models with sliding layers."""
+    direct: bool = False
+    """Whether GPUs read and write storage without host memory (GPUDirect Storage), or the memory of another
+    host (GPUDirect RDMA)."""
+    store: bool = True
+    """Whether new full blocks are stored."""
+
+    @property
+    def loaded(self) -> int:
+        """Number of tokens of each prompt whose blocks are loaded."""
+        return self.prefix // self.block_tokens * self.block_tokens
+
+    def new_blocks(self, tokens: int) -> int:
+        """Return the number of blocks of a sequence that are new and full when it has ``tokens``."""
+        return tokens // self.block_tokens - self.loaded // self.block_tokens if self.store else 0
+
+    def staged(self, machine: Machine) -> bool:
+        """Return whether blocks go through pinned buffers in host memory."""
+        return machine.tiers[self.tier].kind != "dram" and not self.direct
+
+    def checked(self, model: ModelShape, workload: Inference, machine: Machine) -> tuple[str, ...]:
+        """Return warnings. Raises InputError for what no connector does."""
+        kind = machine.tiers[self.tier].kind
+        if kind == "hbm":
+            names = ", ".join(name for name in machine.tiers if name != self.tier)
+            raise InputError.at(f"{_KEY}.tier", f"the cache itself is in {self.tier}; use one of {names}")
+        if self.prefix >= (length := workload.prompt_length):
+            text = f"{self.prefix} tokens are all of a prompt of {length}; use at most {length - 1}"
+            raise InputError.at(f"{_KEY}.prefix", f"{text}, as the pass needs one to compute")
+        if self.cross_layer_blocks and (self.layerwise or model.num_sliding_layers):
+            why = "layerwise moves each layer on its own" if self.layerwise else "sliding layers keep fewer"
+            raise InputError.at(f"{_KEY}.cross_layer_blocks", f"{why}; set it to false, or leave it out")
+        return self._check_direct(machine) if self.direct else ()
+
+    def _check_direct(self, machine: Machine) -> tuple[str, ...]:
+        target = machine.topology.targets.get(self.tier)
+        if target is None:
+            text = "host memory is always copied by the GPU itself; leave it out"
+            raise InputError.at(f"{_KEY}.direct", text)
+        if not target.has_rdma:
+            text = f"{self.tier} cannot be read directly into a GPU ({target.id}); set it to false"
+            raise InputError.at(f"{_KEY}.direct", text)
+        return () if target.kind == "remote" else gds_warnings(machine, f"{_KEY}.direct")
+
+
+class Blocks(NamedTuple):
+    """Blocks are equal blocks of the part of a model on one GPU, or of one layer of it."""
+
+    number: int
+    """Number of blocks of all sequences of a replica."""
+    size: int
+    """Size of a block [B]."""
+    parts: int
+    """Number of contiguous parts of a block, each a copy of its own."""
+
+    @property
+    def total(self) -> int:
+        """Size of all blocks [B]."""
+        return self.number * self.size
+
+
+def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: int) -> tuple[Blocks, ...]:
+    """Return the blocks of the prefix that are read: one entry per layer if they are read layer by layer.
+
+    Of a sliding layer they are those with tokens in its window. ``element`` is the size of a number [B].
+    """
+    return _blocks_of(one, part, sequences, one.loaded, element=element, windows=True)
+
+
+def stored_blocks(
+    one: Connector, part: ModelShape, sequences: int, *, first: int, last: int, element: int
+) -> tuple[Blocks, ...]:
+    """Return the blocks from token ``first`` to ``last`` of each sequence, as they are on the tier."""
+    return _blocks_of(one, part, sequences, last - first, element=element, windows=False)
+
+
+def _blocks_of(
+    one: Connector, part: ModelShape, sequences: int, tokens: int, *, element: int, windows: bool
+) -> tuple[Blocks, ...]:
+    number = tokens // one.block_tokens
+    if not number:
+        return ()
+    width = one.block_tokens * part.cache_width * element
+    tensors = 1 if part.latent_width is not None else 2
+
+    def counted(layer: Layer) -> int:
+        window = next((each.window for each in layer if each.kind == "attention"), None)
+        return min(number, -(-window // one.block_tokens)) if windows and window is not None else number
+
+    if one.layerwise:
+        return tuple(Blocks(sequences * counted(layer), width, tensors) for layer in part.layers)
+    together = one.cross_layer_blocks
+    if together is None:
+        together = not part.num_sliding_layers
+    layers: dict[int, int] = {}
+    for layer, count in part.kinds:
+        layers[counted(layer)] = layers.get(counted(layer), 0) + count
+    return tuple(
+        Blocks(sequences * each, count * width, 1 if together else count * tensors)
+        for each, count in layers.items()
+    )
+
+
+def portions(blocks: Blocks) -> Iterator[Blocks]:
+    """Yield the parts of blocks that go through a pinned buffer at a time."""
+    each, left = portion(blocks), blocks.number
+    while left:
+        yield blocks._replace(number=min(each, left))
+        left -= min(each, left)
+
+
+def portion(blocks: Blocks) -> int:
+    """Return the number of blocks of a pinned buffer; there are two in each direction."""
+    return min(blocks.number, max(THREADS, -(-blocks.number // _PORTIONS)))
+
+
+def copy_rate(path: Path, blocks: Blocks) -> int:
+    """Return the rate [B/s] of copies of contiguous parts of blocks, one after the other.
+
+    Notes
+    -----
+    A copy of b bytes takes t0 + b / rate: between two sizes that the profile has, the time is linear in the
+    size; below the smallest one, t0 is the latency of a copy. vLLM's own figures on an H100 (5 GB/s with
+    parts of 32 KB, 50 GB/s with 2 MB: vllm-project/vllm issue 33398 and blog of 2026-01-08) are t0 = 6 us.
+    """
+    size, points = max(1, blocks.size // blocks.parts), path.curve.points
+    if size < points[0][0]:
+        seconds = path.latency + size / points[-1][1]
+    elif size >= points[-1][0]:
+        seconds = size / points[-1][1]
+    else:
+        at = next(number for number, (x, _) in enumerate(points) if x > size)
+        (left, low), (right, high) = points[at - 1 : at + 1]
+        before, behind = left / low, right / high
+        seconds = before + (behind - before) * (size - left) / (right - left)
+    return max(1, int(size / seconds))
+
+
+def file_rate(path: Path, blocks: Blocks) -> int:
+    """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
+    limit = path.curve.rate(blocks.total)
+    return min(limit, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))

@@ -1,0 +1,303 @@
+"""Connectors of a paged cache: which bytes they move, what waits for them, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.errors import InputError
+from simoffload.models import load_model
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.schedule import Schedule
+from simoffload.strategies.blocks import BlockMoves
+
+PROMPT, PREFIX = 1024, 512
+
+
+def scenario(
+    *,
+    model: str = "llama-3.1-8b",
+    gpus: int = 1,
+    output: int = 8,
+    batch: int = 2,
+    prompt: int = PROMPT,
+    platform: str = "dgx-h100",
+    kind: str = "vllm_cpu_offload",
+    strategy: dict[str, Any] | None = None,
+    **connector: Any,
+) -> LoadedScenario:
+    section = {"tier": "dram", "prefix": PREFIX, **connector}
+    text = {
+        "name": "connected",
+        "model": model,
+        "platform": platform,
+        "workload": {"batch_size": batch, "prompt_length": prompt, "output_length": output},
+        "strategy": {
+            "kind": kind,
+            "tensor_parallel_size": gpus,
+            "kv_cache": {"connector": section},
+            **(strategy or {}),
+        },
+    }
+    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def simulated(**keys: Any) -> Any:
+    return so.simulate(scenario(**keys))
+
+
+def moves(found: LoadedScenario) -> BlockMoves:
+    moved: BlockMoves = found.plan().block_moves  # type: ignore[attr-defined]
+    return moved
+
+
+def phase(found: LoadedScenario, kind: str) -> Schedule:
+    return next(one for one in found.plan().phases if one.kind == kind).schedule({})  # type: ignore[union-attr]
+
+
+def written(schedule: Schedule, name: str) -> int:
+    """Bytes of all ranks on routes whose name begins so."""
+    return sum(
+        op.size * block.repeat * schedule.ranks
+        for block in schedule.blocks
+        for op in block.ops
+        if op.route >= 0 and schedule.routes[op.route].name.startswith(name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "per_token"),
+    [
+        ("llama-3.1-8b", 1, 32 * 2 * 8 * 128 * 2),  # 8 key-value heads of 32
+        ("llama-3.1-8b", 8, 32 * 2 * 8 * 128 * 2),
+        ("qwen3-8b", 8, 147_456),
+        ("qwen3-235b-a22b", 8, 385_024),  # four heads on eight GPUs, each kept by two
+        ("deepseek-v3", 8, 8 * 61 * (512 + 64) * 2),  # the latent vectors are on every GPU
+    ],
+)
+def test_bytes_of_a_prefix(model: str, gpus: int, per_token: int) -> None:
+    found = scenario(model=model, gpus=gpus, batch=2)
+    traffic = moves(found).traffic
+    assert traffic.read == 2 * PREFIX * per_token
+    assert traffic.written == 2 * (PROMPT - PREFIX) * per_token, "seven more tokens fill no block"
+    assert written(phase(found, "load"), "host to GPU") == traffic.read
+    assert written(phase(found, "prefill"), "host to GPU") == traffic.read
+    assert written(phase(found, "store"), "GPU to host") == traffic.written
+
+
+def test_of_sliding_layers_only_blocks_of_the_window_are_read() -> None:
+    """gpt-oss: every other layer keeps 128 tokens; what is stored has all."""
+    each = 2 * 8 * 64 * 2
+    for layerwise in (False, True):
+        traffic = moves(scenario(model="gpt-oss-20b", batch=1, layerwise=layerwise)).traffic
+        assert traffic.read == (12 * PREFIX + 12 * 128) * each
+        assert traffic.written == 24 * (PROMPT - PREFIX) * each
+
+
+def test_only_full_blocks_move() -> None:
+    """500 tokens are 31 blocks of 16; 1024 + 39 tokens of the cache 66."""
+    traffic = moves(scenario(prefix=500, output=40, batch=1)).traffic
+    block = 16 * 131_072
+    assert (traffic.read, traffic.written) == (31 * block, (66 - 31) * block)
+    assert simulated(prefix=500).prefill.new_tokens == PROMPT - 496
+    assert moves(scenario(prefix=15)).traffic.read == 0
+    assert simulated(prefix=15, store=False).load is None
+
+
+@pytest.mark.parametrize("tier", ["dram", "raid", "nfs"])
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_both_halves_of_the_way_carry_all_bytes(tier: str, *, layerwise: bool) -> None:
+    """Through pinned buffers every byte crosses the tier and the link, in each direction once."""
+    found = scenario(tier=tier, layerwise=layerwise, output=1, prompt=1000, prefix=400)
+    traffic, prefill = moves(found).traffic, phase(found, "prefill")
+    assert written(prefill, "host to GPU") == traffic.read > 0
+    assert written(prefill, "GPU to host") == traffic.written > 0
+    if tier != "dram":
+        assert written(prefill, f"{tier} read") == traffic.read
+        assert written(prefill, f"{tier} write") == traffic.written
+
+
+def test_direct_reads_do_not_touch_host_memory() -> None:
+    found = scenario(tier="raid", direct=True)
+    load = phase(found, "load")
+    assert written(load, "raid read") == moves(found).traffic.read
+    assert written(load, "host to GPU") == 0
+    assert all(one.link != "dram" for one in so.simulate(found).load.links)  # type: ignore[attr-defined]
+    assert not [term for term in found.plan().memory_stages[0].terms if "pinned buffers" in term.name]
+
+
+def test_an_infinitely_fast_tier_leaves_the_prefill_of_the_rest() -> None:
+    for layerwise in (False, True):
+        plan: Any = scenario(layerwise=layerwise, store=False).plan()
+        fast = replace(plan, tier_rate=10**18)
+        loaded, alone = (
+            fast.schedule(fast.forward("prefill", PROMPT - PREFIX, PROMPT)._replace(loads=loads))
+            for loads in (True, False)
+        )
+        from simoffload.engine import execute
+
+        times = execute(loaded).makespan, execute(alone).makespan
+        assert times[1] <= times[0] <= times[1] + 1000, "bytes at 10^18 B/s"
+
+
+@pytest.mark.parametrize("prompt", [544, 2048])
+def test_layer_by_layer_is_not_slower_with_equal_copies(prompt: int) -> None:
+    """The load of a layer is hidden by the computation of the one before, or the other way round."""
+    keys: dict[str, Any] = {"prompt": prompt, "store": False, "batch": 8}
+    whole = simulated(cross_layer_blocks=False, **keys)
+    layers = simulated(layerwise=True, **keys)
+    rest = layers.ttft_s - layers.kv_load_s
+    assert layers.ttft_s <= whole.ttft_s
+    assert layers.ttft_s >= layers.kv_load_s
+    assert whole.ttft_s == pytest.approx(whole.kv_load_s + simulated_rest(**keys), rel=1e-6)
+    assert rest < simulated_rest(**keys)
+
+
+def simulated_rest(**keys: Any) -> float:
+    """Time of the prefill of the rest alone [s]."""
+    from simoffload.engine import execute
+
+    plan: Any = scenario(**keys).plan()
+    prompt = keys["prompt"]
+    return execute(plan.schedule(plan.forward("prefill", prompt - PREFIX, prompt))).makespan * 1e-12
+
+
+def test_stores_share_the_link_with_the_next_load_on_a_server_that_only_prefills() -> None:
+    """The load of as many bytes takes longer while the blocks of the batch before are stored; with decode
+    steps it does not."""
+    alone, both = (simulated(output=1, prompt=2 * PREFIX, batch=16, store=store) for store in (False, True))
+    assert both.load.time_s > alone.load.time_s
+    link = scenario().machine.topology.gpu_pcie_link.pcie
+    total = 2 * link.copy_curve(to_device=True, lanes=16).points[-1][1]
+    rate = (both.traffic[0].read + both.traffic[0].written) / both.load.time_s
+    assert rate <= link.both_ways.value * total
+    assert rate > 1.5 * alone.traffic[0].read / alone.load.time_s
+    assert simulated(output=9, prompt=2 * PREFIX, batch=16).load.time_s == alone.load.time_s
+
+
+def test_a_pass_does_not_wait_for_stores_except_layer_by_layer() -> None:
+    slow: dict[str, Any] = {"tier": "nfs", "output": 1, "prefix": 0, "batch": 8}
+    free, storing = (simulated(store=store, **slow) for store in (False, True))
+    assert storing.kv_store_s > 1.5 * free.ttft_s
+    assert storing.ttft_s == free.ttft_s
+    assert simulated(layerwise=True, **slow).ttft_s > storing.kv_store_s
+
+
+def test_what_is_stored_counts_on_its_tier() -> None:
+    def terms(**keys: Any) -> dict[tuple[str, str], int]:
+        stage = scenario(**keys).plan().memory_stages[0]
+        return {(one.tier, one.name): one.size for one in stage.terms}
+
+    per_token = 131_072
+    assert terms()["dram", "blocks of the prefixes"] == 2 * PREFIX * per_token
+    assert terms()["dram", "new blocks"] == 2 * (PROMPT - PREFIX) * per_token
+    on_raid = terms(tier="raid")
+    assert on_raid["raid", "blocks of the prefixes"] == 2 * PREFIX * per_token
+    assert on_raid["dram", "pinned buffers of blocks"] == 2 * 2 * 16 * 16 * per_token
+    used = next(one for one in so.fit(scenario(tier="raid")).capacity if one.tier == "raid")
+    assert used.needed == 2 * PROMPT * per_token
+
+
+def test_drives_wear_by_what_a_generation_writes() -> None:
+    result = simulated(tier="raid", direct=True)
+    (worn,) = result.drive_lifetime
+    assert worn.drive_lifetime.per_step == result.traffic[0].written == 2 * (PROMPT - PREFIX) * 131_072
+    assert worn.drive_lifetime.per_day == pytest.approx(worn.drive_lifetime.per_step * 86_400 / result.e2e_s)
+    assert simulated(tier="raid", store=False).drive_lifetime == ()
+
+
+def test_parts_of_blocks_set_the_rate_of_copies() -> None:
+    """32 KiB in place of 2 MiB: about the time that each copy takes to begin."""
+    one, apart = (simulated(batch=1, cross_layer_blocks=flag) for flag in (True, False))
+    fixed = (apart.kv_load_s - one.kv_load_s) / (PREFIX / 16 * 64)
+    assert 3e-6 < fixed < 7e-6
+
+
+def test_memory_of_another_host_is_shared_by_all_gpus() -> None:
+    """A fixed time, and all bytes at the rate that its profile gives for all adapters."""
+    found = so.load_scenario("mooncake/qwen3-8b")
+    target = found.machine.topology.targets["peer"]
+    result: Any = so.simulate(found)
+    expected = target.read.latency + result.traffic[0].read / target.read.rate
+    assert result.kv_load_s == pytest.approx(expected, rel=1e-3)
+    assert not found.machine.tiers["peer"].is_storage
+
+
+def test_stages_of_a_pipeline_load_their_own_layers() -> None:
+    one, two = (
+        scenario(kind="tensor_parallel", strategy={"compiled": True, "pipeline_parallel_size": stages})
+        for stages in (1, 2)
+    )
+    assert moves(one).traffic == moves(two).traffic
+    assert len(moves(two).loads(1)) == 1
+    assert sum(moves(two).loads(stage)[0].total for stage in (0, 1)) == moves(one).traffic.read
+    times = [so.simulate(found).ttft_s for found in (one, two)]  # type: ignore[attr-defined]
+    assert times[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "message"),
+    [
+        ({"tier": "hbm"}, "connector.tier", "the cache itself is in hbm; use one of dram, raid"),
+        ({"prefix": PROMPT}, "connector.prefix", "1024 tokens are all of a prompt of 1024; use at most 1023"),
+        ({"direct": True}, "connector.direct", "copied by the GPU itself; leave it out"),
+        ({"direct": True, "tier": "nfs"}, "connector.direct", "cannot be read directly into a GPU"),
+        (
+            {"layerwise": True, "cross_layer_blocks": True},
+            "cross_layer_blocks",
+            "layerwise moves each layer on its own; set it to false",
+        ),
+        (
+            {"model": "gpt-oss-20b", "cross_layer_blocks": True},
+            "cross_layer_blocks",
+            "sliding layers keep fewer",
+        ),
+        ({"kind": "tensor_parallel"}, "kv_cache.connector", "transformers has no connector; use"),
+        ({"strategy": {"cpu_offload_gb": 4}}, "kv_cache.connector", "all weights on GPUs"),
+        ({"tier": "tape"}, "connector.tier", 'no tier "tape"'),
+    ],
+)
+def test_refusals(keys: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        scenario(**keys).plan()
+    (problem,) = caught.value.problems
+    assert key in problem.key
+    assert message in problem.message
+
+
+def test_load_or_compute() -> None:
+    """The break-even rate is that at which both take as long."""
+    found: Any = so.prefix_loading(scenario(batch=1, prompt=8193, prefix=8192, tier="nfs"))
+    assert found.loads
+    needed = found.size / (found.computed_s - found.fastest_s)
+    assert found.break_even == pytest.approx(needed, rel=0.011)
+    assert found.enough == pytest.approx(found.size / (0.05 * found.fastest_s), rel=0.011)
+    assert found.rate == pytest.approx(found.size / (found.loaded_s - found.fastest_s), rel=1e-3)
+    assert len(found.sentences) == 2
+    slow = so.prefix_loading(scenario(batch=1, tier="pfs", prompt=64, prefix=48))
+    assert slow is not None
+    assert slow.loads == (slow.loaded_s < slow.computed_s)
+    assert so.prefix_loading(scenario(prefix=0)) is None
+
+
+def test_sizes_of_the_catalogue_agree() -> None:
+    """One block is what the model's cache of its tokens takes."""
+    model = load_model("llama-3.1-8b")
+    (blocks,) = moves(scenario(batch=1)).loads(0)
+    assert blocks.size == model.kv_cache_bytes(batch=1, tokens=16)
+    assert Fraction(blocks.total, blocks.size) == blocks.number == PREFIX // 16
+
+
+def test_the_exported_command_reserves_host_memory_for_blocks() -> None:
+    def command(**keys: Any) -> str:
+        text: str = simulated(**keys).provenance.exports["vllm-serve.sh"]
+        return text
+
+    assert "--kv-offloading-size 1 \\\n  --kv-offloading-backend native" in command()
+    assert "--kv-offloading-backend lmcache" in command(block_tokens=256)
+    assert "kv-offloading" not in command(tier="raid")
