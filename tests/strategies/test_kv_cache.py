@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import simoffload as so
+from simoffload.calibration.launch import case_data
+from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
@@ -331,3 +333,40 @@ def test_training_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file.write_text(yaml_text({**content, "strategy": {"kind": "resident", "kv_cache": OFFLOADED}}))
     assert main(["run", str(file)]) == 2
     assert "training keeps no cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cache", "written"),
+    [
+        (OFFLOADED, {"cache_implementation": "offloaded"}),
+        (STATIC, {"cache_implementation": "offloaded_static"}),
+        ({"implementation": "static"}, {"cache_implementation": "static"}),
+        (
+            {"format": "int2"},
+            {"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": 2}},
+        ),
+        ({"format": "fp8"}, {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_makes_the_same_cache(kind: str, cache: dict[str, Any], written: dict[str, Any]) -> None:
+    exports = scenario(strategy=KINDS[kind], cache=cache).exports()
+    assert exports["generation_config.json"] == written
+    assert "generation_config.json" not in scenario(strategy=KINDS[kind]).exports()
+
+
+def test_vllm_gets_its_option() -> None:
+    (command,) = scenario(strategy=VLLM, cache={"format": "fp8"}).exports().values()
+    assert "--kv-cache-dtype fp8" in command
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "zero_inference"])
+def test_real_runs_get_the_cache(kind: str) -> None:
+    """As the process with PyTorch reads it; a tier that transformers does not have is refused."""
+    work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
+    run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": {"kind": kind, "kv_cache": STATIC}}
+    data = case_data(0, request(run), trace=False)
+    assert data["kv_cache"] == {"tier": "dram", "format": None, "implementation": "static"}
+    run["strategy"] = {"kind": kind, "kv_cache": {"tier": "nvme"}}
+    with pytest.raises(so.InputError, match="keeps no cache there; use hbm or dram"):
+        request(run)
