@@ -137,8 +137,7 @@ class PassWriter:
             self._builder.add(Op("hook", "blocks", self._stream(HOST), after=after))
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
-        """Write one micro-batch in one stage; with ``repeats`` the longest group of layers is written
-        once."""
+        """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
         self._number, self._timing, self._batch = number, timing, batch
         updates = self._plan.cache_updates(batch, self._plan.divided.stages[number])
         self._tokens = sum(one.number * one.new_tokens for one in batch)
@@ -200,8 +199,7 @@ class PassWriter:
         )
 
     def _cache_copies(self, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of copies of the cache between all GPUs of the stage and host
-        memory."""
+        """Return route and latency [ps] of copies of the cache between the stage's GPUs and host memory."""
         way = self._machine.host_to_device if to_device else self._machine.device_to_host
         name = copy_name(to_device=to_device, pinned=True)
         path, hops = self._paths(name, lambda _, gpu: way(gpu, pinned=True))
@@ -266,18 +264,15 @@ class PassWriter:
         return (REDUCE,) if self._degrees.tensor > 1 else ()
 
     def _paths(self, name: str, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
-        """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages.
-
-        ``path_of`` gives the path of a rank of the stage and its GPU; it is asked once for each ``name``.
-        """
+        """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages;
+        ``path_of`` gives that of a rank of the stage and its GPU, and is asked once for each ``name``."""
         if (self._number, name) not in self._known_paths:
             paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
             self._known_paths[self._number, name] = paths[0], self._hops(paths)
         return self._known_paths[self._number, name]
 
     def _hops(self, paths: Sequence[Path], *, stage: int | None = None) -> tuple[Hops, ...]:
-        """Return the hops of all ranks, of which only those of a stage, by default the present one, have
-        ``paths``."""
+        """Return the hops of all ranks, of which only those of a stage (default: the present) have paths."""
         hops: list[Hops] = [()] * self._degrees.ranks
         begin = (self._number if stage is None else stage) * self._each
         hops[begin : begin + len(paths)] = (path.hops for path in paths)
