@@ -139,7 +139,8 @@ class KvCache(Frozen):
             why = f"{engine.program} has no cache of this format"
             raise _refused("format", self.format, engine.formats, why)
         if self.implementation is not None and self.implementation not in engine.implementations:
-            why = f"{engine.program} has one implementation"
+            which = "no such" if engine.implementations else "one"
+            why = f"{engine.program} has {which} implementation"
             raise _refused("implementation", self.implementation, engine.implementations, why)
         if model.num_encoder_layers:
             text = (
