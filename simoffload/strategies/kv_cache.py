@@ -144,7 +144,8 @@ class KvCache(Frozen):
             why = f"{engine.program} has no cache of this format"
             raise _refused("format", self.format, engine.formats, why)
         if self.implementation is not None and self.implementation not in engine.implementations:
-            why = f"{engine.program} has one implementation"
+            which = "no such" if engine.implementations else "one"
+            why = f"{engine.program} has {which} implementation"
             raise _refused("implementation", self.implementation, engine.implementations, why)
         if self.connector is not None and not engine.connects:
             text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload, or remove it"

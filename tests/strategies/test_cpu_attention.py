@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import simoffload as so
+from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
@@ -292,3 +293,12 @@ def test_mistakes_are_one_line(
     assert "s.yaml:" in line
     assert f"strategy.kv_cache.{key}:" in line
     assert message in line
+
+
+def test_real_runs_of_a_newer_transformers_have_none() -> None:
+    """``calibrate deepspeed`` runs transformers itself, not DeepSpeed's fork."""
+    work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
+    strategy = {"kind": "zero_inference", "kv_cache": ON_CPU}
+    run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": strategy}
+    with pytest.raises(so.InputError, match="transformers has no such implementation; use dynamic or static"):
+        request(run)
