@@ -306,5 +306,9 @@ class TensorParallelPlan(StagedPlan):
     def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
         """Return the memory that a GPU of a stage needs beside weights."""
         cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        blocks = self.block_moves.memory if self.block_moves is not None else ()
-        return *working_memory(stage, self.workload, self.machine, cache=cache, fused=self.fused), *blocks
+        moves, work = self.block_moves, self.workload
+        if moves is not None:  # activations are those of the tokens that are computed
+            rest = work.prompt_length - moves.connector.loaded
+            work = work.model_copy(update={"prompt_length": rest})
+        working = working_memory(stage, work, self.machine, cache=cache, fused=self.fused)
+        return (*working, *(moves.memory if moves is not None else ()))
