@@ -27,17 +27,12 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency
-from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_FROM_GPU_S
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.new_memory import FREED_S, FRESH_FROM_GPU_S, KEPT_BY_MALLOC
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
 from simoffload.workload import Inference
-
-_MAPPED = 32 << 20
-"""[B] above which glibc always takes new memory from the kernel and returns it at once (mallopt(3),
-M_MMAP_THRESHOLD); smaller blocks are used again."""
-
 
 _PRODUCT_THREAD = 5.9e9
 """[B/s] at which one thread reads keys, or values, in a product with one query of each head (``torch.bmm`` of
@@ -45,14 +40,14 @@ PyTorch 2.13 in single precision, 448 heads of 128 elements, 528 and 2048 tokens
 2026-11-23: 5.7 to 6.1 GB/s; a sum of the same elements reads 18 GB/s). Other CPUs are assumed to be equal."""
 
 
-class CpuWork(NamedTuple):
-    """CpuWork is what the CPU moves in host memory."""
+class MemoryWork(NamedTuple):
+    """MemoryWork is what the CPU moves in host memory."""
 
     traffic: int = 0
     """Size [B] of what it reads and writes."""
     new: int = 0
     """Size [B] of the memory that the kernel maps and clears for it; included in ``traffic`` as written."""
-    freed: int = 0
+    returned_pages: int = 0
     """Size [B] of the memory that it returns to the kernel."""
     products: int = 0
     """Part of ``traffic`` [B] that is keys and values read by batched products."""
@@ -63,12 +58,12 @@ class CpuAttention(NamedTuple):
 
     prompt: tuple[int, ...] = ()
     """Sizes [B] of keys and values of prompts that are copied to host memory; () if there are no prompts."""
-    stored: CpuWork = CpuWork()
-    """Copying them to the buffer."""
+    stored: MemoryWork = MemoryWork()
+    """What the CPU does to copy them to the buffer."""
     sent: tuple[int, ...] = ()
     """Sizes [B] of keys, values, queries and masks of later tokens that are copied to host memory."""
-    attended: CpuWork = CpuWork()
-    """Attention of these tokens."""
+    attended: MemoryWork = MemoryWork()
+    """What the CPU does for the attention of these tokens."""
     returned: int = 0
     """Size [B] of its result, which is copied to the GPU."""
 
@@ -108,7 +103,7 @@ def _width(model: ModelShape) -> int:
 
 def _new(*sizes: int) -> int:
     """Return the size [B] of those tensors that are too large for glibc to use their memory again."""
-    return sum(size for size in sizes if size > _MAPPED)
+    return sum(size for size in sizes if size > KEPT_BY_MALLOC)
 
 
 def _stored(cache: KvCache, model: ModelShape, tokens: int) -> CpuAttention:
@@ -117,7 +112,7 @@ def _stored(cache: KvCache, model: ModelShape, tokens: int) -> CpuAttention:
     size, element = model.dtype_bytes, element_bytes(model)
     copied = element if cache.asynchronous else size
     numel = tokens * _width(model)
-    work = CpuWork(
+    work = MemoryWork(
         2 * numel * (copied + element),
         0 if cache.pin_memory else 2 * numel * element,
         _new(numel * copied, numel * copied),
@@ -125,7 +120,7 @@ def _stored(cache: KvCache, model: ModelShape, tokens: int) -> CpuAttention:
     return CpuAttention((numel * copied,) * 2, work)
 
 
-def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int, ...], CpuWork, int]:
+def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int, ...], MemoryWork, int]:
     """Return the sizes of copies to host memory, the work of the CPU and the size of the result [B].
 
     Keys and values are read as they are kept; a buffer in 16 bit is first cast to new tensors, and heads of
@@ -149,12 +144,12 @@ def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int,
     traffic = 2 * (cached * element + fresh * SINGLE) if fresh else 0  # read to repeat or cast them
     traffic += 2 * read * SINGLE + 2 * own * (size + element) + code.passes * scores
     new = _new(fresh * SINGLE, fresh * SINGLE)
-    work = CpuWork(traffic, new, new, 2 * read * SINGLE)
+    work = MemoryWork(traffic, new, new, 2 * read * SINGLE)
     sent = (own * size, own * size, tokens * hidden * SINGLE, mask)
     return sent, work, tokens * hidden * (size if code.returns_half else SINGLE)
 
 
-def cpu_rate(machine: Machine, work: CpuWork, *, ranks: int) -> int:
+def cpu_rate(machine: Machine, work: MemoryWork, *, ranks: int) -> int:
     """Return the rate [B/s] of the traffic of ``work`` by one of ``ranks`` processes.
 
     Products have the rate of their threads, up to that of the memory; everything else has the rate of
@@ -218,12 +213,12 @@ class CpuAttentionWriter:
         out.host_waits(stream)
         out.spend(out.costs.copy_call.value * len(sizes))
 
-    def _on_cpu(self, name: str, work: CpuWork) -> None:
+    def _on_cpu(self, name: str, work: MemoryWork) -> None:
         out = self._out
         out.flush()
         route = out.cpu_work(name, cpu_rate(out.machine, work, ranks=out.ranks))
         out.add("cpu", HOST, size=work.traffic, route=route, label=name)
-        out.spend(FREED_S * work.freed)
+        out.spend(FREED_S * work.returned_pages)
 
 
 _LABEL = "keys and values"
@@ -270,7 +265,7 @@ def example_command(
 ) -> str:
     """Return the command that runs the model with the cache, and with ``options`` for its weights."""
     flags = {"--pin_kv_cache": cache.pin_memory, "--async_kv_offload": cache.asynchronous}
-    words = (
+    command = (
         f"deepspeed --num_gpus {ranks} run_model.py --model {quote(model.unquantized_name)}",
         f"--batch-size {ranks * workload.batch_size} --prompt-len {workload.prompt_length}",
         f"--gen-len {workload.output_length}",
@@ -278,4 +273,4 @@ def example_command(
         "--kv-offload",
         *(flag for flag, given in flags.items() if given),
     )
-    return _EXAMPLE + " ".join(words) + "\n"
+    return _EXAMPLE + " ".join(command) + "\n"

@@ -25,19 +25,10 @@ from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE, ModelShape
+from simoffload.strategies.new_memory import KEPT_BY_MALLOC
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
 
-FRESH_FROM_GPU_S = (0.1293 - 0.0133) / 2**28
-"""[s/B] by which a copy from the GPU takes longer if the pageable memory is new, because the kernel must map
-and clear its pages (256 MiB: 129.3 ms into new memory, 13.3 ms into existing memory; 1.8 us per page of 4
-KiB)."""
-FRESH_CAST_S = (0.3078 - 0.1446) / 2**29
-"""[s/B] of one thread by which a cast takes longer if its result is in new pageable memory (512 MiB in
-bfloat16: 307.8 ms into new memory, 144.6 ms into existing memory; 4, 8 and 16 threads: 0.34, 0.24 and 0.31 ns
-x threads)."""
-FREED_S = 0.0546 / 2**31
-"""[s/B] for releasing pageable memory (2 GiB in 54.6 ms, 512 MiB in 13.3 ms, for any number of threads)."""
 FRESH_READ_S = 1.370 / 3.2e9 - 1 / 6.84e9
 """[s/B] by which ``torch.load`` from the page cache into new memory takes longer than the copy (3.2 GB in
 1.37 s)."""
@@ -52,10 +43,6 @@ CRC32_S = (1.267 - 0.604) / 3.2e9
 
 FILE_COPY_S = 0.755 / 3.2e9 - 1 / 6.84e9
 """[s/B] by which ``shutil.copyfile`` within the page cache takes longer than the copy (3.2 GB in 0.755 s)."""
-
-KEPT_BY_MALLOC = 32 * 2**20
-"""[B] Largest block of freed memory that malloc keeps and uses again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX
-on 64 bits."""
 
 DIRTY_LIMIT = 0.20
 """Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in

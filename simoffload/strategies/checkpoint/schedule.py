@@ -21,7 +21,6 @@ from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
     FILE_COPY_S,
     FRESH_COPY_S,
-    FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
     CheckpointPart,
@@ -36,6 +35,7 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     RankGroup,
     blocks,
 )
+from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
 from simoffload.strategies.streams import HOST
 from simoffload.workload import Checkpointing, Writer
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
+from simoffload.strategies.new_memory import FREED_S, FRESH_CAST_S
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic

@@ -14,10 +14,10 @@ from simoffload.strategies.checkpoint.bytes import (
     CRC32_S,
     FILE_COPY_S,
     FRESH_COPY_S,
-    FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
 )
+from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
 from tests.strategies.checkpoint.cases import blocking, machine_of, planned, squares, times, with_memcpy
 
 RECORD = json.loads((Path(__file__).parent / "data" / "torch-save-h200.json").read_text())

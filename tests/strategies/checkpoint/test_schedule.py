@@ -14,11 +14,11 @@ from simoffload.models import load_model
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies.checkpoint.bytes import (
     CRC32_S,
-    FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
     fresh_share,
 )
+from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
 from tests.examples import some
 from tests.strategies.checkpoint.cases import (
     FAST,
