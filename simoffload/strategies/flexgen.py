@@ -32,7 +32,7 @@ class FlexGen(Strategy):
     spans_hosts: ClassVar = False
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"disk": "storage"}
-    placement_words: ClassVar = "{} as FlexGen divides it"
+    placement_words: ClassVar = "{} divided by FlexGen"
 
     kind: Literal["flexgen"] = "flexgen"
     ranks: Literal[1] = 1
