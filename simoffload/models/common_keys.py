@@ -62,7 +62,7 @@ _Activation = Annotated[str, AfterValidator(_known_activation)]
 _Positive = Annotated[float, Field(strict=True, gt=0)]
 _NotNegative = Annotated[float, Field(strict=True, ge=0)]
 _Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
-_Whole = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+_Number = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 
 
 class CommonKeys(Frozen):
@@ -86,10 +86,10 @@ class CommonKeys(Frozen):
     attention_dropout: _Fraction | None = None
     hidden_dropout: _Fraction | None = None
     initializer_range: _Fraction | None = None
-    pretraining_tp: _Whole | None = None
-    qk_head_dim: _Whole | None = None
-    original_max_position_embeddings: _Whole | None = None
-    expert_capacity: _Whole | None = None
+    pretraining_tp: _Number | None = None
+    qk_head_dim: _Number | None = None
+    original_max_position_embeddings: _Number | None = None
+    expert_capacity: _Number | None = None
     num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
     norm_topk_prob: Flag | None = None
     output_router_logits: Flag | None = None

@@ -13,7 +13,7 @@ from simoffload.results.training import StorageTraffic
 from simoffload.results.values import by_name
 
 _FORMULAS = {
-    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass; with the loads of blocks",
+    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
@@ -22,7 +22,7 @@ _FORMULAS = {
         "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered, as "
         "ZeRO-3 does"
     ),
-    "kv_load_s": "time of the loads of all blocks of the prefixes, without the prefill",
+    "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
     "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
     "e2e_s": "ttft_s + sum of the decode steps",
     "first_pass_s": (

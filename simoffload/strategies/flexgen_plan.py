@@ -27,7 +27,7 @@ from simoffload.strategies.flexgen_layout import (
     sequences_on_gpu,
     slots_of,
 )
-from simoffload.strategies.flexgen_writer import BlockWriter
+from simoffload.strategies.flexgen_writer import FlexGenWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
@@ -213,7 +213,7 @@ class FlexGenPlan(InferencePlan):
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass of the block."""
-        return BlockWriter(self, forward).written()
+        return FlexGenWriter(self, forward).written()
 
     # -- places ---------------------------------------------------------------------------------
 

@@ -69,8 +69,8 @@ _EXPAND_CALL, _SQUEEZE_CALL, _MASK_CALL = 14, 18, 3
 """Numbers of PyTorch operations that write a tensor in full, that compress one, and that extend a mask."""
 
 
-class BlockWriter(CopyWriter):
-    """A BlockWriter writes one pass of a block: the prefill, or a decode step."""
+class FlexGenWriter(CopyWriter):
+    """A FlexGenWriter writes one pass of a block: the prefill, or a decode step."""
 
     def __init__(self, plan: FlexGenPlan, forward: ForwardPass) -> None:
         super().__init__(plan, name=forward.name)

@@ -98,6 +98,8 @@ def test_everything_shipped_passes(program, repository: Path, folder: str) -> No
     ]
     # The model of a shipped scenario is larger than the memory of its machine.
     known += ["39.8 GB of files on nvme do not stay in the page cache"]
+    # With more parts than key-value heads, vLLM keeps each head several times.
+    known += ["qwen3-235b-a22b.yaml: each of 4 key-value heads is kept by 2 GPUs"]
     rendered = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
     assert rendered == []
     assert answer.out.count(": ok (") == len(files)

@@ -315,7 +315,7 @@ def test_only_opt(model: str, words: str) -> None:
 
 def test_only_float16() -> None:
     with pytest.raises(InputError, match="set it to float16"):
-        so.load_scenario("flexgen/opt-30b", overrides=["model.dtype=bfloat16"]).plan()
+        so.load_scenario("flexgen/opt-30b", overrides=["model.dtype=float32"]).plan()
 
 
 def test_the_command_line() -> None:

@@ -367,7 +367,7 @@ def test_real_runs_get_the_cache(kind: str) -> None:
     run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": {"kind": kind, "kv_cache": STATIC}}
     data = case_data(0, request(run), trace=False)
     written = {"tier": "dram", "format": None, "implementation": "static"}
-    assert data["kv_cache"] == written | {"pin_memory": False, "asynchronous": False}
+    assert data["kv_cache"] == written | {"pin_memory": False, "asynchronous": False, "connector": None}
     run["strategy"] = {"kind": kind, "kv_cache": {"tier": "nvme"}}
     with pytest.raises(so.InputError, match="keeps no cache there; use hbm or dram"):
         request(run)
