@@ -181,7 +181,8 @@ class Accelerate(CachingStrategy):
         return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None), folder
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield, for each tier from the smallest, the change that offloads all modules to it."""
+        """Yield the cache in host memory, and for each tier from the smallest all modules on it."""
+        yield from self.cache_moves()
         for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
             placed = self.model_copy(update={"device_map": "cuda"}).retarget(
                 Placement(tier.name), plan.machine

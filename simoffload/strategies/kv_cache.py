@@ -6,14 +6,16 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Frozen
+from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
+from simoffload.results import Change
 from simoffload.strategies.base import Strategy, TierChoice
 from simoffload.strategies.connector import Connector
 
@@ -224,6 +226,12 @@ class CachingStrategy(Strategy):
     def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program does not have."""
         return self.kv_cache.checked(self.cache_engine, model, machine)
+
+    def cache_moves(self) -> Iterator[tuple[Change, ...]]:
+        """Yield the change that keeps the cache in host memory, if it is in HBM and the program can."""
+        if "dram" in self.cache_engine.tiers and self.kv_cache.tier == "hbm" and self.kv_cache.format is None:
+            edit = Edit.at("strategy.kv_cache.tier", "dram")
+            yield (Change("setting", "key-value cache on dram", (edit,)),)
 
     def generation_config(self) -> dict[str, Any]:
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
@@ -65,11 +66,13 @@ class Resident(CachingStrategy):
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield ZeRO instead of a full copy on each GPU, with the weights on each tier."""
+        """Yield the cache in host memory, and ZeRO instead of a full copy on each GPU, with the weights on
+        each tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
-            return inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+            elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+            return chain(self.cache_moves(), elsewhere)
         above = tuple(self.stages(plan))
         return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 

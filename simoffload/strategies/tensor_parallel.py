@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -121,10 +122,11 @@ class TensorParallel(DividedStrategy):
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield ZeRO-Inference, with the weights on each tier."""
+        """Yield the cache in host memory, and ZeRO-Inference with the weights on each tier."""
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
         size = int(OffloadParamSection().buffer_size)
-        return inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        return chain(self.cache_moves(), elsewhere)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""

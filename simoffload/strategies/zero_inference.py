@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
@@ -97,10 +98,10 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield changes that move the weights to each tier."""
+        """Yield changes that move the cache to host memory, and the weights to each tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
-        return inference_moves(plan, ranks=self.ranks, buffer_size=size)
+        return chain(self.cache_moves(), inference_moves(plan, ranks=self.ranks, buffer_size=size))
 
     @classmethod
     def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:

@@ -371,3 +371,17 @@ def test_real_runs_get_the_cache(kind: str) -> None:
     run["strategy"] = {"kind": kind, "kv_cache": {"tier": "nvme"}}
     with pytest.raises(so.InputError, match="keeps no cache there; use hbm or dram"):
         request(run)
+
+
+def test_fit_moves_the_cache(tmp_path: Path) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text(
+        "{name: long prompts, model: llama-3.1-8b, platform: dgx-h200, strategy: {kind: resident},"
+        " workload: {batch_size: 16, prompt_length: 60000, output_length: 64}}"
+    )
+    changes = so.fit(file).remedies.changes
+    (moved,) = (one for one in changes if one.description == "key-value cache on dram")
+    (use,) = (one for one in moved.uses if one.kind == "dram")
+    assert use.fits and any(term.name == "key-value cache" for term in use.terms)
+    again = so.fit(so.load_scenario(str(file), overrides=["strategy.kv_cache.tier=dram"]))
+    assert again.fits
