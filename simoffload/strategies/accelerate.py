@@ -182,7 +182,7 @@ class Accelerate(CachingStrategy):
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield the cache in host memory, and for each tier from the smallest all modules on it."""
-        yield from self.cache_moves()
+        yield from self.cache_moves(plan)
         for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
             placed = self.model_copy(update={"device_map": "cuda"}).retarget(
                 Placement(tier.name), plan.machine

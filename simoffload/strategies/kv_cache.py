@@ -16,7 +16,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Strategy, TierChoice
+from simoffload.strategies.base import Plan, Strategy, TierChoice
 from simoffload.strategies.connector import Connector
 
 CacheFormat = Literal["fp8", "int8", "int4", "int2"]
@@ -227,9 +227,14 @@ class CachingStrategy(Strategy):
         """Return the cache of a plan. Raises InputError for what the program does not have."""
         return self.kv_cache.checked(self.cache_engine, model, machine)
 
-    def cache_moves(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the change that keeps the cache in host memory, if it is in HBM and the program can."""
-        if "dram" in self.cache_engine.tiers and self.kv_cache.tier == "hbm" and self.kv_cache.format is None:
+    def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield the change that keeps the cache in host memory, if HBM is too small and the program can."""
+        now, capacity = self.kv_cache, plan.machine.tiers["hbm"].capacity
+        in_hbm = now.tier == "hbm" and now.format is None and "dram" in self.cache_engine.tiers
+        needed = max(
+            sum(term.size for term in stage.terms if term.tier == "hbm") for stage in plan.memory_stages
+        )
+        if in_hbm and needed > capacity:
             edit = Edit.at("strategy.kv_cache.tier", "dram")
             yield (Change("setting", "key-value cache on dram", (edit,)),)
 

@@ -72,7 +72,7 @@ class Resident(CachingStrategy):
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
             elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
-            return chain(self.cache_moves(), elsewhere)
+            return chain(self.cache_moves(plan), elsewhere)
         above = tuple(self.stages(plan))
         return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 

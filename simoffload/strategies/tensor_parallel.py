@@ -126,7 +126,7 @@ class TensorParallel(DividedStrategy):
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
         size = int(OffloadParamSection().buffer_size)
         elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
-        return chain(self.cache_moves(), elsewhere)
+        return chain(self.cache_moves(plan), elsewhere)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""

@@ -101,7 +101,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         """Yield changes that move the cache to host memory, and the weights to each tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
-        return chain(self.cache_moves(), inference_moves(plan, ranks=self.ranks, buffer_size=size))
+        return chain(self.cache_moves(plan), inference_moves(plan, ranks=self.ranks, buffer_size=size))
 
     @classmethod
     def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:

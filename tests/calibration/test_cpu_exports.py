@@ -39,7 +39,7 @@ SMALL = {
     "ddn/bloom-7b1": (BLOOM, "strategy.ranks=1", f"{PARAM}.buffer_size=4e6"),
     "xinnor/llama-16b-optimizer": (LLAMA,),
     "xinnor/llama-16b-parameters": (LLAMA, f"{PARAM}.buffer_size=4e6"),
-    "zero-offload-2021/gpt2": (OPT,),
+    "zero-offload-2021/gpt2": (OPT, "platform=dgx-a100"),
     "micron/opt-30b-hbm": (OPT, "strategy.ranks=1"),
 }
 """Shipped scenarios with a model of their family that fits on any machine, and buffers for it."""

@@ -382,6 +382,7 @@ def test_fit_moves_the_cache(tmp_path: Path) -> None:
     changes = so.fit(file).remedies.changes
     (moved,) = (one for one in changes if one.description == "key-value cache on dram")
     (use,) = (one for one in moved.uses if one.kind == "dram")
-    assert use.fits and any(term.name == "key-value cache" for term in use.terms)
+    assert use.fits
+    assert any(term.name == "key-value cache" for term in use.terms)
     again = so.fit(so.load_scenario(str(file), overrides=["strategy.kv_cache.tier=dram"]))
     assert again.fits
