@@ -198,7 +198,7 @@ class ScheduleTemplates:
         key = warm, tuple(map(bool, durations))
         if key not in self._written:
             slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
-            self._written[key] = self._write(slots, (Sequences(1, 1, 1),), (), name="", warm=warm)
+            self._written[key] = self.write(slots, (Sequences(1, 1, 1),), (), name="", warm=warm)
         program = self._written[key]
         blocks = tuple(
             [
@@ -215,19 +215,7 @@ class ScheduleTemplates:
         )
         return program._replace(name=name, blocks=blocks)
 
-    def with_updates(
-        self,
-        durations: Sequence[int],
-        batch: tuple[Sequences, ...],
-        updates: Sequence[LayerUpdate | None] | CpuAttention,
-        *,
-        name: str,
-        warm: bool,
-    ) -> Schedule:
-        """Return the schedule of a pass that moves an offloaded cache, whose size no template has."""
-        return self._write(durations, batch, updates, name=name, warm=warm)
-
-    def _write(
+    def write(
         self,
         slots: Sequence[int],
         batch: tuple[Sequences, ...],
@@ -236,8 +224,8 @@ class ScheduleTemplates:
         name: str,
         warm: bool,
     ) -> Schedule:
-        """Write a pass in which the kernels of a module take the time in its slot: a duration, or a
-        placeholder -1 - n for module n."""
+        """Return a pass in which the kernels of a module take the time in its slot: a duration, or in a
+        template a placeholder -1 - n for module n. No template has the sizes of an offloaded cache."""
         layered = self.layered
         timing = _DurationSlots(
             self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache

@@ -19,6 +19,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
+from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.called_experts import (
     fetches_called,
     only_called,
@@ -27,7 +28,13 @@ from simoffload.strategies.called_experts import (
     tokens_of,
 )
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.cpu_attention import COMMAND, cpu_attention, cpu_attention_memory, example_command
+from simoffload.strategies.cpu_attention import (
+    COMMAND,
+    CpuAttention,
+    cpu_attention,
+    cpu_attention_memory,
+    example_command,
+)
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
@@ -300,13 +307,14 @@ class ZeroInferencePlan(InferencePlan):
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
         durations = self.durations(forward)
+        work: CpuAttention | Sequence[LayerUpdate | None]
         if self.cache.attends_on_cpu:
             work = cpu_attention(self.cache, self.model, forward.batch)
-            return plan.templates.with_updates(durations, forward.batch, work, name=forward.name, warm=warm)
-        if not self.cache.offloaded:
+        elif self.cache.offloaded:
+            work = self.cache_updates(forward.batch)
+        else:
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        updates = self.cache_updates(forward.batch)
-        return plan.templates.with_updates(durations, forward.batch, updates, name=forward.name, warm=warm)
+        return plan.templates.write(durations, forward.batch, work, name=forward.name, warm=warm)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
