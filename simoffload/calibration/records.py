@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -166,18 +166,25 @@ class RecordedRun(_Part):
         """Return the measured times [s] by pass.
 
         Inference has "first pass" (of the first repetition), and "prefill" and "decode" (the median step) of
-        all later ones. Training has the median over later repetitions of the sums per repetition, of an even
-        number the lower one of the two in the middle: Python collects its garbage in one of several steps,
-        which takes 0.2 to 0.4 s (docs/measurements/training.md). Separately timed steps take precedence
-        over the sum of their parts.
+        all later ones. With a cache outside HBM, "decode" is the mean step of the second repetition, which is
+        predicted with its waits for pinned memory. Training has the median over later repetitions of the sums
+        per repetition, of an even number the lower one of the two in the middle: Python collects its garbage
+        in one of several steps, which takes 0.2 to 0.4 s (docs/measurements/training.md). Separately timed
+        steps take precedence over the sum of their parts.
         """
         if self.training:
             return self._training()
         steady = [one for one in self.passes if one.repetition >= _STEADY]
+        decode = [one for one in steady if one.name.startswith("decode")]
+        if (self.kv_cache or {}).get("tier", "hbm") != "hbm":  # steps differ, as some wait for pinned memory
+            second = [one.seconds for one in decode if one.repetition == _STEADY]
+            decode_s = [fmean(second)] if second else []
+        else:
+            decode_s = [one.seconds for one in decode]
         times = {
             "first pass": [p.seconds for p in self.passes if p.repetition == 0 and p.name == "prefill"],
             "prefill": [p.seconds for p in steady if p.name == "prefill"],
-            "decode": [p.seconds for p in steady if p.name.startswith("decode")],
+            "decode": decode_s,
         }
         return {name: median(found) for name, found in times.items() if found}
 

@@ -3,6 +3,7 @@ adapters."""
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -287,6 +288,17 @@ class CpuOptimizer(Frozen):
         return int(saturating(threads * thread, limit / processes))
 
 
+_ESTIMATED_PINNED_ALLOCATION = Sourced[BytesPerSecond].model_validate(
+    {
+        "value": "2.4 GB/s",
+        "origin": "estimate",
+        "source": "blocks of 64 to 256 MiB on two virtual machines with H200: docs/measurements/kv-cache.md",
+        "date": datetime.date(2026, 11, 23),
+    }
+)
+"""Rate at which hosts on which it was not measured pin new memory: a median."""
+
+
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -326,6 +338,9 @@ class Host(Profile):
     fsdp: FsdpCosts | None = None
     """Costs of the Python thread under PyTorch's FSDP; None: not measured, so that those of another host are
     scaled."""
+    pinned_allocation: Sourced[BytesPerSecond] | None = None
+    """Rate at which new memory is allocated and pinned (``cudaHostAlloc``); None: not measured, so that it is
+    estimated."""
     eager: EagerCosts | None = None
     """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
     are estimated."""
@@ -354,6 +369,11 @@ class Host(Profile):
     def eager_costs(self) -> EagerCosts:
         """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
         return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
+
+    @property
+    def new_pinned_memory(self) -> Sourced[BytesPerSecond]:
+        """The host's own rate at which new memory is pinned, or an estimate."""
+        return self.pinned_allocation or _ESTIMATED_PINNED_ALLOCATION
 
     @property
     def memory_rate(self) -> int:

@@ -42,6 +42,7 @@ _KINDS = {
     "launch": ("kernel launch", draw.GREY),
     "hook": ("host thread", draw.GREY),
     "pages": ("new pages for copies", draw.GREY),
+    "pin": ("new pinned memory", draw.GREY),
     "cached": ("entering the page cache", draw.BLACK),
     "checksum": ("crc32", draw.PURPLE),
 }

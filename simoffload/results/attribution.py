@@ -149,6 +149,7 @@ _NAMES = {
     "update": "optimizer on the GPU",
     "wait": "waiting for the CPU update",
     "pages": "new pages for copies",
+    "pin": "new pinned memory",
     "cached": "entering the page cache",
     "checksum": "crc32",
 }
@@ -156,6 +157,7 @@ _GROUPS: dict[str, Group] = {
     "hook": "host",
     "launch": "host",
     "pages": "host",
+    "pin": "host",
     "cached": "host",
     "checksum": "host",
     "cpu": "host",

@@ -14,7 +14,10 @@ from simoffload.results.values import by_name
 
 _FORMULAS = {
     "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
-    "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
+    "tpot_s": (
+        "sum of the decode steps, with kv_allocation_s / number of decode steps (time per output token of a "
+        "sequence)"
+    ),
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
     "spread_bound_tokens_per_s": (
@@ -23,8 +26,12 @@ _FORMULAS = {
         "ZeRO-3 does"
     ),
     "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
+    "kv_allocation_s": (
+        "time for which all decode steps together wait for new pinned memory of an offloaded cache, in the "
+        "second generation of a process; the times of single steps do not contain it"
+    ),
     "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
-    "e2e_s": "ttft_s + sum of the decode steps",
+    "e2e_s": "ttft_s + sum of the decode steps, with kv_allocation_s",
     "first_pass_s": (
         "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
     ),
@@ -41,7 +48,9 @@ class InferenceResult(SimulationResult):
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
-    optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s"})
+    optional: ClassVar[frozenset[str]] = frozenset(
+        {"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s", "kv_allocation_s"}
+    )
 
     batch_size: int
     prompt_length: int
@@ -52,6 +61,8 @@ class InferenceResult(SimulationResult):
     """Loads of the blocks of the prefixes alone; None without any."""
     store: PassResult | None = None
     """Stores of new blocks alone; None without any."""
+    allocation: PassResult | None = None
+    """Waits of all decode steps for new pinned memory; None without any."""
     traffic: tuple[StorageTraffic, ...] = ()
     """Blocks that a generation reads and writes on a tier."""
     drive_lifetime: tuple[TierLifetime, ...] = ()
@@ -61,7 +72,7 @@ class InferenceResult(SimulationResult):
     spread_bound_tokens_per_s: float | None = None
     """[1/s] defined in ``formulas``; None unless ZeRO-3 gathers the weights from the HBM of several GPUs."""
     decode_total_s: float = 0.0
-    """[s] of all decode steps."""
+    """[s] of all decode steps, with their waits for new pinned memory."""
     decode_bound: float = 0.0
     """Relative error bound of interpolated decode steps; 0 if all are exact."""
     decode_estimated: int = 0
@@ -74,11 +85,14 @@ class InferenceResult(SimulationResult):
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """Time [s] of the prefill, and of all decode steps, represented by the first one."""
+        """Time [s] of the prefill, of all decode steps, represented by the first one, and of their waits for
+        new pinned memory."""
         if self.prefill is None:
             return ()
-        decode = ((self.decode[0], self.decode_total_s),) if self.decode else ()
-        return ((self.prefill, self.prefill.time_s), *decode)
+        waits = self.kv_allocation_s or 0.0
+        decode = ((self.decode[0], self.decode_total_s - waits),) if self.decode else ()
+        waiting = ((self.allocation, waits),) if self.allocation else ()
+        return ((self.prefill, self.prefill.time_s), *decode, *waiting)
 
     @property
     def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
@@ -124,6 +138,11 @@ class InferenceResult(SimulationResult):
         return self.store.time_s if self.store else None
 
     @property
+    def kv_allocation_s(self) -> float | None:
+        """Time for which decode steps wait for new pinned memory [s]: see ``formulas``."""
+        return self.allocation.time_s if self.allocation else None
+
+    @property
     def tpot_s(self) -> float | None:
         """Time per output token [s], None when only one token is generated: see ``formulas``."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
@@ -163,7 +182,16 @@ class InferenceResult(SimulationResult):
     def passes(self) -> tuple[PassResult, ...]:
         """First pass, prefill and the decode steps that were simulated."""
         return tuple(
-            one for one in (self.first_pass, self.prefill, self.load, self.store, *self.decode) if one
+            one
+            for one in (
+                self.first_pass,
+                self.prefill,
+                self.load,
+                self.store,
+                *self.decode,
+                self.allocation,
+            )
+            if one
         )
 
     def particulars(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from simoffload.schedule.bounds import (
     Contention,
+    alone_rate,
     find_contention,
     link_loads,
     link_time,
@@ -43,6 +44,7 @@ __all__ = [
     "Route",
     "Schedule",
     "ScheduleBuilder",
+    "alone_rate",
     "check_schedule",
     "compile_streams",
     "find_contention",

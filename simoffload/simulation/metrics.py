@@ -119,7 +119,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
         found = dict(zip((one.kind for one in passes), runner.phases(passes), strict=True))
-        decoding = runner.series(series)
+        decoding, waits = runner.series(series), found.get("allocation")
         result = replace(
             result,
             first_pass=found.get("first pass"),
@@ -127,7 +127,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
             load=found.get("load"),
             store=found.get("store"),
             decode=tuple(one.result for one in decoding.simulated),
-            decode_total_s=decoding.total * _PICO,
+            allocation=waits,
+            decode_total_s=(decoding.total + (waits.time_ps if waits else 0)) * _PICO,
             decode_bound=decoding.bound,
             decode_estimated=decoding.estimated,
             timelines=runner.timelines,

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 TierChoice = Literal["any", "storage"]
 PhaseKind = Literal[
-    "first pass", "prefill", "decode", "forward", "backward", "optimizer", "save", "restore", "load", "store"
+    "first pass",
+    "prefill",
+    "decode",
+    "forward",
+    "backward",
+    "optimizer",
+    "save",
+    "restore",
+    "load",
+    "store",
+    "allocation",
 ]
 
 

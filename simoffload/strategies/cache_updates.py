@@ -21,7 +21,7 @@ from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import cache_bytes, cache_term, pinned_rounding
+from simoffload.strategies.memory import cache_bytes, cache_term, pinned_block, pinned_rounding
 from simoffload.workload import Inference
 
 
@@ -146,7 +146,7 @@ def write_update(
 
     def copy(stream: int, sizes: Sequence[int], *, to_device: bool, behind: tuple[Dependency, ...]) -> None:
         route, latency = copies(sizes, to_device)
-        builder.add(Op("copy", _LABEL, stream, latency, sum(sizes), route, behind))
+        builder.add(Op("copy", CACHE_LABEL, stream, latency, sum(sizes), route, behind))
 
     if update.fetched:
         behind = so_far(host, compute) if ahead else so_far(host)
@@ -158,7 +158,8 @@ def write_update(
     builder.add(Op("compute", label, compute, duration - joining, after=so_far(host)))
 
 
-_LABEL = "keys and values"
+CACHE_LABEL = "keys and values"
+"""Label of copies of an offloaded cache."""
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inf
         def block(context: int, at: int = at) -> int:
             batch = (Sequences(workload.batch_size, 1, context),)
             size = tensor_sizes(cache, part, layer, batch, [context], length=last)[at]
-            return 1 << (size - 1).bit_length() if size else 0
+            return pinned_block(size)
 
         context = first
         while context <= last:

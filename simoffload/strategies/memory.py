@@ -85,14 +85,18 @@ def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: b
     return MemoryTerm(tier, name, size, pinned=pinned, remedy=remedy)
 
 
-def pinned_rounding(sizes: Sequence[int]) -> int:
-    """Return the bytes [B] that PyTorch's pinned allocator adds by rounding each allocation up to a power of
-    two.
+def pinned_block(size: int) -> int:
+    """Return the size [B] of the block in which PyTorch's pinned allocator puts ``size`` [B]: a power of two.
 
     Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.x (PowerOf2Ceil).
     """
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def pinned_rounding(sizes: Sequence[int]) -> int:
+    """Return the bytes [B] that PyTorch's pinned allocator adds to allocations of some sizes [B]."""
     counts = Counter(sizes).items()  # identical layers make the same allocations
-    return sum(count * ((1 << (size - 1).bit_length()) - size) for size, count in counts if size > 0)
+    return sum(count * (pinned_block(size) - size) for size, count in counts if size > 0)
 
 
 def working_memory(

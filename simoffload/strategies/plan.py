@@ -18,12 +18,15 @@ from simoffload.models import (
     training_forward_flops,
 )
 from simoffload.results import MemoryTerm
-from simoffload.schedule import Schedule
+from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache_updates import LayerUpdate, cache_memory, layer_updates
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
+from simoffload.strategies.pinned_pool import allocation_waits
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
+
+_ALLOCATION = "new pinned memory"
 
 
 class ForwardPass(NamedTuple):
@@ -144,12 +147,9 @@ class InferencePlan(Plan):
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode
         steps."""
-        prompt, steps = self.workload.prompt_length, self.workload.decode_steps
-
-        def decode(number: int) -> ForwardPass:
-            return self.forward(f"decode {number}", 1, prompt + number)
-
+        prompt, steps, decode = self.workload.prompt_length, self.workload.decode_steps, self._decode_step
         first = self.forward("first pass", prompt, prompt, first=True)
+        waits = Phase(_ALLOCATION, "allocation", lambda _: self._allocations())
         return (
             *([self._phase(first, "first pass")] if self.traced else []),
             self._phase(self.forward("prefill", prompt, prompt), "prefill"),
@@ -159,7 +159,40 @@ class InferencePlan(Plan):
                 lambda number: self._phase(decode(number), "decode"),
                 lambda number: (*self.durations(decode(number)), *self._cache_transfers(decode(number))),
             ),
+            *([waits] if self.allocation_waits else []),
         )
+
+    def _decode_step(self, number: int) -> ForwardPass:
+        return self.forward(f"decode {number}", 1, self.workload.prompt_length + number)
+
+    @cached_property
+    def allocation_waits(self) -> Mapping[int, int]:
+        """How long decode steps wait for new pinned memory of an offloaded cache [ps], by their number."""
+        if not self.cache.offloaded:
+            return {}
+
+        def tensors(step: int) -> list[tuple[int, ...]]:
+            updates = self.cache_updates(self._decode_step(step).batch, self.cached_part)
+            return [one.stored for one in updates if one is not None]
+
+        return allocation_waits(
+            self.workload.decode_steps,
+            tensors,
+            lambda number: self.schedule(self._decode_step(number)),
+            rate=self.machine.host.new_pinned_memory.value,
+        )
+
+    @property
+    def cached_part(self) -> ModelShape:
+        """Part of the model whose cache a process has."""
+        return self.model
+
+    def _allocations(self) -> Schedule:
+        """Return the waits of all decode steps for new pinned memory, as work of each host thread."""
+        ranks = self.schedule(self._decode_step(1)).ranks
+        builder = ScheduleBuilder(name=_ALLOCATION, ranks=ranks, streams=("host",))
+        builder.add(Op("pin", _ALLOCATION, 0, sum(self.allocation_waits.values())))
+        return builder.build([(one.name, one.capacity) for one in self.machine.resources])
 
     def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Path
-from simoffload.models import Layer, Module, Sequences
+from simoffload.models import Layer, ModelShape, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Facts, Phase, PhaseSeries
 from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
@@ -305,6 +305,11 @@ class StagedPlan(InferencePlan):
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @property
+    def cached_part(self) -> ModelShape:
+        """Part of the model whose cache a process has: that of a GPU, as there is one stage."""
+        return self.divided.stages[0]
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,11 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     if single:
         rate = single[0]["bytes"] / single[0]["seconds"]
         found["memcpy_rate"] = Fitted(rate_text(rate), "one thread, 1 GiB copied to another buffer", 1)
+    new = [row["bytes"] / median(row["seconds"]) for row in sections.get("copies", {}).get("new_pinned", [])]
+    if new:
+        middle, residual, count = central(new)
+        what = "allocations of pinned blocks of 64 to 256 MiB"
+        found["pinned_allocation"] = Fitted(rate_text(middle), what, count, residual)
     traffic = [
         (2 * row["bytes"] / row["seconds"], f"CPU copies by {row['threads']} threads, read and written")
         for row in copies

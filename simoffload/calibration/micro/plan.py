@@ -152,7 +152,8 @@ def ranks_of(plan: SectionPlan, gpus: int) -> list[int]:
 
 
 _GIVES = {
-    "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml",
+    "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml, and "
+    "pinned_allocation of host.yaml",
     "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml",
     "collectives": "interconnect of accelerator.yaml",
     "hbm": "hbm_efficiency of accelerator.yaml",
