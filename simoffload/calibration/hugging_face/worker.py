@@ -137,7 +137,11 @@ def _measured(case: Mapping[str, Any], device: str, folder: Path) -> dict[str, A
             step = generation(model, case, device)
             for index in range(case["workload"]["output_length"]):
                 times.add(f"decode {index}" if index else "prefill", repetition, step)
-        traces = {"gpu decode": gpu_activity(step)} if case["trace"] and device != "cpu" else {}
+        traces = {}
+        if case["trace"] and device != "cpu":  # of a new generation: a static cache has room for one only
+            step = generation(model, case, device)
+            step()
+            traces["gpu decode"] = gpu_activity(step)
     return {
         **run_facts(case, model, ranks=case["ranks"]),
         "dtype": case["dtype"],

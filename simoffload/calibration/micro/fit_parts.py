@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -116,7 +115,7 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     if single:
         rate = single[0]["bytes"] / single[0]["seconds"]
         found["memcpy_rate"] = Fitted(rate_text(rate), "one thread, 1 GiB copied to another buffer", 1)
-    new = [row["bytes"] / median(row["seconds"]) for row in sections.get("copies", {}).get("new_pinned", [])]
+    new = [row["bytes"] / row["seconds"] for row in sections.get("copies", {}).get("new_pinned", [])]
     if new:
         middle, residual, count = central(new)
         what = "allocations of pinned blocks of 64 to 256 MiB"
