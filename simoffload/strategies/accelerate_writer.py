@@ -74,6 +74,7 @@ class AccelerateWriter(StreamWriter):
             route, latency = self._to_gpu(size, disk=disk)
             self.add("copy", compute, fixed=latency, size=size, route=route, after=self.so_far(HOST))
             self.host_waits(compute)
+            self.cool(self.transfer_s(route, latency, size))
 
     def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
         """Return route and latency [ps] of the copy of a tensor to the main GPU."""
