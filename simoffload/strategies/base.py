@@ -29,19 +29,9 @@ if TYPE_CHECKING:
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 TierChoice = Literal["any", "storage"]
-PhaseKind = Literal[
-    "first pass",
-    "prefill",
-    "decode",
-    "forward",
-    "backward",
-    "optimizer",
-    "save",
-    "restore",
-    "load",
-    "store",
-    "allocation",
-]
+_Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
+_Others = Literal["forward", "backward", "optimizer", "save", "restore"]
+PhaseKind = Literal[_Inference, _Others]
 
 
 class Earlier(NamedTuple):

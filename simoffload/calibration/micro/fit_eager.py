@@ -76,13 +76,14 @@ def _factor(run: Run, machine: Machine) -> float:
 
 
 def _tensor(rows: Mapping[str, Run], machine: Machine, operation: float) -> float:
-    """[s] per tensor that Accelerate adds, without hooks and copies."""
+    """[s] per tensor that Accelerate adds, without hooks, copies, and what waiting for these costs."""
     run = rows["offloaded"]
     work = Inference.model_validate(run["workload"])
     plan = Accelerate.model_validate(run["strategy"]).plan(load_model(run["model"]), work, machine)
     path = machine.host_to_device(plan.main, pinned=True)
     sizes = [size for call in plan.copied for size in call]
     copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
+    copies *= 1 + machine.host.deepspeed.cold_share.value
     hooks = operation * sum(1 for call, _ in plan.placed if plan.tree.module(call).parameters)
     return max(0.0, float(run["seconds"] - rows["kept"]["seconds"]) - copies - hooks) / len(sizes)
 
