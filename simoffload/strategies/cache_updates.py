@@ -36,6 +36,27 @@ class LayerUpdate(NamedTuple):
     stored: tuple[int, ...]
     """Sizes [B] of the tensors that are copied to host memory."""
 
+    @property
+    def moved(self) -> int:
+        """Size [B] of all that is copied."""
+        return sum(self.fetched) + sum(self.stored)
+
+    def write(
+        self,
+        builder: ScheduleBuilder,
+        streams: CacheStreams,
+        ways: Copies,
+        *,
+        label: str,
+        joining: int,
+        duration: int,
+        after: Sequence[Dependency] = (),
+    ) -> None:
+        """Write the update with the attention after it (``write_update``)."""
+        write_update(
+            builder, self, streams, ways, label=label, joining=joining, duration=duration, after=after
+        )
+
 
 def layer_updates(
     cache: KvCache, part: ModelShape, batch: Sequence[Sequences], *, length: int

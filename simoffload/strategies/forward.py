@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import Module
-from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
+from simoffload.strategies.cache_updates import CacheStreams
+from simoffload.strategies.cache_ways import CacheWays, Way
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.cpu_attention import CpuAttention, CpuAttentionWriter
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.quantization import quantized_gather
+from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 CACHE = len(STREAMS)
-"""Number of the stream that prefetches an offloaded cache; there is one only with such a cache."""
+"""Number of the first stream that moves an offloaded cache; there are such only with one."""
 _, COPY, COMM, COMPUTE, IO = range(5)
 
 
@@ -58,7 +60,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         timing: Timing,
         streams: Sequence[str] = STREAMS,
         routes: Routes | None = None,
-        updates: Sequence[LayerUpdate | None] = (),
+        updates: Sequence[CacheUpdate | None] = (),
         attention: CpuAttention | None = None,
     ) -> None:
         super().__init__(
@@ -150,11 +152,10 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         if update is None:
             self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
             return
-        write_update(
+        update.write(
             self.builder,
-            update,
             CacheStreams(HOST, COMPUTE, CACHE, CACHE),
-            lambda sizes, to_device: self.copies(sizes, to_device=to_device, pinned=True),
+            CacheWays(self.builder, self.machine, lambda name, path, _: Way(name, *self.way((name,), path))),
             label=module.name,
             joining=self.timing.joining(update.joined, duration),
             duration=duration,
