@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
 from simoffload.schedule import Device, Schedule
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
-from simoffload.strategies.cache_ways import CacheWays, Way
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, StreamWriter
@@ -152,19 +152,21 @@ class AccelerateWriter(StreamWriter):
         own.write(
             self.builder,
             CacheStreams(HOST, 1 + gpu, prefetch, fetching),
-            CacheWays(self.builder, self.machine, partial(self._cache_way, gpu, to)),
+            CacheRoutes(self.builder, self.machine, partial(self._cache_route, gpu, to)),
             label=label,
             joining=self.timing.joining(own.joined, duration),
             duration=duration,
         )
 
-    def _cache_way(
+    def _cache_route(
         self, gpu: int, to: int, name: str, path_of: Callable[[int], Path], following: bool
-    ) -> Way:
-        """Return the route of the cache of one GPU, or of the one of the next layer."""
-        at = to if following else gpu
-        name = name if at == self._plan.main else f"{name} {at}"
-        return Way(name, *self.way((name,), lambda _: path_of(at)))
+    ) -> TransferRoute:
+        """Return the route of the cache of one GPU, or of the one of the next layer; all GPUs read and write
+        storage on one route."""
+        path = path_of(to if following else gpu)
+        if path.hops != path_of(self._plan.main).hops:
+            name = f"{name} {to if following else gpu}"
+        return TransferRoute(name, *self.way((name,), lambda _: path))
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

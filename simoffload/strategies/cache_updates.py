@@ -37,7 +37,7 @@ class LayerUpdate(NamedTuple):
     """Sizes [B] of the tensors that are copied to host memory."""
 
     @property
-    def moved(self) -> int:
+    def size(self) -> int:
         """Size [B] of all that is copied."""
         return sum(self.fetched) + sum(self.stored)
 
@@ -45,7 +45,7 @@ class LayerUpdate(NamedTuple):
         self,
         builder: ScheduleBuilder,
         streams: CacheStreams,
-        ways: Copies,
+        routes: Copies,
         *,
         label: str,
         joining: int,
@@ -54,7 +54,7 @@ class LayerUpdate(NamedTuple):
     ) -> None:
         """Write the update with the attention after it (``write_update``)."""
         write_update(
-            builder, self, streams, ways, label=label, joining=joining, duration=duration, after=after
+            builder, self, streams, routes, label=label, joining=joining, duration=duration, after=after
         )
 
 

@@ -9,12 +9,13 @@ The docstring of each method states what waits for what.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from simoffload.hardware import Path
 from simoffload.models import Module
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
-from simoffload.strategies.cache_ways import CacheWays, Way
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.cpu_attention import CpuAttention, CpuAttentionWriter
 from simoffload.strategies.ds_config import OffloadSettings
@@ -155,12 +156,16 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         update.write(
             self.builder,
             CacheStreams(HOST, COMPUTE, CACHE, CACHE),
-            CacheWays(self.builder, self.machine, lambda name, path, _: Way(name, *self.way((name,), path))),
+            CacheRoutes(self.builder, self.machine, self._cache_route),
             label=module.name,
             joining=self.timing.joining(update.joined, duration),
             duration=duration,
             after=after,
         )
+
+    def _cache_route(self, name: str, path: Callable[[int], Path], _following: bool) -> TransferRoute:
+        """Return the route of the cache of every rank."""
+        return TransferRoute(name, *self.way((name,), path))
 
     def end_forward(self) -> None:
         """Let the host wait for the last kernel, because it needs the next token or the loss."""

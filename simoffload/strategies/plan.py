@@ -206,7 +206,7 @@ class InferencePlan(Plan):
         if not self.cache.offloaded:
             return ()
         found = self.cache_updates(forward.batch)
-        return tuple(one.moved for one in dict.fromkeys(found) if one)
+        return tuple(one.size for one in dict.fromkeys(found) if one)
 
     def forward(self, name: str, new_tokens: int, context: int, *, first: bool = False) -> ForwardPass:
         """Return a pass of the workload's batch, with sequences of equal context."""

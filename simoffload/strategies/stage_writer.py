@@ -12,8 +12,8 @@ from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Facts, Phase, PhaseSeries
 from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
-from simoffload.strategies.cache_ways import CacheWays, Way
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.plan import ForwardPass, InferencePlan
@@ -193,16 +193,16 @@ class PassWriter:
         self._update.write(
             self._builder,
             CacheStreams(self._stream(HOST), compute, prefetch, prefetch),
-            CacheWays(self._builder, self._machine, self._cache_way),
+            CacheRoutes(self._builder, self._machine, self._cache_route),
             label=module.name,
             joining=self._timing.joining(self._update.joined, duration),
             duration=duration,
             after=after,
         )
 
-    def _cache_way(self, name: str, path_of: Callable[[int], Path], _following: bool) -> Way:
+    def _cache_route(self, name: str, path_of: Callable[[int], Path], _following: bool) -> TransferRoute:
         """Return the route of the cache of the stage's GPUs."""
-        return Way(name, *self._paths(name, lambda _, gpu: path_of(gpu)))
+        return TransferRoute(name, *self._paths(name, lambda _, gpu: path_of(gpu)))
 
     def _enter(self, layer: int) -> None:
         """Begin a layer of the stage."""

@@ -30,8 +30,8 @@ from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
+from simoffload.strategies.cache_routes import CacheRoutes
 from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, tensor_sizes
-from simoffload.strategies.cache_ways import CacheWays
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import cache_term, pinned_rounding
 from simoffload.workload import Inference
@@ -62,7 +62,7 @@ class StreamedUpdate(NamedTuple):
     """Traffic [B] within HBM that joins cached and new tokens: none."""
 
     @property
-    def moved(self) -> int:
+    def size(self) -> int:
         """Size [B] of all that is copied over the link."""
         return sum(self.own or ()) + sum(self.following or ()) + sum(self.stored)
 
@@ -70,7 +70,7 @@ class StreamedUpdate(NamedTuple):
         self,
         builder: ScheduleBuilder,
         streams: CacheStreams,
-        ways: CacheWays,
+        routes: CacheRoutes,
         *,
         label: str,
         joining: int,  # noqa: ARG002
@@ -79,7 +79,7 @@ class StreamedUpdate(NamedTuple):
     ) -> None:
         """Write the loads ahead, attention of ``duration`` [ps], which also waits for ``after``, and the
         stores behind it."""
-        out = _Transfers(self, builder, streams.prefetch, ways)
+        out = _Transfers(self, builder, streams.prefetch, routes)
         ahead = self.following is not None
         if self.own is not None:
             out.load(self.own, ahead=False)
@@ -87,7 +87,7 @@ class StreamedUpdate(NamedTuple):
             out.load(self.following, ahead=True)
         host = (Dependency(streams.host),) if builder.written[streams.host] else ()
         # The layer is there; and the new tokens of the layer before the last one have left their place.
-        waits = (Dependency(out.loading, int(ahead)), Dependency(out.storing, 1))
+        waits = (Dependency(out.loads, int(ahead)), Dependency(out.stores, 1))
         builder.add(Op("compute", label, streams.compute, duration, after=(*host, *after, *waits)))
         out.store(self.stored, Dependency(streams.compute))
 
@@ -100,29 +100,29 @@ class _Transfers:
     """_Transfers are the operations of one layer that move its cache."""
 
     def __init__(
-        self, update: StreamedUpdate, builder: ScheduleBuilder, stream: int, ways: CacheWays
+        self, update: StreamedUpdate, builder: ScheduleBuilder, stream: int, routes: CacheRoutes
     ) -> None:
-        self._update, self._builder, self._ways = update, builder, ways
-        self.loading, self.storing, self._reading, self._writing = range(stream, stream + 4)
+        self._update, self._builder, self._routes = update, builder, routes
+        self.loads, self.stores, self._reads, self._writes = range(stream, stream + 4)
         self._staged = update.tier != "dram"
-        self._paged = ways.machine.tiers[update.tier].is_storage
+        self._paged = routes.machine.tiers[update.tier].is_storage
 
     def load(self, sizes: Sequence[int], *, ahead: bool) -> None:
         """Load a layer: the next one, if ``ahead``, into the place of the layer before this one."""
-        after = [Dependency(self.storing)] if ahead else []
+        after = [Dependency(self.stores)] if ahead else []
         if self._staged:
             # A buffer is free again when the layer before the last one has left it.
-            self._file(self._reading, sizes, Dependency(self.loading, 1), latency=not ahead)
-            after.append(Dependency(self._reading))
-        self._copy(self.loading, sizes, after, to_device=True, ahead=ahead)
+            self._file(self._reads, sizes, Dependency(self.loads, 1), latency=not ahead)
+            after.append(Dependency(self._reads))
+        self._copy(self.loads, sizes, after, to_device=True, ahead=ahead)
 
     def store(self, sizes: Sequence[int], computed: Dependency) -> None:
         """Store new keys and values when they are ``computed``."""
         if not self._staged:
-            self._copy(self.storing, sizes, [computed], to_device=False)
+            self._copy(self.stores, sizes, [computed], to_device=False)
             return
-        self._copy(self.storing, sizes, [computed, Dependency(self._writing, 1)], to_device=False)
-        self._file(self._writing, sizes, Dependency(self.storing), latency=self._update.first)
+        self._copy(self.stores, sizes, [computed, Dependency(self._writes, 1)], to_device=False)
+        self._file(self._writes, sizes, Dependency(self.stores), latency=self._update.first)
 
     def _copy(
         self,
@@ -135,16 +135,16 @@ class _Transfers:
     ) -> None:
         op = Op("copy", _LABEL, stream, after=tuple(after))
         if sizes:
-            route, latency = self._ways(sizes, to_device, ahead=ahead)
+            route, latency = self._routes(sizes, to_device, ahead=ahead)
             op = op._replace(fixed=latency, size=sum(sizes), route=route)
         self._builder.add(op)
 
     def _file(self, stream: int, sizes: Sequence[int], after: Dependency, *, latency: bool) -> None:
         """Read or write files. The latency shows once: requests of two layers are in flight at a time."""
-        written = stream == self._writing
+        written = stream == self._writes
         op = Op("write" if written else "read", _LABEL, stream, after=(after,))
         if size := on_tier(sizes, paged=self._paged):
-            route, fixed = self._ways.files(self._update.tier, size, written=written)
+            route, fixed = self._routes.files(self._update.tier, size, written=written)
             op = op._replace(fixed=fixed if latency else 0, size=size, route=route)
         self._builder.add(op)
 

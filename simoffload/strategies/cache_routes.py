@@ -17,23 +17,23 @@ DEPTH = 64
 shipped drives and filesystems."""
 
 
-class Way(NamedTuple):
-    """A Way is one route of the ranks that a writer writes."""
+class TransferRoute(NamedTuple):
+    """A TransferRoute is one route of the ranks that a writer writes."""
 
     name: str
     first: Path
     """Path of the first rank, which determines the rate of a single transfer."""
     hops: tuple[Hops, ...]
-    """Hops of all ranks."""
+    """Links that the transfers of each rank cross."""
 
 
 @dataclass(frozen=True)
-class CacheWays:
-    """CacheWays are the routes and latencies of the transfers of a cache, as the writer's GPUs have them."""
+class CacheRoutes:
+    """CacheRoutes are routes and latencies of the transfers of a cache, for the GPUs of one writer."""
 
     builder: ScheduleBuilder
     machine: Machine
-    find: Callable[[str, Callable[[int], Path], bool], Way]
+    find: Callable[[str, Callable[[int], Path], bool], TransferRoute]
     """Function from the name of a route, the path of each GPU, and whether the GPU is that of the next layer,
     if it is another one."""
 
