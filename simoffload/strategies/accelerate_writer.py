@@ -152,7 +152,7 @@ class AccelerateWriter(StreamWriter):
         own.write(
             self.builder,
             CacheStreams(HOST, 1 + gpu, prefetch, fetching),
-            CacheRoutes(self.builder, self.machine, partial(self._cache_route, gpu, to)),
+            CacheRoutes(self.builder, self.machine, own.tier, partial(self._cache_route, gpu, to)),
             label=label,
             joining=self.timing.joining(own.joined, duration),
             duration=duration,

@@ -33,6 +33,8 @@ class CacheRoutes:
 
     builder: ScheduleBuilder
     machine: Machine
+    tier: str
+    """Tier that holds the cache."""
     find: Callable[[str, Callable[[int], Path], bool], TransferRoute]
     """Function from the name of a route, the path of each GPU, and whether the GPU is that of the next layer,
     if it is another one."""
@@ -47,13 +49,13 @@ class CacheRoutes:
         route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
         return route, picoseconds(first.latency * len(sizes))
 
-    def files(self, tier: str, size: int, *, written: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of reading, or writing, ``size`` [B] of a layer on a tier.
+    def files(self, size: int, *, written: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of reading, or writing, ``size`` [B] of a layer on the tier.
 
         Little's law limits the rate on storage: requests in flight over the latency of one. Of reads they are
         at most those of two layers, for which there are buffers.
         """
-        machine = self.machine
+        machine, tier = self.machine, self.tier
         reach = machine.storage_write if written else machine.storage_read
         name = f"{tier} write" if written else f"{tier} read"
         name, first, hops = self.find(name, lambda gpu: reach(tier, gpu), False)

@@ -35,6 +35,8 @@ class LayerUpdate(NamedTuple):
     """Size [B] of the traffic within HBM that joins cached and new tokens."""
     stored: tuple[int, ...]
     """Sizes [B] of the tensors that are copied to host memory."""
+    tier: str
+    """Tier that holds the cache."""
 
     @property
     def size(self) -> int:
@@ -77,6 +79,7 @@ def layer_updates(
             tensor_sizes(cache, part, layers[following], batch, before, length=length),
             _joined(cache, part, layers[number], batch),
             tensor_sizes(cache, part, layers[number], batch, [one.context for one in batch], length=length),
+            cache.tier,
         )
     return tuple(found)
 
@@ -167,7 +170,7 @@ def write_update(
 
     def copy(stream: int, sizes: Sequence[int], *, to_device: bool, behind: tuple[Dependency, ...]) -> None:
         route, latency = copies(sizes, to_device)
-        builder.add(Op("copy", _LABEL, stream, latency, sum(sizes), route, behind))
+        builder.add(Op("copy", CACHE_LABEL, stream, latency, sum(sizes), route, behind))
 
     if update.fetched:
         behind = so_far(host, compute) if ahead else so_far(host)
@@ -179,7 +182,8 @@ def write_update(
     builder.add(Op("compute", label, compute, duration - joining, after=so_far(host)))
 
 
-_LABEL = "keys and values"
+CACHE_LABEL = "keys and values"
+"""Label of copies of an offloaded cache."""
 
 
 # -- memory --------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         update.write(
             self.builder,
             CacheStreams(HOST, COMPUTE, CACHE, CACHE),
-            CacheRoutes(self.builder, self.machine, self._cache_route),
+            CacheRoutes(self.builder, self.machine, update.tier, self._cache_route),
             label=module.name,
             joining=self.timing.joining(update.joined, duration),
             duration=duration,

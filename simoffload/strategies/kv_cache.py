@@ -55,7 +55,12 @@ ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cp
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
 VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
-STREAMED = CacheEngine("a streamed cache", (), ("fp8", "int8", "int4"), ("streamed",))
+STREAMED = CacheEngine(
+    "a streamed cache",
+    ("dram", "nvme", "nfs", "pfs", "nvmeof", "remote"),
+    ("fp8", "int8", "int4"),
+    ("streamed",),
+)
 """What no program has: the cache on any tier but the GPU (``streamed_cache``)."""
 _WHAT_IF = "; or try a what-if, implementation: streamed"
 
@@ -92,8 +97,13 @@ class KvCache(Frozen):
 
     @property
     def offloaded(self) -> bool:
-        """Whether keys and values are moved between the GPU and another tier in every pass."""
-        return self.tier != "hbm" and not self.attends_on_cpu
+        """Whether transformers moves keys and values between the GPU and host memory in every pass."""
+        return self.tier != "hbm" and not self.attends_on_cpu and not self.streamed
+
+    @property
+    def moves(self) -> bool:
+        """Whether each pass moves keys and values between the GPU and another tier."""
+        return self.offloaded or self.streamed
 
     @property
     def attends_on_cpu(self) -> bool:
@@ -112,7 +122,7 @@ class KvCache(Frozen):
         an offloaded cache; two kernels write new tokens instead of ``cat``, and encode them.
         """
         own = 0 if self.streamed else {None: 0, "fp8": 12}.get(self.format, 10)
-        return own + 8 * self.offloaded + 3 * self.static
+        return own + 8 * self.moves + 3 * self.static
 
     def element_bytes(self, dtype_bytes: int) -> float:
         """Return the size of an element as it is kept [B], scales included."""
@@ -148,22 +158,24 @@ class KvCache(Frozen):
         """Return the section itself. Raises InputError for what the program does not have."""
         if self == DEFAULT:
             return self
-        kind = machine.tiers[self.tier].kind
+        engine = STREAMED if self.streamed else engine
+        names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
         if self.streamed:
-            engine = STREAMED
-            _check_streamed(self, kind, [name for name, tier in machine.tiers.items() if tier.kind != "hbm"])
-        elif kind not in engine.tiers:
-            names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
+            _check_streamed(self, names)
+        elif self.tier not in names:
             why = f"{engine.program} keeps no cache there"
             raise _refused("tier", self.tier, names, why, more=_WHAT_IF)
-        self.check(engine, model)
+        self.check(engine, model, more="" if self.streamed else _WHAT_IF)
         return self
 
-    def check(self, engine: CacheEngine, model: ModelShape) -> None:
-        """Raise InputError for a format, an implementation or a model that the program does not have."""
+    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "") -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have.
+
+        ``more``: what else is possible with a format that a streamed cache has.
+        """
+        more = more if self.format in STREAMED.formats else ""
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
-            more = _WHAT_IF if self.format in STREAMED.formats and not self.streamed else ""
             raise _refused("format", self.format, engine.formats, why, more=more)
         if self.implementation is not None and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
@@ -182,7 +194,7 @@ class KvCache(Frozen):
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
         if self.format is not None and engine.implementations and not self.streamed:
-            _check_quantized(self, model)
+            _check_quantized(self, model, more=more)
 
     @property
     def residual(self) -> int:
@@ -213,13 +225,13 @@ def _refused(
     return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}{more}')
 
 
-def _check_streamed(cache: KvCache, kind: TierKind, others: list[str]) -> None:
-    """Raise InputError for a streamed cache on the GPU, of which nothing would be streamed, or in blocks of a
-    connector."""
+def _check_streamed(cache: KvCache, tiers: list[str]) -> None:
+    """Raise InputError for a streamed cache that is not on one of ``tiers``, as of one on the GPU nothing
+    would be streamed, and for one with a connector."""
     key = "strategy.kv_cache.implementation"
-    if kind == "hbm":
+    if cache.tier not in tiers:
         text = f"a streamed cache is not on the GPU, and tier is {cache.tier}"
-        raise InputError.at(key, f"{text}; set tier to {' or '.join(others)}, or remove implementation")
+        raise InputError.at(key, f"{text}; set tier to {' or '.join(tiers)}, or remove implementation")
     if cache.connector is not None:
         raise InputError.at(key, "a connector stores blocks of a cache in HBM; remove it, or implementation")
 
@@ -245,11 +257,11 @@ def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
         raise InputError.at("strategy.kv_cache.format", text)
 
 
-def _check_quantized(cache: KvCache, model: ModelShape) -> None:
-    """Raise InputError for what ``QuantizedCache`` refuses or has no option for."""
+def _check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
+    """Raise InputError for what ``QuantizedCache`` refuses or has no option for; ``more`` is possible instead
+    of offloading one."""
     text = "a quantized cache of transformers grows, and stays on the GPU"
     if cache.offloaded:
-        more = _WHAT_IF if cache.format in STREAMED.formats else ""
         raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format{more}")
     if cache.static:
         raise InputError.at(
@@ -289,10 +301,8 @@ class CachingStrategy(Strategy):
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
         the default cache."""
         cache, content = self.kv_cache, dict[str, Any]()
-        if self.cache_engine.program != TRANSFORMERS.program or cache in (
-            DEFAULT,
-            KvCache(implementation="dynamic"),
-        ):
+        plain = cache in (DEFAULT, KvCache(implementation="dynamic"))
+        if plain or cache.streamed or self.cache_engine.program != TRANSFORMERS.program:
             return {}
         if cache.format is not None:
             bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}

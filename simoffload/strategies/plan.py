@@ -203,7 +203,7 @@ class InferencePlan(Plan):
 
     def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""
-        if not self.cache.offloaded:
+        if not self.cache.moves:
             return ()
         found = self.cache_updates(forward.batch)
         return tuple(one.size for one in dict.fromkeys(found) if one)

@@ -193,7 +193,7 @@ class PassWriter:
         self._update.write(
             self._builder,
             CacheStreams(self._stream(HOST), compute, prefetch, prefetch),
-            CacheRoutes(self._builder, self._machine, self._cache_route),
+            CacheRoutes(self._builder, self._machine, self._update.tier, self._cache_route),
             label=module.name,
             joining=self._timing.joining(self._update.joined, duration),
             duration=duration,
@@ -347,7 +347,7 @@ class StagedPlan(InferencePlan):
     @property
     def repeats(self) -> bool:
         """Whether the layers of a stage do the same, the first and the last included."""
-        return not self.cache.offloaded
+        return not self.cache.moves
 
     def writer(self, name: str) -> PassWriter:
         """Return the writer of a pass."""

@@ -31,7 +31,7 @@ from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.cache_routes import CacheRoutes
-from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, tensor_sizes
+from simoffload.strategies.cache_updates import CACHE_LABEL, CacheStreams, LayerUpdate, tensor_sizes
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import cache_term, pinned_rounding
 from simoffload.workload import Inference
@@ -39,7 +39,6 @@ from simoffload.workload import Inference
 PAGE = 4096
 """[B] of which files are read and written whole numbers, as Linux requires without the page cache (O_DIRECT:
 the logical block size of the drive, 4 KiB on most)."""
-_LABEL = "keys and values"
 
 Parts = Sequence[tuple[ModelShape, int]]
 """Parts of a model that GPUs have, each with the number of GPUs that have it."""
@@ -133,7 +132,7 @@ class _Transfers:
         to_device: bool,
         ahead: bool = False,
     ) -> None:
-        op = Op("copy", _LABEL, stream, after=tuple(after))
+        op = Op("copy", CACHE_LABEL, stream, after=tuple(after))
         if sizes:
             route, latency = self._routes(sizes, to_device, ahead=ahead)
             op = op._replace(fixed=latency, size=sum(sizes), route=route)
@@ -142,9 +141,9 @@ class _Transfers:
     def _file(self, stream: int, sizes: Sequence[int], after: Dependency, *, latency: bool) -> None:
         """Read or write files. The latency shows once: requests of two layers are in flight at a time."""
         written = stream == self._writes
-        op = Op("write" if written else "read", _LABEL, stream, after=(after,))
+        op = Op("write" if written else "read", CACHE_LABEL, stream, after=(after,))
         if size := on_tier(sizes, paged=self._paged):
-            route, fixed = self._routes.files(self._update.tier, size, written=written)
+            route, fixed = self._routes.files(size, written=written)
             op = op._replace(fixed=fixed if latency else 0, size=size, route=route)
         self._builder.add(op)
 

@@ -315,7 +315,7 @@ class ZeroInferencePlan(InferencePlan):
         work: CpuAttention | Sequence[CacheUpdate | None]
         if self.cache.attends_on_cpu:
             work = cpu_attention(self.cache, self.model, forward.batch)
-        elif self.cache.offloaded:
+        elif self.cache.moves:
             work = self.cache_updates(forward.batch)
         else:
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
