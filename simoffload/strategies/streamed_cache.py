@@ -237,7 +237,7 @@ def streamed_memory(
         )
         found.append(cache_term(cache.tier, stored))
         pinned = list(_buffers(cache, part, workload))
-        found.append(MemoryTerm("dram", "buffers of the cache", copies * sum(pinned), pinned=True))
+        found.append(cache_term("dram", copies * sum(pinned), name="buffers of the cache", pinned=True))
     rounding = copies * pinned_rounding(pinned)
     return (*found, MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
 
