@@ -20,14 +20,15 @@ class CacheForm(NamedTuple):
     later: float = 0.0
     """Traffic [B] within HBM per element in every later pass, which decodes all of a quantized cache."""
     paged: float = 0.0
-    """Size [B] of an element that kernels read from a paged cache; 0: that of the model's type."""
+    """Size [B] of an element that kernels read from a paged cache, to which new tokens are written in place;
+    0: that of the model's type."""
     operations: int = 0
     """Number of PyTorch operations of an update beyond the two of ``torch.cat``."""
 
     @property
     def joins(self) -> bool:
         """Whether ``torch.cat`` also copies the prompt, as it joins it with an empty cache."""
-        return not self.room and not self.first
+        return not self.room and not self.first and not self.paged
 
     def positions(self, context: int) -> int:
         """Return the number of positions on which a pass works whose last token has ``context`` keys."""
@@ -67,6 +68,8 @@ class CacheForm(NamedTuple):
             if window is None or context <= window:
                 return 2 * new_tokens * width * size
             return (2 if new_tokens == context else 4) * min(window, self.room) * width * size
+        if self.paged:
+            return new_tokens * width * (size + self.paged)
         held = self.held(new_tokens=new_tokens, context=context, window=window)
         if self.first:
             return held * width * (self.first if new_tokens == context else self.later)

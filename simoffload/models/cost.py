@@ -288,10 +288,11 @@ def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cac
         width=shape.cache_width,
         size=shape.dtype_bytes,
     )
-    keys_and_values = batch * held * (shape.num_key_value_heads * shape.head_widths + _copied_keys(shape))
-    vectors = batch * new_tokens * _vectors(shape, module)
+    keys_and_values = batch * held * shape.num_key_value_heads * shape.head_widths
+    vectors = batch * (held * _copied_keys(shape) + new_tokens * _vectors(shape, module))
     scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-    bytes_moved = (keys_and_values + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+    bytes_moved = keys_and_values * (cache.paged or shape.dtype_bytes) + vectors * shape.dtype_bytes
+    bytes_moved += scores * attention_scores_bytes(shape)
     return ModuleCost(float(flops), float(bytes_moved + appended))
 
 

@@ -8,7 +8,7 @@ runs. Times are lognormal: P10 and P90 are time × exp(∓1.2816 × sigma). So a
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, hypot, sqrt
 from typing import Any, NamedTuple
@@ -281,8 +281,20 @@ def _unseen(result: SimulationResult) -> str:
     """Return what of the strategy no real run used, to follow these words; empty if some were like it."""
     kind, strategy = _strategy(result)
     settings = result.provenance.scenario.get("strategy") or {}
-    found = [f" with {key}" for key, value in strategy.unseen.items() if settings.get(key) == value]
-    return f"used strategy.kind {kind}{', '.join(found)}" if found or not strategy.evidence else ""
+    found = [
+        key if value is True else f"{key}: {value}"
+        for key, value in strategy.unseen.items()
+        if _setting(settings, key) == value
+    ]
+    with_settings = f" with {' and '.join(found)}" if found else ""
+    return f"used strategy.kind {kind}{with_settings}" if found or not strategy.evidence else ""
+
+
+def _setting(settings: Any, key: str) -> Any:
+    """Return the value of a key, which names a section if it has a dot; None if it is not there."""
+    for name in key.split("."):
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
+    return settings
 
 
 def _work(result: SimulationResult) -> Work:

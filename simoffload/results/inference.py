@@ -64,9 +64,9 @@ class InferenceResult(SimulationResult):
     allocation: PassResult | None = None
     """Waits of all decode steps for new pinned memory; None without any."""
     traffic: tuple[StorageTraffic, ...] = ()
-    """Blocks that a generation reads and writes on a tier."""
+    """Blocks, or keys and values of a streamed cache, that a generation reads and writes on a tier."""
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives to which blocks are written."""
+    """Lifetime of the drives to which they are written."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None

@@ -159,7 +159,11 @@ class LoadedScenario:
         For ZeRO this is the complete ds_config.json; empty if there is nothing to configure. Raises what
         :meth:`plan` raises.
         """
-        return self.scenario.strategy.exports(self.plan())
+        return self.exports_of(self.plan())
+
+    def exports_of(self, plan: Plan) -> dict[str, Any]:
+        """Return the configuration files of a plan; none for what no program does."""
+        return {} if plan.facts.hypothetical else self.scenario.strategy.exports(plan)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -77,13 +77,14 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
     """Return the fields that results of all kinds share."""
     uses = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers)
     return {
-        **identity(scenario, target=plan.target, exports=scenario.scenario.strategy.exports(plan)),
+        **identity(scenario, target=plan.target, exports=scenario.exports_of(plan)),
         "capacity": uses,
         "advice": _advice(scenario, plan, uses),
         "warnings": (
             *scenario.warnings,
             *scenario.link_warnings(plan),
             *plan.warnings,
+            *_what_if(plan),
             *_context_warning(scenario),
             *_beyond(plan),
         ),
@@ -153,6 +154,12 @@ def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
         return ()
     needed = workload.max_context
     return (f"context of {needed} tokens is more than the {limit} that {scenario.model.name} was made for",)
+
+
+def _what_if(plan: Plan) -> tuple[str, ...]:
+    """Return a warning about a plan that no program carries out."""
+    what = plan.facts.hypothetical
+    return (f"what if: {what}; no real run was compared with it",) if what else ()
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:

@@ -25,13 +25,13 @@ from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate_writer import AccelerateWriter
 from simoffload.strategies.base import Plan, Tunable
-from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
+from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.timing import picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
@@ -143,9 +143,9 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def tiers(self) -> frozenset[str]:
-        """All tiers that hold weights."""
+        """All tiers that hold weights, and that of a streamed cache."""
         dram = {"dram"} if self.bytes_at("cpu") else set()
-        return frozenset({self.target} | dram | ({"hbm"} if self.bytes_at(self.main) else set()))
+        return super().tiers | dram | ({"hbm"} if self.bytes_at(self.main) else set())
 
     @property
     def whole_copies(self) -> Plan | None:
@@ -291,11 +291,11 @@ class AcceleratePlan(InferencePlan):
                 writer.kernels(module.name, duration, launch, gpu=call.gpu, update=cached)
         return writer.end()
 
-    def _updates(self, forward: ForwardPass) -> list[tuple[LayerUpdate, int] | None]:
+    def _updates(self, forward: ForwardPass) -> list[tuple[CacheUpdate, int] | None]:
         """Return for each part of a pass the update of its layer's cache, if it moves, and the GPU of the
         next layer."""
         updates, gpus = self.cache_updates(forward.batch), self._gpus_of_layers
-        found: list[tuple[LayerUpdate, int] | None] = []
+        found: list[tuple[CacheUpdate, int] | None] = []
         for (_, layer), _ in groupby(self.tree.calls, key=lambda call: (call.segment, call.layer)):
             update = updates[layer] if layer >= 0 else None
             found.append(None if update is None else (update, gpus[(layer + 1) % len(gpus)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
 from simoffload.schedule import Device, Schedule
-from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
+from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import Timing, copy_name, picoseconds
+from simoffload.strategies.timing import Timing, picoseconds
 
 if TYPE_CHECKING:
     from simoffload.strategies.accelerate_plan import AcceleratePlan
@@ -27,12 +29,12 @@ _NEVER_WRITTEN = 2.2
 
 
 class AccelerateWriter(StreamWriter):
-    """An AccelerateWriter writes one pass: the host thread, the compute stream of each GPU, and the stream
-    that prefetches an offloaded cache."""
+    """An AccelerateWriter writes one pass: the host thread, the compute stream of each GPU, and the streams
+    that move an offloaded cache."""
 
     def __init__(self, plan: AcceleratePlan, forward: ForwardPass, timing: Timing) -> None:
         gpus = plan.options.num_gpus
-        cache = ("cache",) if plan.cache.offloaded else ()
+        cache = plan.cache.streams
         several = (Device("host thread"), *(Device("GPU", gpu) for gpu in range(gpus)))
         super().__init__(
             name=forward.name,
@@ -117,7 +119,7 @@ class AccelerateWriter(StreamWriter):
         launch: int,
         *,
         gpu: int,
-        update: tuple[LayerUpdate, int] | None = None,
+        update: tuple[CacheUpdate, int] | None = None,
     ) -> None:
         """Launch the kernels of a module on a GPU, and move the hidden states there if it is another one.
 
@@ -146,25 +148,26 @@ class AccelerateWriter(StreamWriter):
             self.add("compute", 1 + gpu, fixed=duration, label=label, after=self.so_far(HOST))
             return
         own, to = update
-        prefetch = len(self.builder.written) - 1
+        prefetch = 1 + self._plan.options.num_gpus
         fetching = prefetch if to == self._plan.main else 1 + to
-        write_update(
+        own.write(
             self.builder,
-            own,
             CacheStreams(HOST, 1 + gpu, prefetch, fetching),
-            partial(self._cache_copies, gpu, to),
+            CacheRoutes(self.builder, self.machine, own.tier, partial(self._cache_route, gpu, to)),
             label=label,
             joining=self.timing.joining(own.joined, duration),
             duration=duration,
         )
 
-    def _cache_copies(self, gpu: int, to: int, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of copies of the cache from one GPU, or to the one of the next
-        layer."""
-        at, machine = to if to_device else gpu, self.machine
-        path = (machine.host_to_device if to_device else machine.device_to_host)(at, pinned=True)
-        name = copy_name(to_device=to_device, pinned=True)
-        return self.transfers(name if at == self._plan.main else f"{name} {at}", lambda _: path, sizes)
+    def _cache_route(
+        self, gpu: int, to: int, name: str, path_of: Callable[[int], Path], following: bool
+    ) -> TransferRoute:
+        """Return the route of the cache of one GPU, or of the one of the next layer; all GPUs read and write
+        storage on one route."""
+        path = path_of(to if following else gpu)
+        if path.hops != path_of(self._plan.main).hops:
+            name = f"{name} {to if following else gpu}"
+        return TransferRoute(name, *self.way((name,), lambda _: path))
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

@@ -102,6 +102,8 @@ class Facts:
     """Full-size requests to storage up to the end of the first step; () if there are none."""
     estimates: tuple[Estimate, ...] = ()
     """Memory estimates by published rules of thumb; () if none applies to the strategy."""
+    hypothetical: str = ""
+    """What the plan does that no program does, as a clause; "" for the plan of a program."""
 
 
 class Tunable(NamedTuple):
@@ -350,10 +352,8 @@ class Strategy(Frozen, ABC):
         return ()
 
     def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
-        """Yield edits with which all states fit on a tier when divided among ``ranks`` processes.
-
-        The first of them that DeepSpeed does not refuse is used.
-        """
+        """Yield edits with which all states fit on a tier when divided among ``ranks`` processes, of which
+        the first one is used that DeepSpeed does not refuse."""
         return iter([()])
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002

@@ -35,6 +35,29 @@ class LayerUpdate(NamedTuple):
     """Size [B] of the traffic within HBM that joins cached and new tokens."""
     stored: tuple[int, ...]
     """Sizes [B] of the tensors that are copied to host memory."""
+    tier: str
+    """Tier that holds the cache."""
+
+    @property
+    def size(self) -> int:
+        """Size [B] of all that is copied."""
+        return sum(self.fetched) + sum(self.stored)
+
+    def write(
+        self,
+        builder: ScheduleBuilder,
+        streams: CacheStreams,
+        routes: Copies,
+        *,
+        label: str,
+        joining: int,
+        duration: int,
+        after: Sequence[Dependency] = (),
+    ) -> None:
+        """Write the update with the attention after it (``write_update``)."""
+        write_update(
+            builder, self, streams, routes, label=label, joining=joining, duration=duration, after=after
+        )
 
 
 def layer_updates(
@@ -56,6 +79,7 @@ def layer_updates(
             tensor_sizes(cache, part, layers[following], batch, before, length=length),
             _joined(cache, part, layers[number], batch),
             tensor_sizes(cache, part, layers[number], batch, [one.context for one in batch], length=length),
+            cache.tier,
         )
     return tuple(found)
 

@@ -9,21 +9,24 @@ The docstring of each method states what waits for what.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from simoffload.hardware import Path
 from simoffload.models import Module
-from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
+from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.cpu_attention import CpuAttention, CpuAttentionWriter
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.quantization import quantized_gather
+from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 CACHE = len(STREAMS)
-"""Number of the stream that prefetches an offloaded cache; there is one only with such a cache."""
+"""Number of the first stream that moves an offloaded cache; there are such only with one."""
 _, COPY, COMM, COMPUTE, IO = range(5)
 
 
@@ -58,7 +61,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         timing: Timing,
         streams: Sequence[str] = STREAMS,
         routes: Routes | None = None,
-        updates: Sequence[LayerUpdate | None] = (),
+        updates: Sequence[CacheUpdate | None] = (),
         attention: CpuAttention | None = None,
     ) -> None:
         super().__init__(
@@ -150,16 +153,19 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         if update is None:
             self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
             return
-        write_update(
+        update.write(
             self.builder,
-            update,
             CacheStreams(HOST, COMPUTE, CACHE, CACHE),
-            lambda sizes, to_device: self.copies(sizes, to_device=to_device, pinned=True),
+            CacheRoutes(self.builder, self.machine, update.tier, self._cache_route),
             label=module.name,
             joining=self.timing.joining(update.joined, duration),
             duration=duration,
             after=after,
         )
+
+    def _cache_route(self, name: str, path: Callable[[int], Path], _following: bool) -> TransferRoute:
+        """Return the route of the cache of every rank."""
+        return TransferRoute(name, *self.way((name,), path))
 
     def end_forward(self) -> None:
         """Let the host wait for the last kernel, because it needs the next token or the loss."""

@@ -20,7 +20,7 @@ from simoffload.strategies.base import Plan, Strategy, TierChoice
 from simoffload.strategies.connector import Connector
 
 CacheFormat = Literal["fp8", "int8", "int4", "int2"]
-Implementation = Literal["dynamic", "static", "cpu_attention"]
+Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
 _GROUP, _RESIDUAL = 64, 128
 """Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
@@ -55,6 +55,14 @@ ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cp
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
 VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+STREAMED = CacheEngine(
+    "a streamed cache",
+    ("dram", "nvme", "nfs", "pfs", "nvmeof", "remote"),
+    ("fp8", "int8", "int4"),
+    ("streamed",),
+)
+"""What no program has: the cache on any tier but the GPU (``streamed_cache``)."""
+_WHAT_IF = "; or try a what-if, implementation: streamed"
 
 
 class KvCache(Frozen):
@@ -68,7 +76,8 @@ class KvCache(Frozen):
     """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
     context from the start; by default dynamic. Under ZeRO-Inference also ``cpu_attention``: the CPU computes
     attention over a cache in host memory, which has room for the longest context (DeepSpeed's example of
-    2023, ``--kv-offload``)."""
+    2023, ``--kv-offload``). ``streamed`` is a what-if that no program has: the cache is on any tier but the
+    GPU, each layer is read ahead of its use, and only keys and values of new tokens are written."""
     pin_memory: bool = False
     """Whether the cache of ``cpu_attention`` is in pinned memory (``--pin_kv_cache``)."""
     asynchronous: bool = False
@@ -82,9 +91,19 @@ class KvCache(Frozen):
         return self.implementation == "static"
 
     @property
+    def streamed(self) -> bool:
+        """Whether layers are read from the tier ahead of their use, and only new tokens are written to it."""
+        return self.implementation == "streamed"
+
+    @property
     def offloaded(self) -> bool:
-        """Whether keys and values are moved between the GPU and host memory in every pass."""
-        return self.tier != "hbm" and not self.attends_on_cpu
+        """Whether transformers moves keys and values between the GPU and host memory in every pass."""
+        return self.tier != "hbm" and not self.attends_on_cpu and not self.streamed
+
+    @property
+    def moves(self) -> bool:
+        """Whether each pass moves keys and values between the GPU and another tier."""
+        return self.offloaded or self.streamed
 
     @property
     def attends_on_cpu(self) -> bool:
@@ -99,17 +118,20 @@ class KvCache(Frozen):
         waited for). Static: the positions of the new tokens (``arange``, ``add``, ``add_``); ``index_copy_``
         replaces ``cat``. Quantized: for keys and for values ``dequantize`` (quanto: unpack, multiply,
         subtract, reshape; fp8: cast, multiply, cast), and a second ``cat`` for the tokens that are not yet
-        quantized, or (fp8) the three operations that quantize new ones.
+        quantized, or (fp8) the three operations that quantize new ones. Streamed: the copies and streams of
+        an offloaded cache; two kernels write new tokens instead of ``cat``, and encode them.
         """
-        own = {None: 0, "fp8": 12}.get(self.format, 10)
-        return own + 8 * self.offloaded + 3 * self.static
+        own = 0 if self.streamed else {None: 0, "fp8": 12}.get(self.format, 10)
+        return own + 8 * self.moves + 3 * self.static
 
     def element_bytes(self, dtype_bytes: int) -> float:
         """Return the size of an element as it is kept [B], scales included."""
         return dtype_bytes if self.format is None else _ELEMENTS[self.format]
 
-    def form(self, *, dtype_bytes: int, length: int, paged: bool) -> CacheForm:
+    def form(self, *, dtype_bytes: int, length: int, paged: bool, expanded: bool = False) -> CacheForm:
         """Return what attention pays for the cache, which has up to ``length`` tokens.
+
+        ``expanded``: every pass computes keys and values in the model's type from a latent cache.
 
         Notes
         -----
@@ -120,6 +142,8 @@ class KvCache(Frozen):
         4 B written), multiply (4, 4), cast; for the prompt ``abs``, ``amax``, cast, divide, cast.
         """
         size, stored = dtype_bytes, self.element_bytes(dtype_bytes)
+        if self.streamed:
+            return CacheForm(paged=size if expanded else stored, operations=self.operations)
         if paged:
             return CacheForm(paged=0.0 if self.format is None else stored)
         if self.format == "fp8":
@@ -134,17 +158,25 @@ class KvCache(Frozen):
         """Return the section itself. Raises InputError for what the program does not have."""
         if self == DEFAULT:
             return self
-        if machine.tiers[self.tier].kind not in engine.tiers:
-            names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
-            raise _refused("tier", self.tier, names, f"{engine.program} keeps no cache there")
-        self.check(engine, model)
+        engine = STREAMED if self.streamed else engine
+        names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
+        if self.streamed:
+            _check_streamed(self, names)
+        elif self.tier not in names:
+            why = f"{engine.program} keeps no cache there"
+            raise _refused("tier", self.tier, names, why, more=_WHAT_IF)
+        self.check(engine, model, more="" if self.streamed else _WHAT_IF)
         return self
 
-    def check(self, engine: CacheEngine, model: ModelShape) -> None:
-        """Raise InputError for a format, an implementation or a model that the program does not have."""
+    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "") -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have.
+
+        ``more``: what else is possible with a format that a streamed cache has.
+        """
+        more = more if self.format in STREAMED.formats else ""
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
-            raise _refused("format", self.format, engine.formats, why)
+            raise _refused("format", self.format, engine.formats, why, more=more)
         if self.implementation is not None and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
@@ -161,22 +193,47 @@ class KvCache(Frozen):
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
-        if self.format is not None and engine.implementations:
-            _check_quantized(self, model)
+        if self.format is not None and engine.implementations and not self.streamed:
+            _check_quantized(self, model, more=more)
 
     @property
     def residual(self) -> int:
         """Number of the last tokens that are kept in the model's type at most."""
         return 0 if self.format in (None, "fp8") else _RESIDUAL
 
+    @property
+    def hypothetical(self) -> str:
+        """What no program does, as a clause; "" for the cache of a program."""
+        return "no program has a cache with implementation: streamed" if self.streamed else ""
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams that move the cache."""
+        if self.streamed:
+            return ("load", "store") if self.tier == "dram" else ("load", "store", "read", "write")
+        return ("cache",) if self.offloaded or self.attends_on_cpu else ()
+
 
 DEFAULT = KvCache()
 
 
-def _refused(key: str, value: str, valid: tuple[str, ...] | list[str], why: str) -> InputError:
+def _refused(
+    key: str, value: str, valid: tuple[str, ...] | list[str], why: str, *, more: str = ""
+) -> InputError:
     """Return the error for a value that the program does not have."""
     choice = f"use {' or '.join(valid)}, or leave it out" if valid else "leave it out"
-    return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}')
+    return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}{more}')
+
+
+def _check_streamed(cache: KvCache, tiers: list[str]) -> None:
+    """Raise InputError for a streamed cache that is not on one of ``tiers``, as of one on the GPU nothing
+    would be streamed, and for one with a connector."""
+    key = "strategy.kv_cache.implementation"
+    if cache.tier not in tiers:
+        text = f"a streamed cache is not on the GPU, and tier is {cache.tier}"
+        raise InputError.at(key, f"{text}; set tier to {' or '.join(tiers)}, or remove implementation")
+    if cache.connector is not None:
+        raise InputError.at(key, "a connector stores blocks of a cache in HBM; remove it, or implementation")
 
 
 def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
@@ -200,11 +257,12 @@ def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
         raise InputError.at("strategy.kv_cache.format", text)
 
 
-def _check_quantized(cache: KvCache, model: ModelShape) -> None:
-    """Raise InputError for what ``QuantizedCache`` refuses or has no option for."""
+def _check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
+    """Raise InputError for what ``QuantizedCache`` refuses or has no option for; ``more`` is possible instead
+    of offloading one."""
     text = "a quantized cache of transformers grows, and stays on the GPU"
     if cache.offloaded:
-        raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format")
+        raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format{more}")
     if cache.static:
         raise InputError.at(
             "strategy.kv_cache.implementation", f"{text}; set it to dynamic, or remove format"
@@ -219,6 +277,7 @@ class CachingStrategy(Strategy):
 
     cache_engine: ClassVar[CacheEngine] = TRANSFORMERS
     """What the program's cache can do."""
+    unseen: ClassVar = {"kv_cache.implementation": "streamed"}
 
     kv_cache: KvCache = DEFAULT
     """Where and how keys and values are kept."""
@@ -242,10 +301,8 @@ class CachingStrategy(Strategy):
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
         the default cache."""
         cache, content = self.kv_cache, dict[str, Any]()
-        if self.cache_engine.program != TRANSFORMERS.program or cache in (
-            DEFAULT,
-            KvCache(implementation="dynamic"),
-        ):
+        plain = cache in (DEFAULT, KvCache(implementation="dynamic"))
+        if plain or cache.streamed or self.cache_engine.program != TRANSFORMERS.program:
             return {}
         if cache.format is not None:
             bits = {} if cache.format == "fp8" else {"nbits": int(cache.format.removeprefix("int"))}

@@ -17,12 +17,19 @@ from simoffload.models import (
     training_backward_flops,
     training_forward_flops,
 )
-from simoffload.results import MemoryTerm
+from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
-from simoffload.strategies.cache_updates import LayerUpdate, cache_memory, layer_updates
+from simoffload.strategies.cache_updates import cache_memory, layer_updates
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.pinned_pool import allocation_waits
+from simoffload.strategies.streamed_cache import (
+    CacheUpdate,
+    Parts,
+    streamed_memory,
+    streamed_traffic,
+    streamed_updates,
+)
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
 
@@ -117,23 +124,56 @@ class InferencePlan(Plan):
     @property
     def cache_form(self) -> CacheForm:
         """What attention pays for the way in which keys and values are kept."""
-        length = self.workload.max_context
-        return self.cache.form(dtype_bytes=self.model.dtype_bytes, length=length, paged=self.paged_cache)
+        paged = self.paged_cache
+        return self.cache.form(
+            dtype_bytes=self.model.dtype_bytes,
+            length=self.workload.max_context,
+            paged=paged,
+            expanded=self.model.latent_width is not None and not paged,
+        )
+
+    @property
+    def cached_parts(self) -> Parts:
+        """Parts of the model whose cache a GPU or a process keeps, each with the number of those that do."""
+        return ((self.model, 1),)
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Tiers of the weights, and of a streamed cache."""
+        return super().tiers | ({self.cache.tier} if self.cache.streamed else frozenset())
+
+    @property
+    def facts(self) -> Facts:
+        """What a streamed cache reads and writes, and that no program has it."""
+        if not self.cache.streamed:
+            return Facts()
+        return Facts(traffic=self._streamed_traffic, hypothetical=self.cache.hypothetical)
+
+    @cached_property
+    def _streamed_traffic(self) -> tuple[StorageTraffic, ...]:
+        return streamed_traffic(self.cache, self.cached_parts, self.workload, self.machine)
 
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
         """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has
         ``copies``."""
-        return cache_memory(self.cache, part, self.workload, copies=copies, paged=self.paged_cache)
+        cache, work = self.cache, self.workload
+        if cache.streamed:
+            parts = self.cached_parts
+            return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
+        return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None
-    ) -> tuple[LayerUpdate | None, ...]:
+    ) -> tuple[CacheUpdate | None, ...]:
         """Return what each layer moves when its cache is updated in a pass; None for a layer whose cache
         stays in HBM.
 
         ``part`` is the part of the model that one GPU has; by default all of it.
         """
-        return layer_updates(self.cache, part or self.model, batch, length=self.workload.max_context)
+        cache, part = self.cache, part or self.model
+        if cache.streamed:
+            return streamed_updates(cache, part, batch)
+        return layer_updates(cache, part, batch, length=self.workload.max_context)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
         """Return the pass of any mixture of sequences, each with its own number of new tokens and context.
@@ -172,7 +212,8 @@ class InferencePlan(Plan):
             return {}
 
         def tensors(step: int) -> list[tuple[int, ...]]:
-            updates = self.cache_updates(self._decode_step(step).batch, self.cached_part)
+            ((part, _), *_) = self.cached_parts
+            updates = self.cache_updates(self._decode_step(step).batch, part)
             return [one.stored for one in updates if one is not None]
 
         return allocation_waits(
@@ -181,11 +222,6 @@ class InferencePlan(Plan):
             lambda number: self.schedule(self._decode_step(number)),
             rate=self.machine.host.new_pinned_memory.value,
         )
-
-    @property
-    def cached_part(self) -> ModelShape:
-        """Part of the model whose cache a process has."""
-        return self.model
 
     def _allocations(self) -> Schedule:
         """Return the waits of all decode steps for new pinned memory, as work of each host thread."""
@@ -196,10 +232,10 @@ class InferencePlan(Plan):
 
     def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""
-        if not self.cache.offloaded:
+        if not self.cache.moves:
             return ()
         found = self.cache_updates(forward.batch)
-        return tuple(sum(map(sum, (one.fetched, one.stored))) for one in dict.fromkeys(found) if one)
+        return tuple(one.size for one in dict.fromkeys(found) if one)
 
     def forward(self, name: str, new_tokens: int, context: int, *, first: bool = False) -> ForwardPass:
         """Return a pass of the workload's batch, with sequences of equal context."""

@@ -21,7 +21,6 @@ from simoffload.hardware import Machine
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
-from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.cpu_attention import CpuAttention
 from simoffload.strategies.ds_config import OffloadSettings
@@ -29,6 +28,7 @@ from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 from simoffload.strategies.forward import STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.layer_period import LayeredModel
 from simoffload.strategies.replay import Passes, Replay, hook
+from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 
@@ -219,13 +219,15 @@ class ScheduleTemplates:
         self,
         slots: Sequence[int],
         batch: tuple[Sequences, ...],
-        updates: Sequence[LayerUpdate | None] | CpuAttention,
+        updates: Sequence[CacheUpdate | None] | CpuAttention,
         *,
         name: str,
         warm: bool,
+        streams: Sequence[str] = (),
     ) -> Schedule:
         """Return a pass in which the kernels of a module take the time in its slot: a duration, or in a
-        template a placeholder -1 - n for module n. No template has the sizes of an offloaded cache."""
+        template a placeholder -1 - n for module n. No template has the sizes of an offloaded cache, which
+        ``streams`` move."""
         layered = self.layered
         timing = _DurationSlots(
             self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache
@@ -241,7 +243,7 @@ class ScheduleTemplates:
                 name=name,
                 placement=layered.placement,
                 timing=timing,
-                streams=(*STREAMS, "cache") if cached else STREAMS,
+                streams=(*STREAMS, *streams),
                 **cached,
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():

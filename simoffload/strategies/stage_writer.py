@@ -8,15 +8,17 @@ from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Path
-from simoffload.models import Layer, ModelShape, Module, Sequences
+from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Facts, Phase, PhaseSeries
 from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
-from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
+from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
+from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import PassTimings, Timing, copy_name, effective_rate, picoseconds
+from simoffload.strategies.streamed_cache import CacheUpdate, Parts
+from simoffload.strategies.timing import PassTimings, Timing, picoseconds
 
 
 class Degrees(NamedTuple):
@@ -60,9 +62,10 @@ class PassWriter:
         self._costs = plan.machine.host.deepspeed
         tensor, stages, replicas = self._degrees
         self._each = tensor * replicas
-        cache = ("cache",) if plan.cache.offloaded else ()
         own = _STREAMS[: len(_STREAMS) if self._degrees.ranks > replicas else 2]
-        self._names = (*own, *stream_names(plan.cache.connector, plan.machine), *self.more, *cache)
+        blocks, cache = stream_names(plan.cache.connector, plan.machine), plan.cache.streams
+        self._names = (*own, *blocks, *self.more, *cache)
+        self._first_of_cache = len(self._names) - len(cache)
         self._first_of_blocks = len(own)
         self._blocks = PassBlocks(plan.block_moves, self._block_writer)
         width = len(self._names)
@@ -84,7 +87,7 @@ class PassWriter:
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
         self._known_paths: dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]] = {}
-        self._update: LayerUpdate | None = None
+        self._update: CacheUpdate | None = None
         # Stream, number of the operation, and peers that the next operation of the GPU waits for.
         self._awaited: list[tuple[int, int, int]] = []
 
@@ -182,29 +185,24 @@ class PassWriter:
         self._launch(module.name, self._timing.launch_s(module))
         awaited, self._awaited = self._awaited, []
         self._before_kernels(module)
-        after = (*self._dependencies(HOST, *self._reduced), *self._waits(awaited))
+        after = (*self._dependencies(HOST, *self._reduced), *(self._builder.after(*one) for one in awaited))
         if self._update is None or module.kind != "attention":
             self._builder.add(Op("compute", module.name, self._stream(COMPUTE), duration, after=after))
             return
-        compute, prefetch = self._stream(COMPUTE), self._stream(len(self._names) - 1)
-        write_update(
+        compute, prefetch = self._stream(COMPUTE), self._stream(self._first_of_cache)
+        self._update.write(
             self._builder,
-            self._update,
             CacheStreams(self._stream(HOST), compute, prefetch, prefetch),
-            self._cache_copies,
+            CacheRoutes(self._builder, self._machine, self._update.tier, self._cache_route),
             label=module.name,
             joining=self._timing.joining(self._update.joined, duration),
             duration=duration,
             after=after,
         )
 
-    def _cache_copies(self, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of copies of the cache between the stage's GPUs and host memory."""
-        way = self._machine.host_to_device if to_device else self._machine.device_to_host
-        name = copy_name(to_device=to_device, pinned=True)
-        path, hops = self._paths(name, lambda _, gpu: way(gpu, pinned=True))
-        route = self._builder.route(name=name, hops=hops, cap=effective_rate(path, sizes))
-        return route, picoseconds(path.latency * len(sizes))
+    def _cache_route(self, name: str, path_of: Callable[[int], Path], _following: bool) -> TransferRoute:
+        """Return the route of the cache of the stage's GPUs."""
+        return TransferRoute(name, *self._paths(name, lambda _, gpu: path_of(gpu)))
 
     def _enter(self, layer: int) -> None:
         """Begin a layer of the stage."""
@@ -214,9 +212,6 @@ class PassWriter:
 
     def _before_kernels(self, module: Module) -> None:
         """Write what begins with the kernels of a module."""
-
-    def _waits(self, awaited: Sequence[tuple[int, int, int]]) -> list[Dependency]:
-        return [self._builder.after(*one) for one in awaited]
 
     def _launch(self, name: str, seconds: float) -> None:
         """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
@@ -253,7 +248,7 @@ class PassWriter:
         path, hops = self._paths(name, path_of)
         route = self._builder.route(name=name, hops=hops, cap=path.curve.rate(size))
         after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
-        after = (*after, *self._waits(self._awaited))
+        after = (*after, *(self._builder.after(*one) for one in self._awaited))
         self._awaited = []
         fixed = picoseconds(path.latency)
         self._builder.add(Op(kind, name, self._stream(stream), fixed, size, route, after, ring))
@@ -306,11 +301,6 @@ class StagedPlan(InferencePlan):
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
 
-    @property
-    def cached_part(self) -> ModelShape:
-        """Part of the model whose cache a process has: that of a GPU, as there is one stage."""
-        return self.divided.stages[0]
-
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules of each stage."""
@@ -348,8 +338,7 @@ class StagedPlan(InferencePlan):
 
     def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        first = forward.batch[0]
-        count = min(self.degrees.pipeline, first.number)
+        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
         if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
             return [forward.batch]
         each, more = divmod(first.number, count)
@@ -358,7 +347,7 @@ class StagedPlan(InferencePlan):
     @property
     def repeats(self) -> bool:
         """Whether the layers of a stage do the same, the first and the last included."""
-        return not self.cache.offloaded
+        return not self.cache.moves
 
     def writer(self, name: str) -> PassWriter:
         """Return the writer of a pass."""
@@ -384,14 +373,20 @@ class StagedPlan(InferencePlan):
         connector = self.cache.connector
         if connector is None:
             return None
-        element = int(self.cache.element_bytes(self.model.dtype_bytes))
-        stages = self.divided.stages
+        element, stages = int(self.cache.element_bytes(self.model.dtype_bytes)), self.divided.stages
         return BlockMoves(connector, stages, self.degrees, self.workload, self.machine, element)
 
     @property
     def facts(self) -> Facts:
-        """Facts of the plan: the traffic of blocks."""
-        return Facts(traffic=(self.block_moves.traffic,)) if self.block_moves is not None else Facts()
+        """Also the traffic of blocks."""
+        moves = self.block_moves
+        return super().facts if moves is None else Facts(traffic=(moves.traffic,))
+
+    @property
+    def cached_parts(self) -> Parts:
+        """The part of each stage on each of its GPUs."""
+        each = self.degrees.tensor * self.degrees.data
+        return tuple((stage, each) for stage in self.divided.stages)
 
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:

@@ -231,7 +231,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def repeats(self) -> bool:
         """Whether the layers of a stage do the same: only if all weights are on the GPU."""
-        return not any(map(_total, self.offloaded))
+        return super().repeats and not any(map(_total, self.offloaded))
 
     @property
     def tiers(self) -> frozenset[str]:
@@ -296,7 +296,7 @@ class _OffloadWriter(PassWriter):
 
     @property
     def _copies(self) -> int:
-        return self._stream(len(self._names) - 1)
+        return self._stream(self._first_of_cache - 1)
 
     def _enter(self, layer: int) -> None:
         self._layer = layer

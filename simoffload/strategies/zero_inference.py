@@ -19,7 +19,6 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
-from simoffload.strategies.cache_updates import LayerUpdate
 from simoffload.strategies.called_experts import (
     fetches_called,
     only_called,
@@ -48,6 +47,7 @@ from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.split import Split
+from simoffload.strategies.streamed_cache import CacheUpdate, Parts
 from simoffload.strategies.zero import (
     ZeroStrategy,
     check_buffer_size,
@@ -191,13 +191,18 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Upper bound of the throughput with divided weights; None for one GPU and for weights outside
-        HBM."""
-        place = self.placement
+        """Also the upper bound of the throughput with divided weights; None for one GPU and for weights
+        outside HBM."""
+        place, found = self.placement, super().facts
         if place.settings.device != "none" or place.ranks == 1:
-            return Facts()
+            return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
-        return Facts(spread_bound=bound)
+        return replace(found, spread_bound=bound)
+
+    @property
+    def cached_parts(self) -> Parts:
+        """The whole model in each process."""
+        return ((self.model, self.placement.ranks),)
 
     @cached_property
     def templates(self) -> ScheduleTemplates:
@@ -307,14 +312,17 @@ class ZeroInferencePlan(InferencePlan):
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
         durations = self.durations(forward)
-        work: CpuAttention | Sequence[LayerUpdate | None]
+        work: CpuAttention | Sequence[CacheUpdate | None]
         if self.cache.attends_on_cpu:
             work = cpu_attention(self.cache, self.model, forward.batch)
-        elif self.cache.offloaded:
+        elif self.cache.moves:
             work = self.cache_updates(forward.batch)
         else:
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        return plan.templates.write(durations, forward.batch, work, name=forward.name, warm=warm)
+        streams = self.cache.streams
+        return plan.templates.write(
+            durations, forward.batch, work, name=forward.name, warm=warm, streams=streams
+        )
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -1,0 +1,257 @@
+"""A streamed key-value cache: on any tier but the GPU, read layer by layer, and written once.
+
+No program has it. It is what FlexGen does with its cache (``flexgen_writer``), for every model and strategy
+and without the waits between FlexGen's slots:
+
+* In each pass, the keys and values that a layer has of earlier tokens are read from the tier, those of the
+  next layer during the computation of the present one. From host memory they cross the link; from storage,
+  and from the memory of another host, they first come into one of two pinned buffers. There is room for two
+  layers on the GPU: a layer takes the place of the one before the present one, as soon as the new keys and
+  values of that have left the GPU.
+* Attention reads keys and values as they are stored, and decodes them in the kernel, as vLLM's kernels do
+  with a cache in 8 bit. Nothing is joined or copied within HBM.
+* Behind a layer's attention, keys and values of new tokens only are copied to host memory, and then written
+  to the tier, in whole pages. Copies, reads and writes have a stream each. A pass ends with its last write,
+  so that the next pass reads what this one has written.
+
+A tier holds one tensor of keys and one of values for each layer and GPU, in which the new tokens of all
+sequences are next to each other, so that each pass writes one piece of each. Of a layer with a sliding window
+it keeps one token less than the window, as the next token sees itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import NamedTuple
+
+from simoffload.hardware import Machine
+from simoffload.models import Layer, ModelShape, Sequences
+from simoffload.results import MemoryTerm, StorageTraffic
+from simoffload.schedule import Dependency, Op, ScheduleBuilder
+from simoffload.strategies.cache_routes import CacheRoutes
+from simoffload.strategies.cache_updates import CACHE_LABEL, CacheStreams, LayerUpdate, tensor_sizes
+from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.memory import cache_term, pinned_rounding
+from simoffload.workload import Inference
+
+PAGE = 4096
+"""[B] of which files are read and written whole numbers, as Linux requires without the page cache (O_DIRECT:
+the logical block size of the drive, 4 KiB on most)."""
+
+Parts = Sequence[tuple[ModelShape, int]]
+"""Parts of a model that GPUs have, each with the number of GPUs that have it."""
+
+
+class StreamedUpdate(NamedTuple):
+    """A StreamedUpdate is what one layer moves in a pass."""
+
+    tier: str
+    first: bool
+    """Whether the layer is the first one of a pass."""
+    own: tuple[int, ...] | None
+    """Sizes [B] of the layer's tensors before the pass; None unless it is the first one of a pass that
+    loads."""
+    following: tuple[int, ...] | None
+    """Sizes [B] of those of the next layer; None for the last one, and in a pass that loads nothing."""
+    stored: tuple[int, ...]
+    """Sizes [B] of keys and values of the new tokens."""
+    joined: int = 0
+    """Traffic [B] within HBM that joins cached and new tokens: none."""
+
+    @property
+    def size(self) -> int:
+        """Size [B] of all that is copied over the link."""
+        return sum(self.own or ()) + sum(self.following or ()) + sum(self.stored)
+
+    def write(
+        self,
+        builder: ScheduleBuilder,
+        streams: CacheStreams,
+        routes: CacheRoutes,
+        *,
+        label: str,
+        joining: int,  # noqa: ARG002
+        duration: int,
+        after: Sequence[Dependency] = (),
+    ) -> None:
+        """Write the loads ahead, attention of ``duration`` [ps], which also waits for ``after``, and the
+        stores behind it."""
+        out = _Transfers(self, builder, streams.prefetch, routes)
+        ahead = self.following is not None
+        if self.own is not None:
+            out.load(self.own, ahead=False)
+        if self.following is not None:
+            out.load(self.following, ahead=True)
+        host = (Dependency(streams.host),) if builder.written[streams.host] else ()
+        # The layer is there; and the new tokens of the layer before the last one have left their place.
+        waits = (Dependency(out.loads, int(ahead)), Dependency(out.stores, 1))
+        builder.add(Op("compute", label, streams.compute, duration, after=(*host, *after, *waits)))
+        out.store(self.stored, Dependency(streams.compute))
+
+
+CacheUpdate = LayerUpdate | StreamedUpdate
+"""What one layer moves when its cache is updated."""
+
+
+class _Transfers:
+    """_Transfers are the operations of one layer that move its cache."""
+
+    def __init__(
+        self, update: StreamedUpdate, builder: ScheduleBuilder, stream: int, routes: CacheRoutes
+    ) -> None:
+        self._update, self._builder, self._routes = update, builder, routes
+        self.loads, self.stores, self._reads, self._writes = range(stream, stream + 4)
+        self._staged = update.tier != "dram"
+        self._paged = routes.machine.tiers[update.tier].is_storage
+
+    def load(self, sizes: Sequence[int], *, ahead: bool) -> None:
+        """Load a layer: the next one, if ``ahead``, into the place of the layer before this one."""
+        after = [Dependency(self.stores)] if ahead else []
+        if self._staged:
+            # A buffer is free again when the layer before the last one has left it.
+            self._file(self._reads, sizes, Dependency(self.loads, 1), latency=not ahead)
+            after.append(Dependency(self._reads))
+        self._copy(self.loads, sizes, after, to_device=True, ahead=ahead)
+
+    def store(self, sizes: Sequence[int], computed: Dependency) -> None:
+        """Store new keys and values when they are ``computed``."""
+        if not self._staged:
+            self._copy(self.stores, sizes, [computed], to_device=False)
+            return
+        self._copy(self.stores, sizes, [computed, Dependency(self._writes, 1)], to_device=False)
+        self._file(self._writes, sizes, Dependency(self.stores), latency=self._update.first)
+
+    def _copy(
+        self,
+        stream: int,
+        sizes: Sequence[int],
+        after: Sequence[Dependency],
+        *,
+        to_device: bool,
+        ahead: bool = False,
+    ) -> None:
+        op = Op("copy", CACHE_LABEL, stream, after=tuple(after))
+        if sizes:
+            route, latency = self._routes(sizes, to_device, ahead=ahead)
+            op = op._replace(fixed=latency, size=sum(sizes), route=route)
+        self._builder.add(op)
+
+    def _file(self, stream: int, sizes: Sequence[int], after: Dependency, *, latency: bool) -> None:
+        """Read or write files. The latency shows once: requests of two layers are in flight at a time."""
+        written = stream == self._writes
+        op = Op("write" if written else "read", CACHE_LABEL, stream, after=(after,))
+        if size := on_tier(sizes, paged=self._paged):
+            route, fixed = self._routes.files(size, written=written)
+            op = op._replace(fixed=fixed if latency else 0, size=size, route=route)
+        self._builder.add(op)
+
+
+def on_tier(sizes: Sequence[int], *, paged: bool) -> int:
+    """Return what tensors, or pieces of them, take on their tier [B]: whole pages, if it has such."""
+    return sum(-(-size // PAGE) * PAGE if paged else size for size in sizes)
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+def streamed_updates(
+    cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
+) -> tuple[StreamedUpdate, ...]:
+    """Return what each layer of ``part`` moves in a pass."""
+    loads = any(one.new_tokens < one.context for one in batch)
+    before = {layer: _tensors(cache, part, layer, batch, past=True) for layer, _ in part.kinds}
+    new = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
+    layers = part.layers
+    return tuple(
+        StreamedUpdate(
+            tier=cache.tier,
+            first=not number,
+            own=before[layer] if loads and not number else None,
+            following=before[layers[number + 1]] if loads and number + 1 < len(layers) else None,
+            stored=new[layer],
+        )
+        for number, layer in enumerate(layers)
+    )
+
+
+def _tensors(
+    cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequences], *, past: bool
+) -> tuple[int, ...]:
+    """Return the sizes [B] of a layer's tensors as they are stored: of the tokens before the new ones, if
+    ``past``, or of the new ones."""
+    tokens = [one.context - one.new_tokens if past else one.new_tokens for one in batch]
+    sizes = tensor_sizes(cache, part, layer, batch, tokens, length=0)
+    element = cache.element_bytes(part.dtype_bytes) / part.dtype_bytes
+    return tuple(ceil(size * element) for size in sizes)
+
+
+def streamed_traffic(
+    cache: KvCache, parts: Parts, workload: Inference, machine: Machine
+) -> tuple[StorageTraffic, ...]:
+    """Return the bytes that all GPUs read from the tier and write to it in one generation; () for host
+    memory."""
+    if cache.tier == "dram":
+        return ()
+    prompt, batch = workload.prompt_length, workload.batch_size
+    passes = [Sequences(batch, prompt, prompt)]
+    passes += [Sequences(batch, 1, prompt + step) for step in range(1, 1 + workload.decode_steps)]
+    paged = machine.tiers[cache.tier].is_storage
+    kinds = [(part, layer, gpus * count) for part, gpus in parts for layer, count in part.kinds]
+    read, written = (
+        sum(
+            times * on_tier(_tensors(cache, part, layer, (one,), past=past), paged=paged)
+            for part, layer, times in kinds
+            for one in passes
+        )
+        for past in (True, False)
+    )
+    return (StorageTraffic(cache.tier, read, written),)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def streamed_memory(
+    cache: KvCache, part: ModelShape, workload: Inference, machine: Machine, *, copies: int, parts: Parts
+) -> tuple[MemoryTerm, ...]:
+    """Return the memory of the cache: of one GPU with ``part`` of the model, of a host with ``copies`` such
+    parts, and of a tier for the ``parts`` of all GPUs.
+
+    A prompt's keys and values are whole, and in the model's type, until those that are kept are encoded.
+    """
+    layers = _kept(cache, part, workload)
+    most = max((sum(one) + sum(other) for one, other in pairwise(layers)), default=sum(layers[0]))
+    found = [cache_term("hbm", most, name="key-value cache of two layers")]
+    prompt = workload.batch_size * workload.prompt_length * part.cache_width * part.dtype_bytes
+    if prompt > max(map(sum, layers)):
+        found.append(cache_term("hbm", prompt, name="keys and values of a prompt in a layer"))
+    if cache.tier == "dram":
+        pinned = [size for one in layers for size in one]
+        found.append(cache_term("dram", copies * sum(pinned), pinned=True))
+    else:
+        paged = machine.tiers[cache.tier].is_storage
+        stored = sum(
+            gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
+        )
+        found.append(cache_term(cache.tier, stored))
+        pinned = list(_buffers(cache, part, workload))
+        found.append(cache_term("dram", copies * sum(pinned), name="buffers of the cache", pinned=True))
+    rounding = copies * pinned_rounding(pinned)
+    return (*found, MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+
+
+def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
+    """Return the sizes [B] of the tensors of each layer at the longest context."""
+    batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
+    sizes = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
+    return [sizes[layer] for layer in part.layers]
+
+
+def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:
+    """Yield the sizes [B] of the pinned buffers of a GPU, two in each direction: for a layer at the longest
+    context, if there are decode steps, and for a layer of the prompt."""
+    prompt = workload.model_copy(update={"output_length": 1})
+    for work in (workload, prompt) if workload.decode_steps else (prompt,):
+        yield from max(_kept(cache, part, work), key=sum) * 2
