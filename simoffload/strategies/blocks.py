@@ -163,7 +163,7 @@ class BlockWriter:
 
     def __post_init__(self) -> None:
         self._started: set[int] = set()
-        self._known: dict[int, _Way] = {}
+        self._known: dict[tuple[int, int], _Way] = {}
 
     def load(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
         """Write loads of ``blocks``; return the number of the last one on the stream of loads."""
@@ -197,7 +197,7 @@ class BlockWriter:
         return number
 
     def _transfer(self, way: int, blocks: Blocks, after: tuple[Dependency, ...]) -> int:
-        kind, name, first, hops = self._way(way)
+        kind, name, first, hops = self._way(way, blocks.part)
         if name.startswith(self.connector.tier):
             stored = self.machine.tiers[self.connector.tier].is_storage
             rate = file_rate(first, blocks) if stored else first.curve.rate(blocks.total)
@@ -208,9 +208,10 @@ class BlockWriter:
         self._started.add(way)
         return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, blocks.total, route, after))
 
-    def _way(self, way: int) -> _Way:
-        """Return one half of the way: between GPU and host memory, or that of the tier."""
-        if way not in self._known:
+    def _way(self, way: int, size: int) -> _Way:
+        """Return one half of the way: between GPU and host memory in copies of ``size`` [B], or that of the
+        tier."""
+        if (way, size) not in self._known:
             machine, one, inward = self.machine, self.connector, way in (LOAD, READ)
             if way in (READ, WRITE) or one.direct:
                 kind = "read" if inward else "write"
@@ -219,10 +220,10 @@ class BlockWriter:
                 name = f"{one.tier} {kind}"
             else:
                 kind, reach_host = "copy", machine.host_to_device if inward else machine.device_to_host
-                paths = [reach_host(gpu, pinned=True) for gpu in self.gpus]
+                paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
                 name = copy_name(to_device=inward, pinned=True)
-            self._known[way] = _Way(kind, name, paths[0], self.hops(paths))
-        return self._known[way]
+            self._known[way, size] = _Way(kind, name, paths[0], self.hops(paths))
+        return self._known[way, size]
 
 
 class PassBlocks:

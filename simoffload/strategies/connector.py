@@ -12,7 +12,8 @@ the blocks of the prompt are stored during its prefill, which ends with them (``
 generated tokens are not (``save_decode_cache`` of LMCache).
 
 Copies over the link are issued block by block, so that their rate is that of copies of the size of one
-contiguous part of a block (``copy_rate``). Storage is read and written by 16 threads, a block as one file,
+contiguous part of a block (``copy_rate``), alone and in both directions at once
+(``both_ways_by_size`` of the link's profile). Storage is read and written by 16 threads, a block as one file,
 through pinned buffers in host memory or directly (GPUDirect Storage).
 """
 
@@ -113,6 +114,11 @@ class Blocks(NamedTuple):
         """Size of all blocks [B]."""
         return self.number * self.size
 
+    @property
+    def part(self) -> int:
+        """Size of a contiguous part [B], with which a copy over the link is issued."""
+        return max(1, self.size // self.parts)
+
 
 def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: int) -> tuple[Blocks, ...]:
     """Return the blocks of the prefix that are read: one entry per layer if they are read layer by layer.
@@ -178,7 +184,7 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
     size; below the smallest one, t0 is the latency of a copy. vLLM's own figures on an H100 (5 GB/s with
     parts of 32 KB, 50 GB/s with 2 MB: vllm-project/vllm issue 33398 and blog of 2026-01-08) are t0 = 6 us.
     """
-    size, points = max(1, blocks.size // blocks.parts), path.curve.points
+    size, points = blocks.part, path.curve.points
     if size < points[0][0]:
         seconds = path.latency + size / points[-1][1]
     elif size >= points[-1][0]:
