@@ -164,6 +164,7 @@ _INFERENCE: Shown = {
     "e2e_s": ("end-to-end time", format_seconds),
     "kv_load_s": ("loads of cached blocks", format_seconds),
     "kv_store_s": ("stores of new blocks", format_seconds),
+    "kv_backlog_s": ("stores after the last pass", format_seconds),
     "first_pass_s": ("first pass after loading", format_seconds),
     "per_token_s": ("time per token of all sequences", format_seconds),
 }

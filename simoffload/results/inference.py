@@ -24,6 +24,10 @@ _FORMULAS = {
     ),
     "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
     "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
+    "kv_backlog_s": (
+        "time for which the stores of a generation continue after its decode steps (without any: after its "
+        "prefill)"
+    ),
     "e2e_s": "ttft_s + sum of the decode steps",
     "first_pass_s": (
         "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
@@ -41,7 +45,9 @@ class InferenceResult(SimulationResult):
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
-    optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s"})
+    optional: ClassVar[frozenset[str]] = frozenset(
+        {"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s", "kv_backlog_s"}
+    )
 
     batch_size: int
     prompt_length: int
@@ -122,6 +128,18 @@ class InferenceResult(SimulationResult):
     def kv_store_s(self) -> float | None:
         """Time of the stores of blocks alone [s]: see ``formulas``."""
         return self.store.time_s if self.store else None
+
+    @property
+    def kv_backlog_s(self) -> float | None:
+        """Time for which stores of blocks outlast the passes beside which they run [s]; None without any: see
+        ``formulas``."""
+        step = self.step
+        if self.store is None or step is None:
+            return None
+        if not step.unfinished_s:  # later steps take longer, and store as much
+            return 0.0
+        steps, passes_s = (self.output_length - 1, self.decode_total_s) if self.decode else (1, step.time_s)
+        return max(0.0, steps * (step.time_s + step.unfinished_s) - passes_s)
 
     @property
     def tpot_s(self) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
@@ -22,12 +22,10 @@ from simoffload.strategies.connector import (
     portions,
     stored_blocks,
 )
+from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload import Inference
-
-if TYPE_CHECKING:
-    from simoffload.strategies.stage_writer import Degrees
 
 BLOCK_TERMS = ("blocks of the prefixes", "new blocks")
 """Names of the memory of blocks on their tier."""
@@ -71,6 +69,14 @@ class BlockMoves:
     def concurrent(self) -> bool:
         """Whether blocks of a generation are stored while the next prefix is loaded: without decode steps."""
         return not self.connector.layerwise and self.connector.store and not self.workload.decode_steps
+
+    @cached_property
+    def parts(self) -> int:
+        """Number of passes during which the blocks of a generation are stored in equal parts: that of its
+        decode steps; 1 if they are stored as a whole, 0 if none are."""
+        if not self.traffic.written:
+            return 0
+        return 1 if self.connector.layerwise else max(1, self.workload.decode_steps)
 
     @property
     def traffic(self) -> StorageTraffic:
@@ -179,6 +185,12 @@ class BlockWriter:
         """Write stores of ``blocks``; return the number of the last one on its stream."""
         return self._move(blocks, after, near=STORE, far=WRITE)
 
+    def store_part(self, blocks: Blocks, parts: int) -> None:
+        """Write one of equal ``parts`` of the stores of ``blocks``, while a pass runs: through pinned buffers
+        that of the pass before leaves for the tier at the same time."""
+        for way in (STORE, WRITE) if self.connector.staged(self.machine) else (STORE,):
+            self._transfer(way, blocks, parts=parts)
+
     @property
     def last_of_stores(self) -> int:
         """Stream on which a store ends."""
@@ -196,7 +208,9 @@ class BlockWriter:
             number = self._transfer(halves[1], part, (Dependency(self.stream + halves[0]),))
         return number
 
-    def _transfer(self, way: int, blocks: Blocks, after: tuple[Dependency, ...]) -> int:
+    def _transfer(
+        self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
+    ) -> int:
         kind, name, first, hops = self._way(way, blocks.part)
         if name.startswith(self.connector.tier):
             stored = self.machine.tiers[self.connector.tier].is_storage
@@ -206,7 +220,8 @@ class BlockWriter:
         route = self.builder.route(name=name, hops=hops, cap=rate)
         fixed = 0 if way in self._started else picoseconds(first.latency)
         self._started.add(way)
-        return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, blocks.total, route, after))
+        size = -(-blocks.total // parts)
+        return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, size, route, after))
 
     def _way(self, way: int, size: int) -> _Way:
         """Return one half of the way: between GPU and host memory in copies of ``size`` [B], or that of the
@@ -246,15 +261,18 @@ class PassBlocks:
                 self._writer(number).store(blocks)
 
     def begin(self, forward: ForwardPass) -> None:
-        """Write the loads of all blocks, or those of the first layers, and the stores of the generation
-        before."""
+        """Write the loads of all blocks, or those of the first layers, and stores: those of the generation
+        before, or the part of a decode step."""
         self.stores = forward.stores
         for number, moves in self._each():
             loads = moves.loads(number) if forward.loads else ()
             for blocks in loads[:1] if self.layerwise else loads:
                 self._loaded[number] = self._writer(number).load(blocks)
             for blocks in moves.stores(number) if forward.stores and not self.layerwise else ():
-                self._writer(number).store(blocks)
+                if moves.parts > 1:
+                    self._writer(number).store_part(blocks, moves.parts)
+                else:
+                    self._writer(number).store(blocks)
 
     def awaited(self, stage: int, layer: int, after: tuple[Dependency, ...]) -> int | None:
         """Return the number of the load for which a layer waits, None if there is none; layer by layer, begin

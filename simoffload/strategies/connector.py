@@ -6,10 +6,10 @@ Reference: vLLM 0.33, ``v1/kv_offload`` and ``distributed/kv_transfer/kv_connect
 A block has the keys and values of ``block_tokens`` tokens of a sequence. Before the prefill of the rest of a
 prompt, the blocks of its prefix are read: all of them before the prefill begins, or layer by layer, those of
 the next layer during the computation of the present one. New full blocks are stored in the other direction of
-the link, and no pass waits for that: those of a generation during its decode steps, or without decode steps
-(a server that only prefills) during the next prefill, with whose loads they share the link. Layer by layer,
-the blocks of the prompt are stored during its prefill, which ends with them (``wait_for_save``), and those of
-generated tokens are not (``save_decode_cache`` of LMCache).
+the link, and no pass waits for that: those of a generation in equal parts during its decode steps, or without
+decode steps (a server that only prefills) during the next prefill, with whose loads they share the link. Layer
+by layer, the blocks of the prompt are stored during its prefill, which ends with them (``wait_for_save``), and
+those of generated tokens are not (``save_decode_cache`` of LMCache).
 
 Copies over the link are issued block by block, so that their rate is that of copies of the size of one
 contiguous part of a block (``copy_rate``), alone and in both directions at once

@@ -144,22 +144,22 @@ class InferencePlan(Plan):
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode
         steps."""
-        prompt, steps = self.workload.prompt_length, self.workload.decode_steps
-
-        def decode(number: int) -> ForwardPass:
-            return self.forward(f"decode {number}", 1, prompt + number)
-
+        prompt, decode = self.workload.prompt_length, self.decode_step
         first = self.forward("first pass", prompt, prompt, first=True)
         return (
             *([self._phase(first, "first pass")] if self.traced else []),
             self._phase(self.forward("prefill", prompt, prompt), "prefill"),
             PhaseSeries(
                 "decode",
-                steps,
+                self.workload.decode_steps,
                 lambda number: self._phase(decode(number), "decode"),
                 lambda number: (*self.durations(decode(number)), *self._cache_transfers(decode(number))),
             ),
         )
+
+    def decode_step(self, number: int) -> ForwardPass:
+        """Return a decode step, of which the first is number 1."""
+        return self.forward(f"decode {number}", 1, self.workload.prompt_length + number)
 
     def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""

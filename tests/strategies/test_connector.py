@@ -290,7 +290,6 @@ def test_stages_of_a_pipeline_load_their_own_layers() -> None:
             "sliding layers keep fewer",
         ),
         ({"kind": "tensor_parallel"}, "kv_cache.connector", "transformers has no connector; use"),
-        ({"strategy": {"cpu_offload_gb": 4}}, "kv_cache.connector", "all weights on GPUs"),
         ({"tier": "tape"}, "connector.tier", 'no tier "tape"'),
     ],
 )
