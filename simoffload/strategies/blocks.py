@@ -54,9 +54,7 @@ class BlockMoves:
     def stores(self, stage: int) -> tuple[Blocks, ...]:
         """Return what each GPU of a stage writes in a generation: the new full blocks of its sequences, layer
         by layer only those of the prompt."""
-        work, connector = self.workload, self.connector
-        tokens = work.prompt_length if connector.layerwise else work.max_context
-        return self._of(stage, connector.new_blocks(tokens))
+        return self._of(stage, self.connector.new_blocks(self.workload))
 
     def _of(self, stage: int, blocks: int) -> tuple[Blocks, ...]:
         last = blocks * self.connector.block_tokens
