@@ -70,11 +70,10 @@ class BlockMoves:
 
     @cached_property
     def parts(self) -> int:
-        """Number of passes during which the blocks of a generation are stored in equal parts: that of its
-        decode steps; 1 if they are stored as a whole, 0 if none are."""
-        if not self.traffic.written:
-            return 0
-        return 1 if self.connector.layerwise else max(1, self.workload.decode_steps)
+        """Number of decode steps during which the blocks of a generation are stored in equal parts; 0 if they
+        are stored during prefills, or not at all."""
+        stores = self.traffic.written and not self.connector.layerwise
+        return self.workload.decode_steps if stores else 0
 
     @property
     def traffic(self) -> StorageTraffic:
@@ -267,7 +266,7 @@ class PassBlocks:
             for blocks in loads[:1] if self.layerwise else loads:
                 self._loaded[number] = self._writer(number).load(blocks)
             for blocks in moves.stores(number) if forward.stores and not self.layerwise else ():
-                if moves.parts > 1:
+                if moves.parts:
                     self._writer(number).store_part(blocks, moves.parts)
                 else:
                     self._writer(number).store(blocks)

@@ -378,7 +378,7 @@ class StagedPlan(InferencePlan):
     def decode_step(self, number: int) -> ForwardPass:
         """Return a decode step, during which a part of the new blocks is stored."""
         moves = self.block_moves
-        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 1)
+        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 0)
 
     def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
         """Return the phase of a pass; stores may continue after it."""

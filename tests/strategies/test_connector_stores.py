@@ -45,6 +45,11 @@ def test_decode_steps_store_equal_parts_of_a_generation(tier: str, strategy: dic
     assert written(phase(found, "prefill"), "GPU to host") == 0
 
 
+def test_the_only_decode_step_stores_all_blocks() -> None:
+    found = scenario(output=2)
+    assert written(decode(found).schedule({}), "GPU to host") == moves(found).traffic.written > 0
+
+
 @pytest.mark.parametrize("tier", ["dram", "raid", "nfs"])
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_steps_that_use_no_link_take_as_long_with_stores(tier: str, gpus: int) -> None:
