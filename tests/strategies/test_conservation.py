@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simoffload.documents import parse_yaml, yaml_text
@@ -78,7 +78,7 @@ class Work(NamedTuple):
     output: int
 
 
-works = st.builds(Work, st.integers(1, 24), st.integers(17, 600), st.integers(1, 40))
+works = st.builds(Work, st.integers(1, 24), st.integers(17, 600), st.one_of(st.just(1), st.integers(2, 40)))
 
 
 def scenario(
@@ -265,7 +265,17 @@ def connectors(draw: st.DrawFn) -> dict[str, Any]:
     } | ({} if layerwise else {"cross_layer_blocks": draw(st.booleans())})
 
 
+LARGE = {"tier": "dram", "prefix": 256, "block_tokens": 256, "layerwise": False, "direct": False}
+
+
 @settings(max_examples=some(40))
+@example(  # blocks of 5 MiB in both directions at once
+    shape=Shape("llama", 5, 16, 16),
+    work=Work(24, 600, 1),
+    connector={**LARGE, "store": True, "cross_layer_blocks": True},
+    weights={},
+    gpus=1,
+)
 @given(
     shape=shapes("llama", "bloom"),
     work=works,
