@@ -164,13 +164,14 @@ class Machine:
         """Return every number that entered the machine, as it was written, with origin, source and date."""
         return list(self.numbers)
 
-    def host_to_device(self, gpu: int, *, pinned: bool) -> Path:
-        """Return the path of a copy from the memory of the GPU's host."""
-        return self._copy(gpu, to_device=True, pinned=pinned)
+    def host_to_device(self, gpu: int, *, pinned: bool, size: int | None = None) -> Path:
+        """Return the path of a copy from the memory of the GPU's host; ``size`` [B] is that of blocks that
+        are copied one after the other."""
+        return self._copy(gpu, to_device=True, pinned=pinned, size=size)
 
-    def device_to_host(self, gpu: int, *, pinned: bool) -> Path:
-        """Return the path of a copy to the memory of the GPU's host."""
-        return self._copy(gpu, to_device=False, pinned=pinned)
+    def device_to_host(self, gpu: int, *, pinned: bool, size: int | None = None) -> Path:
+        """Return the path of a copy to the memory of the GPU's host; ``size`` as in ``host_to_device``."""
+        return self._copy(gpu, to_device=False, pinned=pinned, size=size)
 
     def cpu_work(self, gpu: int, rate: int) -> Path:
         """Return the path of CPU accesses to the memory of the GPU's host at ``rate`` [B/s].
@@ -268,7 +269,7 @@ class Machine:
             raise ValueError(f"no GPU {gpu}; there are {self.gpus}")
         return gpu // self.gpus_per_node
 
-    def _copy(self, gpu: int, *, to_device: bool, pinned: bool) -> Path:
+    def _copy(self, gpu: int, *, to_device: bool, pinned: bool, size: int | None) -> Path:
         topology, node = self.topology, self._node(gpu)
         pcie_link = topology.gpu_pcie_links[gpu % self.gpus_per_node]
         cpu, device = topology.cpus[node], topology.gpus[gpu]
@@ -277,7 +278,8 @@ class Machine:
         if not pinned:
             curve = curve.lower(Curve(pcie_link.pcie.pageable.points))
         load = Load()
-        load.put(topology.graph.route(start, end))
+        for index in topology.graph.route(start, end):
+            load.put((index,), self.resources[index].share(size))
         load.put((topology.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
         name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
         return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)

@@ -21,6 +21,14 @@ class Resource(NamedTuple):
     """Capacity of the resource [B/s]."""
     kind: str
     """Kind of the resource: pcie, duplex (both directions of a cable), dram, drive, nic, server or nvlink."""
+    by_size: Curve | None = None
+    """Capacity [B/s] for copies by their size, where small ones reach less than ``capacity``."""
+
+    def share(self, size: int | None) -> Fraction:
+        """Return what a byte of copies of ``size`` [B] takes of the capacity; None: large ones."""
+        if self.by_size is None or size is None:
+            return Fraction(1)
+        return Fraction(self.capacity, self.by_size.rate(size)).limit_denominator(_FINE)
 
 
 class Tier(NamedTuple):
@@ -43,6 +51,10 @@ class Tier(NamedTuple):
     def is_storage(self) -> bool:
         """Whether the tier is on drives or servers and not in memory, of this host or of another one."""
         return self.kind not in ("hbm", "dram", "remote")
+
+
+_FINE = 10_000
+"""Largest denominator of a share, which keeps the loads of links small integers."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,9 @@ class Resources:
     def __init__(self) -> None:
         self._all: list[Resource] = []
 
-    def add(self, name: str, capacity: int, kind: str) -> int:
+    def add(self, name: str, capacity: int, kind: str, by_size: Curve | None = None) -> int:
         """Append a resource and return its index."""
-        self._all.append(Resource(name, capacity, kind))
+        self._all.append(Resource(name, capacity, kind, by_size))
         return len(self._all) - 1
 
     def finish(self) -> tuple[Resource, ...]:

@@ -56,6 +56,9 @@ class Slot(Frozen):
     """Number of lanes that are wired."""
 
 
+_LARGE_COPY = 64 << 20  # smallest size of copies [B] with which `calibrate micro` measures both ways
+
+
 class Pcie(Profile):
     """A generation of PCIe (or another cable between host and accelerator)."""
 
@@ -80,6 +83,9 @@ class Pcie(Profile):
     both_ways: Sourced[Share]
     """Rate of simultaneous copies in both directions, as a fraction of the sum of the rates of each direction
     alone."""
+    both_ways_by_size: RateCurve | None = None
+    """Rate of both directions together for blocks that are copied one after the other, by the size of a copy
+    below 64 MiB; everything else has ``both_ways``."""
     latency: Sourced[Seconds]
     """Time of one small copy, from the call to its end."""
 
@@ -107,6 +113,20 @@ class Pcie(Profile):
     def up_rate(self, lanes: int) -> int:
         """Return the rate [B/s] towards the host over ``lanes``: the highest measured rate of copies."""
         return self.device_to_host.top * lanes // self.copy_lanes
+
+    @model_validator(mode="after")
+    def _small_sizes(self) -> Pcie:
+        if self.both_ways_by_size and self.both_ways_by_size.points[-1][0] >= _LARGE_COPY:
+            raise ValueError("both_ways_by_size: sizes from 64 MiB on have both_ways; remove them")
+        return self
+
+    def both_ways_rate(self, lanes: int) -> Curve:
+        """Return the rate [B/s] of copies in both directions together over ``lanes``, by their size."""
+        large = int(self.both_ways.value * (self.down_rate(lanes) + self.up_rate(lanes)))
+        if self.both_ways_by_size is None:
+            return Curve.flat(large)
+        small = self.both_ways_by_size.scaled(lanes, self.copy_lanes).points
+        return Curve((*((size, min(rate, large)) for size, rate in small), (_LARGE_COPY, large)))
 
     def copy_curve(self, *, to_device: bool, lanes: int) -> Curve:
         """Return the rate [B/s] of one copy of pinned memory, by size."""

@@ -200,9 +200,10 @@ class _Builder:
         down, up = pcie_link.pcie.down_rate(pcie_link.lanes), pcie_link.pcie.up_rate(pcie_link.lanes)
         away = [self.resources.add(f"{near} -> {far}", down, "pcie")]
         back = [self.resources.add(f"{far} -> {near}", up, "pcie")]
-        both_ways = pcie_link.pcie.both_ways.value
-        if both_ways < 1:
-            shared = self.resources.add(f"{near} <-> {far}", int(both_ways * (down + up)), "duplex")
+        rates = pcie_link.pcie.both_ways_rate(pcie_link.lanes)
+        if rates.points[0][1] < down + up:
+            by_size = rates if len(rates.points) > 1 else None
+            shared = self.resources.add(f"{near} <-> {far}", int(rates.points[-1][1]), "duplex", by_size)
             away.append(shared)
             back.append(shared)
         self._graph.connect(near, far, there=tuple(away), back=tuple(back))

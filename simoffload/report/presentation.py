@@ -165,6 +165,7 @@ _INFERENCE: Shown = {
     "kv_load_s": ("loads of cached blocks", format_seconds),
     "kv_store_s": ("stores of new blocks", format_seconds),
     "kv_allocation_s": ("waits for new pinned memory", format_seconds),
+    "kv_backlog_s": ("stores after the last pass", format_seconds),
     "first_pass_s": ("first pass after loading", format_seconds),
     "per_token_s": ("time per token of all sequences", format_seconds),
 }

@@ -13,8 +13,11 @@ _LARGEST = 300_000
 """Maximum number of operations that are examined."""
 
 
-def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
-    """Return the end [ps] of a run in which an operation takes longer; None if another simulation is needed.
+def makespan_for_longer_context(
+    timeline: Timeline, schedule: Schedule, *, ends_with: str | None = None
+) -> int | None:
+    """Return the end [ps] of a run in which an operation takes longer, or that of its stream ``ends_with``;
+    None if another simulation is needed.
 
     ``schedule`` is the schedule of ``timeline``, except that one fixed duration x is longer wherever it
     occurs. The times of the longer run are those of the shorter run plus k times the growth of x, where k is
@@ -29,12 +32,17 @@ def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int |
     growth = _growth(timeline.schedule, schedule)
     if growth is None or timeline.entries > _LARGEST:
         return None
+    labels = timeline.schedule.labels
+    lasts = [
+        (number, len(track) - 1)
+        for number, track in enumerate(timeline.tracks)
+        if track.end and ends_with in (None, labels[track.stream])
+    ]
     if not growth.by:
-        return timeline.makespan
+        return max([timeline.tracks[number].end_of(ordinal) for number, ordinal in lasts], default=0)
     slopes = _Slopes(timeline, growth)
     if not slopes.found() or not _transfers(timeline, slopes, growth.by):
         return None
-    lasts = [(number, len(track) - 1) for number, track in enumerate(timeline.tracks) if track.end]
     return max([end + k * growth.by for end, k in (slopes.at(*last) for last in lasts)], default=0)
 
 

@@ -31,6 +31,10 @@ _FORMULAS = {
         "second generation of a process; the times of single steps do not contain it"
     ),
     "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
+    "kv_backlog_s": (
+        "time for which the stores of a generation continue after its decode steps (without any: after its "
+        "prefill)"
+    ),
     "e2e_s": "ttft_s + sum of the decode steps, with kv_allocation_s",
     "first_pass_s": (
         "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
@@ -49,7 +53,7 @@ class InferenceResult(SimulationResult):
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
     optional: ClassVar[frozenset[str]] = frozenset(
-        {"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s", "kv_allocation_s"}
+        {"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s", "kv_backlog_s", "kv_allocation_s"}
     )
 
     batch_size: int
@@ -141,6 +145,18 @@ class InferenceResult(SimulationResult):
     def kv_allocation_s(self) -> float | None:
         """Time for which decode steps wait for new pinned memory [s]: see ``formulas``."""
         return self.allocation.time_s if self.allocation else None
+
+    @property
+    def kv_backlog_s(self) -> float | None:
+        """Time for which stores of blocks outlast the passes beside which they run [s]; None without any: see
+        ``formulas``."""
+        step = self.step
+        if self.store is None or step is None:
+            return None
+        if not step.unfinished_s:  # later steps take longer, and store as much
+            return 0.0
+        steps, passes_s = (self.output_length - 1, self.decode_total_s) if self.decode else (1, step.time_s)
+        return max(0.0, steps * (step.time_s + step.unfinished_s) - passes_s)
 
     @property
     def tpot_s(self) -> float | None:

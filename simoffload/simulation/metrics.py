@@ -136,13 +136,15 @@ class _InferenceMeasures(Measures[InferenceResult]):
         )
         method = self.scenario.scenario.strategy.method or "offload"
         result = _with_lifetimes(self.scenario, plan, result)
-        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner, method)))
+        warnings = (*_too_many_blocks(result), *_whole_copies_fit(plan, result, runner, method))
+        return replace(result, warnings=(*result.warnings, *warnings))
 
 
 def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResult) -> InferenceResult:
     """Add the traffic of blocks, and the lifetime of the drives to which they are written if generations
     follow each other without a pause."""
-    machine, here, time = scenario.machine, scenario.machine.gpus_per_node, result.e2e_s
+    machine, here = scenario.machine, scenario.machine.gpus_per_node
+    time = max(result.e2e_s or 0.0, result.kv_store_s or 0.0)
     traffic = plan.facts.traffic
     hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]
     worn = (
@@ -159,6 +161,19 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
     found = tuple(one for one in worn if one is not None)
     warnings = (*result.warnings, *lifetime_warnings(found))
     return replace(result, traffic=traffic, drive_lifetime=found, warnings=warnings)
+
+
+def _too_many_blocks(result: InferenceResult) -> tuple[str, ...]:
+    """Return a warning if new blocks are produced faster than they can be stored, the time of the next
+    prefill included."""
+    backlog, next_s = result.kv_backlog_s, result.ttft_s if result.decode else 0.0
+    if not backlog or next_s is None or backlog <= next_s:
+        return ()
+    (tier,) = {one.tier for one in result.traffic}
+    longer = f", longer than the next prefill ({format_seconds(next_s)})" if next_s else ""
+    text = f"stores go on for {format_seconds(backlog)} after each generation{longer}, so that ever more wait"
+    remedy = "lower batch_size, use a faster tier, or set strategy.kv_cache.connector.store to false"
+    return (f"new blocks are produced faster than {tier} takes them: {text}; {remedy}",)
 
 
 def _gathered(ranks: int, bound: float) -> str:

@@ -74,16 +74,17 @@ class Runner:
         def run(step: int) -> Simulated:
             phase = series.step(step)
             timeline = self.execute(phase.name, phase.schedule({}))
-            result = summarize_pass(timeline, new_tokens=phase.new_tokens, context=phase.context)
+            result = summarize_pass(
+                timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
+            )
             kept = None if how == "off" else timeline
-            return Simulated(step, series.durations(step), result, timeline.makespan, kept)
+            return Simulated(step, series.durations(step), result, round(result.time_ps), kept)
 
         def later(low: Simulated, step: int) -> int | None:
-            return (
-                None
-                if low.timeline is None
-                else makespan_for_longer_context(low.timeline, series.step(step).schedule({}))
-            )
+            if low.timeline is None:
+                return None
+            phase = series.step(step)
+            return makespan_for_longer_context(low.timeline, phase.schedule({}), ends_with=phase.ends_with)
 
         if how == "on":
             return decode(series.steps, series.durations, run, later)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
@@ -22,12 +22,10 @@ from simoffload.strategies.connector import (
     portions,
     stored_blocks,
 )
+from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload import Inference
-
-if TYPE_CHECKING:
-    from simoffload.strategies.stage_writer import Degrees
 
 BLOCK_TERMS = ("blocks of the prefixes", "new blocks")
 """Names of the memory of blocks on their tier."""
@@ -56,9 +54,7 @@ class BlockMoves:
     def stores(self, stage: int) -> tuple[Blocks, ...]:
         """Return what each GPU of a stage writes in a generation: the new full blocks of its sequences, layer
         by layer only those of the prompt."""
-        work, connector = self.workload, self.connector
-        tokens = work.prompt_length if connector.layerwise else work.max_context
-        return self._of(stage, connector.new_blocks(tokens))
+        return self._of(stage, self.connector.new_blocks(self.workload))
 
     def _of(self, stage: int, blocks: int) -> tuple[Blocks, ...]:
         last = blocks * self.connector.block_tokens
@@ -71,6 +67,13 @@ class BlockMoves:
     def concurrent(self) -> bool:
         """Whether blocks of a generation are stored while the next prefix is loaded: without decode steps."""
         return not self.connector.layerwise and self.connector.store and not self.workload.decode_steps
+
+    @cached_property
+    def parts(self) -> int:
+        """Number of decode steps during which the blocks of a generation are stored in equal parts; 0 if they
+        are stored during prefills, or not at all."""
+        stores = self.traffic.written and not self.connector.layerwise
+        return self.workload.decode_steps if stores else 0
 
     @property
     def traffic(self) -> StorageTraffic:
@@ -163,7 +166,7 @@ class BlockWriter:
 
     def __post_init__(self) -> None:
         self._started: set[int] = set()
-        self._known: dict[int, _Way] = {}
+        self._known: dict[tuple[int, int], _Way] = {}
 
     def load(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
         """Write loads of ``blocks``; return the number of the last one on the stream of loads."""
@@ -178,6 +181,12 @@ class BlockWriter:
     def store(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
         """Write stores of ``blocks``; return the number of the last one on its stream."""
         return self._move(blocks, after, near=STORE, far=WRITE)
+
+    def store_part(self, blocks: Blocks, parts: int) -> None:
+        """Write one of equal ``parts`` of the stores of ``blocks``, while a pass runs: through pinned buffers
+        that of the pass before leaves for the tier at the same time."""
+        for way in (STORE, WRITE) if self.connector.staged(self.machine) else (STORE,):
+            self._transfer(way, blocks, parts=parts)
 
     @property
     def last_of_stores(self) -> int:
@@ -196,8 +205,10 @@ class BlockWriter:
             number = self._transfer(halves[1], part, (Dependency(self.stream + halves[0]),))
         return number
 
-    def _transfer(self, way: int, blocks: Blocks, after: tuple[Dependency, ...]) -> int:
-        kind, name, first, hops = self._way(way)
+    def _transfer(
+        self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
+    ) -> int:
+        kind, name, first, hops = self._way(way, blocks.part)
         if name.startswith(self.connector.tier):
             stored = self.machine.tiers[self.connector.tier].is_storage
             rate = file_rate(first, blocks) if stored else first.curve.rate(blocks.total)
@@ -206,11 +217,13 @@ class BlockWriter:
         route = self.builder.route(name=name, hops=hops, cap=rate)
         fixed = 0 if way in self._started else picoseconds(first.latency)
         self._started.add(way)
-        return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, blocks.total, route, after))
+        size = -(-blocks.total // parts)
+        return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, size, route, after))
 
-    def _way(self, way: int) -> _Way:
-        """Return one half of the way: between GPU and host memory, or that of the tier."""
-        if way not in self._known:
+    def _way(self, way: int, size: int) -> _Way:
+        """Return one half of the way: between GPU and host memory in copies of ``size`` [B], or that of the
+        tier."""
+        if (way, size) not in self._known:
             machine, one, inward = self.machine, self.connector, way in (LOAD, READ)
             if way in (READ, WRITE) or one.direct:
                 kind = "read" if inward else "write"
@@ -219,10 +232,10 @@ class BlockWriter:
                 name = f"{one.tier} {kind}"
             else:
                 kind, reach_host = "copy", machine.host_to_device if inward else machine.device_to_host
-                paths = [reach_host(gpu, pinned=True) for gpu in self.gpus]
+                paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
                 name = copy_name(to_device=inward, pinned=True)
-            self._known[way] = _Way(kind, name, paths[0], self.hops(paths))
-        return self._known[way]
+            self._known[way, size] = _Way(kind, name, paths[0], self.hops(paths))
+        return self._known[way, size]
 
 
 class PassBlocks:
@@ -245,15 +258,18 @@ class PassBlocks:
                 self._writer(number).store(blocks)
 
     def begin(self, forward: ForwardPass) -> None:
-        """Write the loads of all blocks, or those of the first layers, and the stores of the generation
-        before."""
+        """Write the loads of all blocks, or those of the first layers, and stores: those of the generation
+        before, or the part of a decode step."""
         self.stores = forward.stores
         for number, moves in self._each():
             loads = moves.loads(number) if forward.loads else ()
             for blocks in loads[:1] if self.layerwise else loads:
                 self._loaded[number] = self._writer(number).load(blocks)
             for blocks in moves.stores(number) if forward.stores and not self.layerwise else ():
-                self._writer(number).store(blocks)
+                if moves.parts:
+                    self._writer(number).store_part(blocks, moves.parts)
+                else:
+                    self._writer(number).store(blocks)
 
     def awaited(self, stage: int, layer: int, after: tuple[Dependency, ...]) -> int | None:
         """Return the number of the load for which a layer waits, None if there is none; layer by layer, begin

@@ -6,13 +6,14 @@ Reference: vLLM 0.33, ``v1/kv_offload`` and ``distributed/kv_transfer/kv_connect
 A block has the keys and values of ``block_tokens`` tokens of a sequence. Before the prefill of the rest of a
 prompt, the blocks of its prefix are read: all of them before the prefill begins, or layer by layer, those of
 the next layer during the computation of the present one. New full blocks are stored in the other direction of
-the link, and no pass waits for that: those of a generation during its decode steps, or without decode steps
-(a server that only prefills) during the next prefill, with whose loads they share the link. Layer by layer,
-the blocks of the prompt are stored during its prefill, which ends with them (``wait_for_save``), and those of
-generated tokens are not (``save_decode_cache`` of LMCache).
+the link, and no pass waits for that: those of a generation in equal parts during its decode steps, or without
+decode steps (a server that only prefills) during the next prefill, with whose loads they share the link.
+Layer by layer, the blocks of the prompt are stored during its prefill, which ends with them
+(``wait_for_save``), and those of generated tokens are not (``save_decode_cache`` of LMCache).
 
 Copies over the link are issued block by block, so that their rate is that of copies of the size of one
-contiguous part of a block (``copy_rate``). Storage is read and written by 16 threads, a block as one file,
+contiguous part of a block (``copy_rate``), alone and in both directions at once
+(``both_ways_by_size`` of the link's profile). Storage is read and written by 16 threads, a block as one file,
 through pinned buffers in host memory or directly (GPUDirect Storage).
 """
 
@@ -38,6 +39,8 @@ THREADS = 16
 _PORTIONS = 64
 """Parts of at least 16 blocks in which blocks go through pinned buffers, at most: our choice."""
 
+Flag = Annotated[bool, Field(strict=True)]
+
 
 class Connector(Frozen):
     """A Connector moves blocks of a paged cache between the GPUs and another tier."""
@@ -48,16 +51,16 @@ class Connector(Frozen):
     """Number of tokens at the beginning of each prompt that the tier has; their full blocks are loaded."""
     block_tokens: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 16
     """Number of tokens of a block: 16 in vLLM, 256 in LMCache (``chunk_size``)."""
-    layerwise: bool = False
+    layerwise: Flag = False
     """Whether blocks are moved layer by layer, during the computation of the others; false: the prefill waits
     for the whole prefix."""
-    cross_layer_blocks: bool | None = None
+    cross_layer_blocks: Flag | None = None
     """Whether a block is contiguous over all layers; false: keys and values of each layer are apart. By
     default true (vLLM from 0.12 on), except layer by layer and for models with sliding layers."""
-    direct: bool = False
+    direct: Flag = False
     """Whether GPUs read and write storage without host memory (GPUDirect Storage), or the memory of another
     host (GPUDirect RDMA)."""
-    store: bool = True
+    store: Flag = True
     """Whether new full blocks are stored."""
 
     @property
@@ -65,8 +68,10 @@ class Connector(Frozen):
         """Number of tokens of each prompt whose blocks are loaded."""
         return self.prefix // self.block_tokens * self.block_tokens
 
-    def new_blocks(self, tokens: int) -> int:
-        """Return the number of blocks of a sequence that are new and full when it has ``tokens``."""
+    def new_blocks(self, workload: Inference) -> int:
+        """Return the number of blocks of a sequence that are new and full after a generation, layer by layer
+        after the prefill."""
+        tokens = workload.prompt_length if self.layerwise else workload.max_context
         return tokens // self.block_tokens - self.loaded // self.block_tokens if self.store else 0
 
     def staged(self, machine: Machine) -> bool:
@@ -80,12 +85,22 @@ class Connector(Frozen):
             names = ", ".join(name for name in machine.tiers if name != self.tier)
             raise InputError.at(f"{_KEY}.tier", f"the cache itself is in {self.tier}; use one of {names}")
         if self.prefix >= (length := workload.prompt_length):
-            text = f"{self.prefix} tokens are all of a prompt of {length}; use at most {length - 1}"
+            many = "all" if self.prefix == length else "more than all"
+            text = f"{self.prefix} tokens are {many} of a prompt of {length}; use at most {length - 1}"
             raise InputError.at(f"{_KEY}.prefix", f"{text}, as the pass needs one to compute")
         if self.cross_layer_blocks and (self.layerwise or model.num_sliding_layers):
             why = "layerwise moves each layer on its own" if self.layerwise else "sliding layers keep fewer"
             raise InputError.at(f"{_KEY}.cross_layer_blocks", f"{why}; set it to false, or leave it out")
-        return self._check_direct(machine) if self.direct else ()
+        return (*self._without_effect(workload), *(self._check_direct(machine) if self.direct else ()))
+
+    def _without_effect(self, workload: Inference) -> Iterator[str]:
+        """Yield warnings about keys with which nothing is loaded or stored."""
+        size = self.block_tokens
+        if 0 < self.prefix < size:
+            text = f"nothing is loaded: {self.prefix} tokens of {_KEY}.prefix do not fill a block of {size}"
+            yield f"{text}; lower block_tokens"
+        if not self.loaded and not self.new_blocks(workload):
+            yield f"{_KEY} has no effect, as it neither loads nor stores a block; remove it"
 
     def _check_direct(self, machine: Machine) -> tuple[str, ...]:
         target = machine.topology.targets.get(self.tier)
@@ -112,6 +127,11 @@ class Blocks(NamedTuple):
     def total(self) -> int:
         """Size of all blocks [B]."""
         return self.number * self.size
+
+    @property
+    def part(self) -> int:
+        """Size of a contiguous part [B], with which a copy over the link is issued."""
+        return max(1, self.size // self.parts)
 
 
 def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: int) -> tuple[Blocks, ...]:
@@ -178,7 +198,7 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
     size; below the smallest one, t0 is the latency of a copy. vLLM's own figures on an H100 (5 GB/s with
     parts of 32 KB, 50 GB/s with 2 MB: vllm-project/vllm issue 33398 and blog of 2026-01-08) are t0 = 6 us.
     """
-    size, points = max(1, blocks.size // blocks.parts), path.curve.points
+    size, points = blocks.part, path.curve.points
     if size < points[0][0]:
         seconds = path.latency + size / points[-1][1]
     elif size >= points[-1][0]:

@@ -182,7 +182,8 @@ class KvCache(Frozen):
             why = f"{engine.program} has {which} implementation"
             raise _refused("implementation", self.implementation, engine.implementations, why)
         if self.connector is not None and not engine.connects:
-            text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload, or remove it"
+            text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload"
+            text = f"{text}, or tensor_parallel with compiled: true, or remove it"
             raise InputError.at("strategy.kv_cache.connector", text)
         if model.num_encoder_layers:
             text = (

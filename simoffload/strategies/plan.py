@@ -187,7 +187,7 @@ class InferencePlan(Plan):
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode
         steps."""
-        prompt, steps, decode = self.workload.prompt_length, self.workload.decode_steps, self._decode_step
+        prompt, decode = self.workload.prompt_length, self.decode_step
         first = self.forward("first pass", prompt, prompt, first=True)
         waits = Phase(_ALLOCATION, "allocation", lambda _: self._allocations())
         return (
@@ -195,14 +195,15 @@ class InferencePlan(Plan):
             self._phase(self.forward("prefill", prompt, prompt), "prefill"),
             PhaseSeries(
                 "decode",
-                steps,
+                self.workload.decode_steps,
                 lambda number: self._phase(decode(number), "decode"),
                 lambda number: (*self.durations(decode(number)), *self._cache_transfers(decode(number))),
             ),
             *([waits] if self.allocation_waits else []),
         )
 
-    def _decode_step(self, number: int) -> ForwardPass:
+    def decode_step(self, number: int) -> ForwardPass:
+        """Return a decode step, of which the first is number 1."""
         return self.forward(f"decode {number}", 1, self.workload.prompt_length + number)
 
     @cached_property
@@ -213,19 +214,19 @@ class InferencePlan(Plan):
 
         def tensors(step: int) -> list[tuple[int, ...]]:
             ((part, _), *_) = self.cached_parts
-            updates = self.cache_updates(self._decode_step(step).batch, part)
+            updates = self.cache_updates(self.decode_step(step).batch, part)
             return [one.stored for one in updates if one is not None]
 
         return allocation_waits(
             self.workload.decode_steps,
             tensors,
-            lambda number: self.schedule(self._decode_step(number)),
+            lambda number: self.schedule(self.decode_step(number)),
             rate=self.machine.host.new_pinned_memory.value,
         )
 
     def _allocations(self) -> Schedule:
         """Return the waits of all decode steps for new pinned memory, as work of each host thread."""
-        ranks = self.schedule(self._decode_step(1)).ranks
+        ranks = self.schedule(self.decode_step(1)).ranks
         builder = ScheduleBuilder(name=_ALLOCATION, ranks=ranks, streams=("host",))
         builder.add(Op("pin", _ALLOCATION, 0, sum(self.allocation_waits.values())))
         return builder.build([(one.name, one.capacity) for one in self.machine.resources])

@@ -5,43 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Facts, Phase, PhaseSeries
+from simoffload.strategies.base import Facts, Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
+from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.streamed_cache import CacheUpdate, Parts
 from simoffload.strategies.timing import PassTimings, Timing, picoseconds
-
-
-class Degrees(NamedTuple):
-    """Degrees are the numbers of parts and of replicas among which the GPUs are divided."""
-
-    tensor: int
-    """Number of GPUs that share each layer."""
-    pipeline: int
-    """Number of stages, each with a part of the layers."""
-    data: int
-    """Number of replicas of the model."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes, each with one GPU."""
-        return self.tensor * self.pipeline * self.data
-
-    def gpu(self, stage: int, rank: int) -> int:
-        """Return the GPU of a rank of a stage; the ranks of a replica are on neighbouring GPUs (vLLM 0.33,
-        distributed/parallel_state.py)."""
-        replica, part = divmod(rank, self.tensor)
-        return (replica * self.pipeline + stage) * self.tensor + part
-
 
 _STREAMS = ("host", "compute", "all-reduce", "send")
 HOST, COMPUTE, REDUCE, SEND = range(len(_STREAMS))
@@ -101,6 +79,10 @@ class PassWriter:
                 overhead = 0 if compiled else picoseconds(self._costs.pass_overhead.value)
                 after = (*self._dependencies(COMPUTE, *self._reduced), *self._blocks.end(number))
                 self._builder.add(Op("hook", "pass", self._stream(HOST), overhead, after=after))
+            if self._blocks.stores:  # which may continue after the pass: its end is that of the last host
+                before = [Dependency(HOST + (number - 1) * len(self._names), 0, self._before)]
+                after = (*self._dependencies(*self._joined), *(before if number else ()))
+                self._builder.add(Op("hook", "pass", self._stream(HOST), after=after))
         return self._built()
 
     def _built(self) -> Schedule:
@@ -203,6 +185,11 @@ class PassWriter:
     def _cache_route(self, name: str, path_of: Callable[[int], Path], _following: bool) -> TransferRoute:
         """Return the route of the cache of the stage's GPUs."""
         return TransferRoute(name, *self._paths(name, lambda _, gpu: path_of(gpu)))
+
+    @property
+    def _joined(self) -> Sequence[int]:
+        """Further streams for which the end of a pass waits."""
+        return ()
 
     def _enter(self, layer: int) -> None:
         """Begin a layer of the stage."""
@@ -388,13 +375,21 @@ class StagedPlan(InferencePlan):
         each = self.degrees.tensor * self.degrees.data
         return tuple((stage, each) for stage in self.divided.stages)
 
+    def decode_step(self, number: int) -> ForwardPass:
+        """Return a decode step, during which a part of the new blocks is stored."""
+        moves = self.block_moves
+        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 0)
+
+    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
+        """Return the phase of a pass; stores may continue after it."""
+        last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
+        return replace(super()._phase(one, kind), ends_with=last if one.stores else None)
+
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Phases of the plan: with a connector, also the loads and stores of blocks alone."""
         moves, found = self.block_moves, super().phases
         if moves is None:
             return found
-        host = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
         prefill, *alone = block_phases(moves, lambda one: self.writer(one.name).transfers(one))
-        ends = host if prefill.stores else None
-        return (replace(self._phase(prefill, "prefill"), ends_with=ends), *alone, *found[1:])
+        return (self._phase(prefill, "prefill"), *alone, *found[1:])

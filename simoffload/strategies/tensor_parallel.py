@@ -27,11 +27,12 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.blocks import BLOCK_TERMS
+from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.stage_writer import Degrees, StagedPlan
+from simoffload.strategies.stage_writer import StagedPlan
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 

@@ -156,10 +156,6 @@ class VllmCpuOffload(DividedStrategy):
             cache=self.connected_cache(model, workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
-        if plan.cache.connector is not None and plan.target != "hbm":
-            text = "is simulated with all weights on GPUs, as offloaded ones use the same link"
-            text = f"{text}; remove it, or cpu_offload_gb and offload_group_size"
-            raise InputError.at("strategy.kv_cache.connector", text)
         return plan
 
     @property
@@ -297,6 +293,10 @@ class _OffloadWriter(PassWriter):
     @property
     def _copies(self) -> int:
         return self._stream(self._first_of_cache - 1)
+
+    @property
+    def _joined(self) -> Sequence[int]:
+        return (len(self._names) - 1,)
 
     def _enter(self, layer: int) -> None:
         self._layer = layer

@@ -9,8 +9,9 @@ from fractions import Fraction
 
 import pytest
 
+from simoffload.errors import InputError
 from simoffload.hardware import Machine, Path, load_platform
-from tests.hardware.conftest import crossed
+from tests.hardware.conftest import crossed, curve
 
 GB = 10**9
 HALF = Fraction(1, 2)
@@ -139,6 +140,31 @@ def test_reading_shares_the_uplink_with_copies_in_the_other_direction(small: Mac
     assert load == Fraction(3, 2)
 
 
+def test_blocks_take_more_of_a_cable_in_both_directions(folder: pathlib.Path) -> None:
+    """Copies of 1 MiB reach 10 of the 15 GB/s, those of 64 MiB all; between them the rate rises with the
+    logarithm of the size."""
+    wire = folder / "pcie/wire.yaml"
+    wire.write_text(wire.read_text() + f"both_ways_by_size: {curve('[1 MiB, 10 GB/s]')}\n")
+    machine = load_platform(folder / "small.yaml").machine()
+    expected = {None: 1, 1: Fraction(3, 2), 1 << 20: Fraction(3, 2), 8 << 20: Fraction(6, 5), 64 << 20: 1}
+    for size, share in expected.items():
+        for way in (machine.host_to_device, machine.device_to_host):
+            path = crossed(machine, way(0, pinned=True, size=size))
+            assert {name: one for name, one in path.items() if one != 1} == (
+                {} if share == 1 else dict.fromkeys(("cpu <-> left", "left <-> gpu0"), share)
+            )
+    both = [way(0, pinned=True, size=1 << 20) for way in (machine.host_to_device, machine.device_to_host)]
+    assert 2 * in_step(machine, both) == 10 * GB
+    assert crossed(machine, both[0]).keys() == crossed(machine, machine.host_to_device(0, pinned=True)).keys()
+
+
+def test_large_copies_have_one_rate_in_both_directions(folder: pathlib.Path) -> None:
+    wire = folder / "pcie/wire.yaml"
+    wire.write_text(wire.read_text() + f"both_ways_by_size: {curve('[64 MiB, 10 GB/s]')}\n")
+    with pytest.raises(InputError, match="sizes from 64 MiB on have both_ways"):
+        load_platform(folder / "small.yaml")
+
+
 def test_write_of_a_striped_array(small: Machine) -> None:
     path = small.storage_write("raid", 0)
     assert crossed(small, path) == {
@@ -158,7 +184,7 @@ def test_write_of_a_striped_array(small: Machine) -> None:
 def test_drives_share_their_time_between_reads_and_writes(small: Machine) -> None:
     """Reading 3 GB/s or writing 1 GB/s fills the array: at equal rates 1 / (1/3 + 1/1) each."""
     read, write = small.storage_read("raid", 0), small.storage_write("raid", 0)
-    full = {name: rate for name, rate, _ in small.resources}
+    full = {one.name: one.capacity for one in small.resources}
     assert crossed(small, write)["raid both ways"] == Fraction(full["raid read"], full["raid write"])
     alone = in_step(small, [write])
     assert alone == GB
