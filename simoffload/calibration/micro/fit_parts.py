@@ -115,10 +115,10 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     if single:
         rate = single[0]["bytes"] / single[0]["seconds"]
         found["memcpy_rate"] = Fitted(rate_text(rate), "one thread, 1 GiB copied to another buffer", 1)
-    new = [row["bytes"] / row["seconds"] for row in sections.get("copies", {}).get("new_pinned", [])]
-    if new:
-        middle, residual, count = central(new)
-        what = "allocations of pinned blocks of 64 to 256 MiB"
+    pinned = [row["bytes"] * 2 / row["seconds"] for row in sections.get("dram", {}).get("pinning", [])]
+    if pinned:  # a block is a power of two, and the tensor a page larger than ``bytes``
+        middle, residual, count = central(pinned)
+        what = "allocations of pinned memory that PyTorch did not have yet"
         found["pinned_allocation"] = Fitted(rate_text(middle), what, count, residual)
     traffic = [
         (2 * row["bytes"] / row["seconds"], f"CPU copies by {row['threads']} threads, read and written")

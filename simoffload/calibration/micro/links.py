@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.child import release_memory, synchronize
+from simoffload.calibration.child import synchronize
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import (
     MeasurementJob,
@@ -28,8 +27,6 @@ _LARGEST = 1 << 30
 _SIZES = [4**power * _KIB for power in range(1, 10)] + [_LARGEST]
 """[B] Sizes of copies: 4 KiB to 256 MiB by powers of four, and 1 GiB."""
 _BOTH = [64 * _MIB, 256 * _MIB]
-_NEW, _NEW_BLOCKS = [64 * _MIB, 128 * _MIB, 256 * _MIB], 3
-"""Sizes [B] of pinned blocks that are allocated, and how many of each are."""
 _TOGETHER = [4 * _MIB, 64 * _MIB, 512 * _MIB]
 _ASYNC_CALLS = 8
 """The largest number of asynchronous copies in flight while their calls are timed."""
@@ -104,20 +101,8 @@ def measure_copies(job: MeasurementJob) -> dict[str, Any]:
     return {
         "alone": rows,
         "both_ways": both,
-        "new_pinned": [_new_pinned(size) for size in _NEW],
         "synchronize_seconds": blocking_seconds(torch.cuda.synchronize, count=50),
     }
-
-
-def _new_pinned(size: int) -> dict[str, Any]:
-    """Time allocations of pinned memory that PyTorch does not have yet."""
-    release_memory()
-    blocks, seconds = [], []
-    for _ in range(_NEW_BLOCKS):
-        begin = time.perf_counter()
-        blocks.append(torch.empty(size, dtype=torch.uint8, pin_memory=True))
-        seconds.append(time.perf_counter() - begin)
-    return {"bytes": size, "seconds": seconds}
 
 
 def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:

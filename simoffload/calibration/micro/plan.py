@@ -152,15 +152,14 @@ def ranks_of(plan: SectionPlan, gpus: int) -> list[int]:
 
 
 _GIVES = {
-    "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml, and "
-    "pinned_allocation of host.yaml",
+    "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml",
     "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml",
     "collectives": "interconnect of accelerator.yaml",
     "hbm": "hbm_efficiency of accelerator.yaml",
     "matmul": "matmul_efficiency and float16_share of accelerator.yaml",
     "attention": "fused_attention and eager_attention of accelerator.yaml",
     "kernels": "kernel_latency, strided_rate and join_rate of accelerator.yaml",
-    "dram": "memcpy_rate and stream_fraction of host.yaml",
+    "dram": "memcpy_rate, stream_fraction and pinned_allocation of host.yaml",
     "hooks": "deepspeed and training of host.yaml",
     "hooks_decode": "deepspeed of host.yaml",
     "hooks_training": "training of host.yaml",
