@@ -287,6 +287,11 @@ class CpuOptimizer(Frozen):
         return int(saturating(threads * thread, limit / processes))
 
 
+_MAPPED_READ = 2_900_000_000
+"""[B/s] of a copy from a mapped file where it was not measured: one thread on a virtual AMD EPYC
+(docs/measurements/mapped-files.md)."""
+
+
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -309,6 +314,10 @@ class Host(Profile):
     measured; otherwise 3 is assumed, as the CPU reads and writes a staging buffer, which DMA then reads."""
     memcpy_rate: Sourced[BytesPerSecond]
     """Rate at which one thread copies (each byte is read once and written once)."""
+    mapped_read: Sourced[BytesPerSecond] | None = None
+    """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
+    of threads (FlexGen); None: not measured, so that 2.9 GB/s is assumed (docs/measurements/mapped-files.md).
+    """
     reserved: Sourced[PositiveBytes]
     """Memory that the operating system and the processes occupy."""
     slots: Sourced[Reference] | None = None
@@ -354,6 +363,11 @@ class Host(Profile):
     def eager_costs(self) -> EagerCosts:
         """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
         return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
+
+    @property
+    def mapped_read_rate(self) -> int:
+        """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
+        return self.mapped_read.value if self.mapped_read else _MAPPED_READ
 
     @property
     def memory_rate(self) -> int:
