@@ -287,11 +287,6 @@ class CpuOptimizer(Frozen):
         return int(saturating(threads * thread, limit / processes))
 
 
-_MAPPED_READ = 2_900_000_000
-"""[B/s] of a copy from a mapped file where it was not measured: one thread on a virtual AMD EPYC
-(docs/measurements/mapped-files.md)."""
-
-
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -365,11 +360,6 @@ class Host(Profile):
         return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
 
     @property
-    def mapped_read_rate(self) -> int:
-        """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
-        return self.mapped_read.value if self.mapped_read else _MAPPED_READ
-
-    @property
     def memory_rate(self) -> int:
         """The rate [B/s] of memory reads and writes together, in practice."""
         return int(self.memory_bandwidth.value * self.stream_fraction.value)
@@ -378,6 +368,16 @@ class Host(Profile):
     def reserved_bytes(self) -> int:
         """The memory [B] that operating system and processes occupy."""
         return self.reserved.value
+
+    @property
+    def mapped_read_rate(self) -> int:
+        """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
+        return self.mapped_read.value if self.mapped_read else _MAPPED_READ
+
+
+_MAPPED_READ = 2_900_000_000
+"""[B/s] of a copy from a mapped file where it was not measured: one thread on a virtual AMD EPYC
+(docs/measurements/mapped-files.md)."""
 
 
 class Nic(Profile):
