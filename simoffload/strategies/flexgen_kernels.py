@@ -20,7 +20,7 @@ class Kernel(NamedTuple):
     """A Kernel is an operation of PyTorch on a tensor, with its work per element of that tensor in full
     width."""
 
-    moved: float
+    traffic: float
     """HBM traffic [B], counted."""
     additions: float = 0.0
     """Its time on an H100 as a number of additions of a bias; 0 if it is vectorized."""
@@ -87,6 +87,6 @@ def kernels_s(kernels: Kernels, numel: int, gpu: Accelerator) -> float:
     longer of the times of its traffic and its addresses."""
     addition = _BIAS_BYTES / gpu.strided_rate.value if gpu.strided_rate else 0.0
     return sum(
-        max(one.moved / gpu.hbm_rate, one.additions * addition) * numel + gpu.kernel_latency_s
+        max(one.traffic / gpu.hbm_rate, one.additions * addition) * numel + gpu.kernel_latency_s
         for one in kernels
     )
