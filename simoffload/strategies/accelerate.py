@@ -19,10 +19,11 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
-from simoffload.strategies.base import Placement, Plan, refused
+from simoffload.strategies.base import Placement, Plan
 from simoffload.strategies.device_map import Home, ModuleTree, tree_of
 from simoffload.strategies.kv_cache import CachingStrategy
 from simoffload.strategies.split import Split
+from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
@@ -164,9 +165,7 @@ class Accelerate(CachingStrategy):
 
         Raises PlacementError for an optimizer.
         """
-        if placement.optimizer is not None:
-            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
-        tier = machine.tiers[placement.weights]
+        tier = weights_tier(placement, machine, self.kind)
         home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
         folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
         if home == "cuda":

@@ -34,10 +34,10 @@ from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
 from simoffload.workload import Inference
 
-_PRODUCT_THREAD = 5.9e9
-"""[B/s] at which one thread reads keys, or values, in a product with one query of each head (``torch.bmm`` of
-PyTorch 2.13 in single precision, 448 heads of 128 elements, 528 and 2048 tokens, on a virtual AMD EPYC,
-2026-11-23: 5.7 to 6.1 GB/s; a sum of the same elements reads 18 GB/s). Other CPUs are assumed to be equal."""
+ONE_QUERY = 0.31
+"""Rate at which a thread reads keys, or values, in a product with one query of each head, as a share of that
+of loops: ``torch.bmm`` in single precision, whichever dimension of the cache is the outer one
+(docs/measurements/kv-cache.md, Products on the CPU)."""
 
 
 class MemoryWork(NamedTuple):
@@ -159,9 +159,10 @@ def cpu_rate(machine: Machine, work: MemoryWork, *, ranks: int) -> int:
     cpu, processes = machine.host.cpu_optimizer, machine.ranks_per_node(ranks)
     threads = machine.cores_per_rank(ranks)
     share = cpu.limit.value / max(cpu.numa_nodes.value, processes)
-    seconds = work.products / cpu.shared(threads * _PRODUCT_THREAD, processes)
+    costs, seconds = machine.host.fsdp_costs, 0.0
+    if read := work.products:
+        seconds += read / costs.adamw_rate(ONE_QUERY * threads, traffic=read, new=0, share=share)
     if others := work.traffic - work.products:
-        costs = machine.host.fsdp_costs
         seconds += others / costs.adamw_rate(threads, traffic=others, new=work.new, share=share)
     return int(work.traffic / seconds)
 

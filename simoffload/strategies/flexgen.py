@@ -16,9 +16,10 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, Strategy
 from simoffload.strategies.flexgen_layout import FlexGenOptions, Home, Shares
 from simoffload.strategies.flexgen_plan import FlexGenPlan
+from simoffload.strategies.weights_tier import weights_tier
 from simoffload.workload import Inference
 
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
@@ -108,9 +109,7 @@ class FlexGen(Strategy):
 
         Raises PlacementError for an optimizer.
         """
-        if placement.optimizer is not None:
-            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
-        tier = machine.tiers[placement.weights]
+        tier = weights_tier(placement, machine, self.kind)
         if self.weights.disk <= 0 and self.places(machine) == placement:
             return ()
         if not tier.is_storage:

@@ -7,7 +7,8 @@ Memory that is not pinned is copied to a pinned tensor by the host thread itself
 begins. What goes from the GPU to such memory in a prefill, and all that is read from or written to disk, is
 given to four copy threads, each with a pinned buffer as relay. Pages of the cache are touched for the first
 time in the prefill, so that the operating system clears them then. Files are mapped (``np.memmap``); if the
-page cache does not hold them, writes are taken to be as fast as the drive.
+page cache does not hold them, writes are taken to be as fast as the drive, and a copy from a file has a
+largest rate whatever the drive (docs/measurements/mapped-files.md).
 """
 
 from __future__ import annotations
@@ -119,18 +120,19 @@ class CopyWriter(StreamWriter):
             begun = True
 
         stored = not self._files_cached
-        if job.read and stored:
-            step("read", job.read, *self._file(tier, job.read))
         if job.from_gpu:
             step("copy", job.from_gpu, *self.copies([job.from_gpu], to_device=False, pinned=True))
-        step("cpu", job.traffic, self.loops(job.traffic, new=job.new))
+        if job.read and stored:  # which copies to the buffer
+            step("read", job.read, *self._file(tier, job.read))
+        else:
+            step("cpu", job.traffic, self.loops(job.traffic, new=job.new))
         if job.to_gpu:
             step("copy", job.to_gpu, *self.copies([job.to_gpu], to_device=True, pinned=True))
         if job.written and stored:
             step("write", job.written, *self._file(tier, job.written, written=True))
 
     def _file(self, tier: str, size: int, *, written: bool = False) -> tuple[int, int]:
-        """Return route and latency [ps] of reading, or writing, a mapped file on all cores, each of which
+        """Return route and latency [ps] of copying from, or to, a mapped file with all cores, each of which
         reads ahead in its part."""
         machine = self.machine
         way = machine.storage_write if written else machine.storage_read
@@ -138,6 +140,7 @@ class CopyWriter(StreamWriter):
         rate = path.curve.rate(size)
         if not written:
             ahead = min(size, self._cores * _READ_AHEAD)
-            rate = min(rate, path.outstanding_rate(ahead, block=_READ_AHEAD))
+            in_flight = path.outstanding_rate(ahead, block=_READ_AHEAD)
+            rate = min(rate, in_flight, machine.host.mapped_read_rate)
         name = f"{tier} write" if written else f"{tier} read"
         return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)

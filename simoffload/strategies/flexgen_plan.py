@@ -18,6 +18,13 @@ from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.flexgen_kernels import (
+    EXPAND_CACHE,
+    EXPAND_WEIGHT,
+    SQUEEZE_KEYS,
+    SQUEEZE_VALUES,
+    kernels_s,
+)
 from simoffload.strategies.flexgen_layout import (
     COMPRESSED,
     BlockSlot,
@@ -42,25 +49,6 @@ _SCORE_BYTES = 12
 (read), all in 16 bit."""
 _SCORES_HELD = 2
 """Copies of the scores that are held at once: before and after the mask, or the softmax."""
-
-
-class _Traffic(NamedTuple):
-    """_Traffic is the HBM traffic [B] for each element of operations between 4 bits and full width, counted
-    in FlexGen's code."""
-
-    even: float
-    strided: float
-    """Traffic of kernels that PyTorch does not vectorize: with a stride, or a factor that many elements
-    share."""
-
-
-_EXPAND_WEIGHT = _Traffic(even=2 * 1, strided=2 * 1.5 + 2 * 4)
-"""``decompress``: a shift and a mask of packed bytes, copies of the two halves into the result, and in place
-a division by the scale and an addition of the minimum, which the elements of a group share."""
-_EXPAND_CACHE = _Traffic(even=2 * 1, strided=2 * 2.5 + 2 * 4)
-"""The same along the innermost dimension: each copy writes every other element, and so all sectors."""
-_SQUEEZE = _Traffic(even=4 + 2 * 4 + 3, strided=2 * 4 + 2.5)
-"""``compress``: minimum and maximum, difference, product, clamp, rounding, cast, shift, or."""
 _FEWER = "lower weights_gpu_percent"
 _SPLIT = "raise gpu_batches or lower batch_size"
 
@@ -181,19 +169,16 @@ class FlexGenPlan(InferencePlan):
         """Return the GPU time [ps] of a slot for one GPU batch, with weights and cache that are compressed or
         expanded."""
         gpu, options = self.machine.accelerator, self.options
-        work = [(_EXPAND_WEIGHT, one.numel, 6) for one in slot.expanded]
+        work = [(EXPAND_WEIGHT, one.numel) for one in slot.expanded]
         if slot.attends and options.compress_cache:
             new = sum(one.number * one.new_tokens for one in batch) * self.model.hidden_size
-            work += [(_SQUEEZE, new, 10)] * 2
-            if not self.is_prefill(batch) and not options.cpu_attention:
+            prefill = self.is_prefill(batch)
+            work += [(SQUEEZE_KEYS if prefill else SQUEEZE_VALUES, new), (SQUEEZE_VALUES, new)]
+            if not prefill and not options.cpu_attention:
                 # What is on the GPU is expanded with the room for all tokens.
                 parts = self.cache_parts(self._full(batch) if options.cache.home == "gpu" else batch)
-                work += [(_EXPAND_CACHE, sum(parts), 6)] * 2
-        strided = min(gpu.strided_rate.value, gpu.hbm_rate) if gpu.strided_rate else gpu.hbm_rate
-        seconds = sum(
-            numel * (traffic.even / gpu.hbm_rate + traffic.strided / strided) + kernels * gpu.kernel_latency_s
-            for traffic, numel, kernels in work
-        )
+                work += [(EXPAND_CACHE, sum(parts))] * 2
+        seconds = sum(kernels_s(kernels, numel, gpu) for kernels, numel in work)
         return sum(times[one] for one in slot.modules) + picoseconds(seconds)
 
     def _full(self, batch: Sequence[Sequences]) -> tuple[Sequences, ...]:

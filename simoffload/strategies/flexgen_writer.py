@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import Module
 from simoffload.schedule import Schedule
+from simoffload.strategies.cpu_attention import ONE_QUERY
 from simoffload.strategies.flexgen_copies import (
     COMPUTE,
     COPY_CALL,
@@ -40,11 +41,6 @@ if TYPE_CHECKING:
 
 _SINGLE = 4
 """[B] of a number in single precision, in which the CPU attends."""
-_PRODUCTS = 0.33
-"""Rate at which a core reads keys and values in the products of attention, as a share of that of loops: the
-rows of one head are far apart, in pages of their own. Measured with PyTorch 1.13.1 on a core of an AMD EPYC,
-256 rows of 2688 heads of 128 numbers in single precision, one query each: 7.9 and 9.4 GB/s for queries with
-keys and weights with values, against 25.1 GB/s of copying and 26.7 GB/s of casting (read and written)."""
 _CPU_EXPANDED = 23
 """[B] moved for each element that ``decompress`` writes in single precision on the CPU: two shifts or masks
 of packed bytes (1 each), two copies of the halves into the result (2.5 each), a division and an addition in
@@ -284,7 +280,7 @@ class FlexGenWriter(CopyWriter):
         if self._options.compress_cache:
             self.on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements)
         traffic = 2 * _SINGLE * elements
-        route = self.loops(traffic, share=_PRODUCTS)
+        route = self.loops(traffic, share=ONE_QUERY)
         self.add("cpu", HOST, size=traffic, route=route, label="attention")
         self.copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
         self.host_waits(COMPUTE)

@@ -41,6 +41,7 @@ def test_the_studies_are_all_there() -> None:
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),
         *(f"micron/opt-{size}" for size in ("13b", "30b", "66b")),
         *("accelerate/llama-3.1-70b", "accelerate/opt-30b", "flexgen/opt-30b", "flexgen/opt-30b-accelerate"),
+        "flexgen/opt-6.7b-cache-on-disk",
         *(f"serving/{model}" for model in ("llama-3.1-70b", "gpt-oss-120b", "qwen3-235b-a22b")),
         *TRAINING,
     }

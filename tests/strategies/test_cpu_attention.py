@@ -115,14 +115,14 @@ def test_the_cache_never_returns() -> None:
 
 
 def test_the_cpu_reads_keys_and_values_once() -> None:
-    """OPT, whose buffer is in single precision: 32 threads read 5.9 GB/s each in products, up to 143.4 GB/s
-    together; scores are read or written eight times by loops."""
+    """OPT, whose buffer is in single precision: 32 threads read 0.31 of 28 GB/s each in products, up to
+    143.4 GB/s together; scores are read or written eight times by loops."""
     found, context = scenario(model="opt-30b"), 540
     work = cpu_attention(found.plan().cache, found.model, [Sequences(BATCH, 1, context)])  # type: ignore[attr-defined]
     products = 2 * BATCH * context * 7168 * 4
     others = 8 * BATCH * 56 * context * 4 + 2 * BATCH * 7168 * (2 + 4)
     assert work.attended == (products + others, 0, 0, products)
-    rate = 1 / sqrt((1 / (32 * 5.9e9)) ** 2 + (1 / 143.4e9) ** 2)
+    rate = 1 / sqrt((1 / (32 * 0.31 * 28e9)) ** 2 + (1 / 143.4e9) ** 2)
     loops = 1 / sqrt((1 / (32 * 28e9)) ** 2 + (1 / 143.4e9) ** 2)
     expected = work.attended.traffic / (products / rate + others / loops)
     assert cpu_rate(found.machine, work.attended, ranks=1) == pytest.approx(expected, rel=1e-6)

@@ -179,6 +179,24 @@ def test_what_is_on_disk_is_read_and_written_there() -> None:
 # -- times ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("mapped", "together"), [(1.54e9, 2 * 1.54e9), (4e9, 4.46e9)])
+def test_a_mapped_file_is_read_at_the_rate_of_the_host_as_far_as_the_drive_permits(
+    mapped: float, together: float
+) -> None:
+    """Keys and values are two files that are read at a time, and then share the link to the GPU."""
+    given = so.load_scenario(
+        "flexgen/opt-6.7b-cache-on-disk",
+        overrides=[
+            "workload.output_length=2",
+            f'profiles."host/gcp-n1-highmem-32".mapped_read.value={mapped / 1e9} GB/s',
+        ],
+    )
+    layer = 2 * 64 * 257 * 4096 * 2
+    found: Any = so.simulate(given)
+    link = given.machine.host_to_device(0, pinned=True).curve.rate(layer // 2)
+    assert found.tpot_s == pytest.approx(32 * layer * (1 / together + 1 / link), rel=0.02)
+
+
 def test_all_on_the_gpu_reads_the_weights_once_per_token() -> None:
     keys: dict[str, Any] = {"model": "opt-6.7b", "batch": 1}
     found = plan(**keys)

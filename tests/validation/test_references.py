@@ -11,7 +11,7 @@ REFERENCES = load_references()
 SPECIAL_METRICS = {"ratio", "order"}
 CHECKPOINTS = {"dn25", "dnx", "mlps", "bloom"}
 TRAINING = {"xin", "zo20", "z3off", "z2off", "zinf", "zf", "zo", "zfb", "so"}
-SERVED = {"acc", "fg", "fg256", "gptf", "lcpp", "lmc", "mck", "vkv", "vw"}
+SERVED = {"acc", "cheops", "fg", "fg256", "gptf", "lcpp", "lmc", "mck", "vkv", "vw"}
 """Publications whose scenarios keep the weights where their own keys put them."""
 
 
