@@ -26,7 +26,7 @@ from pydantic import Field
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.models import Layer, ModelShape
-from simoffload.strategies.base import gds_warnings
+from simoffload.strategies.gpudirect import gds_warnings
 
 if TYPE_CHECKING:
     from simoffload.hardware import Machine, Path

@@ -18,11 +18,12 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Placement, Plan, Strategy, gds_warnings, refused
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
+from simoffload.strategies.gpudirect import gds_warnings
 from simoffload.strategies.ds_config.settings import fetch_settings
 
 OffloadDevice = Literal["none", "cpu", "nvme"]

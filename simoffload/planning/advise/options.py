@@ -103,9 +103,8 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         description = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Change(
-            "workload", description, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}"
-        )
+        edits = strategy.batch(batch, now=work.batch_size)
+        yield Change("workload", description, edits, key=f"batch-{batch}")
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
         description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"

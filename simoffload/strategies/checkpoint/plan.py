@@ -9,7 +9,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import MemoryStage, MemoryTerm, Outlook, outlook, run_mtbf
-from simoffload.strategies.base import Phase, Plan, gds_warnings
+from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
     CheckpointPart,
@@ -19,6 +19,7 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
+from simoffload.strategies.gpudirect import gds_warnings
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing
