@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from simoffload.documents import Edit
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.serving import ANSWERS_CHANGE
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
 from simoffload.results import Change, TierUse, by_name
-from simoffload.scenario import ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.workload import Inference
 
 
@@ -24,6 +27,8 @@ class CacheLimits(NamedTuple):
     """Tiers that a larger batch overfills."""
     context: Limit
     """[tokens] of prompt and output, with the batch of the scenario, up to the positions of the model."""
+    batch_edits: Callable[[int], tuple[Edit, ...]]
+    """Function that returns the edits for a batch in this placement."""
 
     @property
     def placement(self) -> str:
@@ -72,6 +77,37 @@ def cache_limits(scenario: ScenarioSource) -> tuple[CacheLimits, ...]:
     return found if len(found) > 1 else ()
 
 
+_LARGER = 8
+"""Largest factor by which a batch grows with a move of the cache: the largest that ``advise`` tries without
+one."""
+
+
+def cache_options(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield the other placements of the key-value cache, and each that holds a larger batch than the present
+    one with such a batch, as options of ``advise``."""
+    limits = cache_limits(scenario)
+    now = next((one for one in limits if not one.change.edits), None)
+    for one in limits:
+        words = f"key-value cache on {one.placement}"
+        words += "" if one.change.same_work else f" {ANSWERS_CHANGE}"
+        if one.change.edits:
+            yield one.change._replace(description=words)
+            if now is not None and now.fits and one.fits:
+                yield from _with_larger_batch(one, now, words)
+
+
+def _with_larger_batch(one: CacheLimits, now: CacheLimits, words: str) -> Iterator[Change]:
+    most = _LARGER * now.batch.now
+    batch = min(one.batch.most or 0, most)
+    if batch > max(min(now.batch.most or 0, most), now.batch.now):
+        size = one.batch_edits(batch)
+        yield one.change._replace(
+            description=f"{words}, batch {batch} instead of {now.batch.now}",
+            edits=(*one.change.edits, *size),
+            key=f"{one.change.key}-batch-{batch}",
+        )
+
+
 def _limits(
     evaluator: Evaluator, change: Change, workload: Inference, uses: tuple[TierUse, ...]
 ) -> CacheLimits:
@@ -83,4 +119,4 @@ def _limits(
     more = most + (1 if most < unit else unit)
     beyond = there.needs(*there.batch(more)) or ()
     full = tuple(use.tier for use in beyond if not use.fits)
-    return CacheLimits(change, uses, batch, full, context)
+    return CacheLimits(change, uses, batch, full, context, there.batch)

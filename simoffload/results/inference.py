@@ -53,9 +53,10 @@ class InferenceResult(SimulationResult):
     store: PassResult | None = None
     """Stores of new blocks alone; None without any."""
     traffic: tuple[StorageTraffic, ...] = ()
-    """Blocks that a generation reads and writes on a tier."""
+    """[B] that a generation reads and writes on a tier: blocks of a connector, and what FlexGen has on disk.
+    """
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives to which blocks are written."""
+    """Lifetime of the drives that are written to."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None

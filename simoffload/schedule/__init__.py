@@ -1,5 +1,6 @@
 """The interface between strategies and engine: operations per stream, in blocks that repeat."""
 
+from simoffload.schedule.cache_traffic import cache_route, cache_tier, way_of, with_speeds
 from simoffload.schedule.bounds import (
     Contention,
     find_contention,
@@ -43,6 +44,8 @@ __all__ = [
     "Route",
     "Schedule",
     "ScheduleBuilder",
+    "cache_route",
+    "cache_tier",
     "check_schedule",
     "compile_streams",
     "find_contention",
@@ -51,4 +54,6 @@ __all__ = [
     "steps_of",
     "stream_times",
     "transfer_time",
+    "way_of",
+    "with_speeds",
 ]

@@ -139,8 +139,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
 
 
 def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResult) -> InferenceResult:
-    """Add the traffic of blocks, and the lifetime of the drives to which they are written if generations
-    follow each other without a pause."""
+    """Add the traffic of the plan, and the lifetime of the drives that are written to if generations follow
+    each other without a pause."""
     machine, here, time = scenario.machine, scenario.machine.gpus_per_node, result.e2e_s
     traffic = plan.facts.traffic
     hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]

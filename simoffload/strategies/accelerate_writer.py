@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
-from simoffload.schedule import Device, Schedule
+from simoffload.schedule import Device, Schedule, cache_route
 from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.streams import HOST, StreamWriter
@@ -162,8 +162,9 @@ class AccelerateWriter(StreamWriter):
         layer."""
         at, machine = to if to_device else gpu, self.machine
         path = (machine.host_to_device if to_device else machine.device_to_host)(at, pinned=True)
-        name = copy_name(to_device=to_device, pinned=True)
-        return self.transfers(name if at == self._plan.main else f"{name} {at}", lambda _: path, sizes)
+        way = copy_name(to_device=to_device, pinned=True)
+        way = way if at == self._plan.main else f"{way} {at}"
+        return self.transfers(cache_route(way, self._plan.cache.tier), lambda _: path, sizes)
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

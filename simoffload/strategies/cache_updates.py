@@ -35,6 +35,8 @@ class LayerUpdate(NamedTuple):
     """Size [B] of the traffic within HBM that joins cached and new tokens."""
     stored: tuple[int, ...]
     """Sizes [B] of the tensors that are copied to host memory."""
+    tier: str
+    """Tier of the cache."""
 
 
 def layer_updates(
@@ -56,6 +58,7 @@ def layer_updates(
             tensor_sizes(cache, part, layers[following], batch, before, length=length),
             _joined(cache, part, layers[number], batch),
             tensor_sizes(cache, part, layers[number], batch, [one.context for one in batch], length=length),
+            cache.tier,
         )
     return tuple(found)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
-from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.base import Facts, Phase, PhaseSeries
 from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
 from simoffload.strategies.cache_updates import CacheStreams, LayerUpdate, write_update
@@ -113,7 +113,6 @@ class PassWriter:
             [self._degrees.gpu(stage, rank) for rank in range(self._each)],
             partial(self._hops, stage=stage),
             stage * len(self._names) + self._first_of_blocks,
-            self._plan.tier_rate,
         )
 
     def transfers(self, forward: ForwardPass) -> Schedule:
@@ -201,7 +200,7 @@ class PassWriter:
     def _cache_copies(self, sizes: Sequence[int], to_device: bool) -> tuple[int, int]:
         """Return route and latency [ps] of copies of the cache between the stage's GPUs and host memory."""
         way = self._machine.host_to_device if to_device else self._machine.device_to_host
-        name = copy_name(to_device=to_device, pinned=True)
+        name = cache_route(copy_name(to_device=to_device, pinned=True), self._plan.cache.tier)
         path, hops = self._paths(name, lambda _, gpu: way(gpu, pinned=True))
         route = self._builder.route(name=name, hops=hops, cap=effective_rate(path, sizes))
         return route, picoseconds(path.latency * len(sizes))
@@ -292,8 +291,6 @@ class StagedPlan(InferencePlan):
     degrees: Degrees
     compiled: bool
     """Whether kernels are launched as CUDA graphs."""
-    tier_rate: int | None = None
-    """Rate [B/s] at which each host loads blocks, instead of that of the connector's tier."""
 
     @property
     def fused(self) -> bool:

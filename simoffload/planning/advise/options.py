@@ -22,6 +22,7 @@ from simoffload.hardware import (
     list_profiles,
     load_profile,
 )
+from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
@@ -60,7 +61,7 @@ def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostLi
 def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
     platform = scenario.platform()
     tiers = tuple(dict.fromkeys(result.targets))
-    stores = [tier for tier in tiers if tier in platform.targets]
+    stores = [tier for tier in platform.targets if tier in scenario.plan().tiers]
     for tier in stores:
         yield from drives(platform, tier, costs)
         yield from systems(platform, tier)
@@ -71,6 +72,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
+    yield from cache_options(scenario)
     yield from other_ways(Evaluator(scenario))
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
