@@ -10,7 +10,7 @@ from typing import Any
 from simoffload.hardware import Machine, Path
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import InferenceResult, PassResult, Share, by_name
-from simoffload.schedule import Schedule, cache_tier, way_of, with_speeds
+from simoffload.schedule import Block, Op, Schedule, cache_tier, way_of
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 from simoffload.units import format_number, format_rate, format_seconds
@@ -75,6 +75,25 @@ class CacheSpeed:
         return by_name(
             self, "tier pass=name way limit size rate time_s fastest_s enough link=links sentences"
         )
+
+
+def with_speeds(schedule: Schedule, *, cache: float = 1.0, others: float = 1.0) -> Schedule:
+    """Return a schedule in which transfers of the cache, and all other operations, are some times as fast.
+
+    A transfer that is ``cache`` times as fast has that part of its bytes and of its latency, so that every
+    link and CPU on its way is as fast for it, while it shares them with others.
+    """
+    moves = [cache_tier(route.name) is not None for route in schedule.routes]
+
+    def scaled(op: Op) -> Op:
+        speed = cache if op.route >= 0 and moves[op.route] else others
+        if speed == 1.0:
+            return op
+        size = max(1, round(op.size / speed)) if op.size else 0
+        return op._replace(fixed=round(op.fixed / speed), size=size)
+
+    blocks = tuple(Block(one.name, tuple(map(scaled, one.ops)), one.repeat) for one in schedule.blocks)
+    return schedule._replace(blocks=blocks)
 
 
 class FasterCache:

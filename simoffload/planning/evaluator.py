@@ -32,8 +32,8 @@ def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
     """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
     fits.
 
-    ``start`` is where to begin. Pinned memory in powers of two lets a need fall again before its double, where
-    the search looks as well.
+    ``start`` is where to begin. Pinned memory in powers of two lets a need fall again before its double,
+    where the search looks as well.
     """
     start = min(start, most)
     if fits(start):

@@ -1,6 +1,5 @@
 """The interface between strategies and engine: operations per stream, in blocks that repeat."""
 
-from simoffload.schedule.cache_traffic import cache_route, cache_tier, way_of, with_speeds
 from simoffload.schedule.bounds import (
     Contention,
     find_contention,
@@ -24,8 +23,11 @@ from simoffload.schedule.ir import (
     Program,
     Route,
     Schedule,
+    cache_route,
+    cache_tier,
     compile_streams,
     steps_of,
+    way_of,
 )
 
 __all__ = [
@@ -55,5 +57,4 @@ __all__ = [
     "stream_times",
     "transfer_time",
     "way_of",
-    "with_speeds",
 ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
-from simoffload.errors import InputError, PlacementError
+from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Estimate, MemoryStage

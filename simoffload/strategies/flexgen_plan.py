@@ -335,7 +335,11 @@ class FlexGenPlan(InferencePlan):
             ("weights", slots.weight_bytes("gpu"), _FEWER),
             ("weights in use and of the next slot", max(pairs), _FEWER),
             ("weights written in full", expanded, ""),
-            ("key-value cache", self.cache_bytes(0, most), "lower cache_gpu_percent, batch_size or prompt_length"),
+            (
+                "key-value cache",
+                self.cache_bytes(0, most),
+                "lower cache_gpu_percent, batch_size or prompt_length",
+            ),
             ("cache in use and new", round(max(loaded, written)), _SPLIT),
             ("hidden states", kept * self._hidden, _SPLIT),
             ("activations", self._activations(), _SPLIT),

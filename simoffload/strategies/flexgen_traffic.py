@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simoffload.models import Sequences
 from simoffload.results import StorageTraffic
 
 if TYPE_CHECKING:

@@ -154,9 +154,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             self.builder,
             update,
             CacheStreams(HOST, COMPUTE, CACHE, CACHE),
-            lambda sizes, to_device: self.copies(
-                sizes, to_device=to_device, pinned=True, cache=update.tier
-            ),
+            lambda sizes, to_device: self.copies(sizes, to_device=to_device, pinned=True, cache=update.tier),
             label=module.name,
             joining=self.timing.joining(update.joined, duration),
             duration=duration,

@@ -23,7 +23,6 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
-from simoffload.strategies.gpudirect import gds_warnings
 from simoffload.strategies.ds_config.settings import fetch_settings
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
@@ -132,7 +131,7 @@ class ZeroStrategy(Strategy):
         cannot."""
         if not (settings.use_gds and settings.device == "nvme"):
             return ()
-        return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
+        return machine.gpudirect_warnings("strategy.ds_config.aio.use_gds")
 
     def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
         """Return edits that remove the keys of ds_config which repeat the batch, so that the batch can

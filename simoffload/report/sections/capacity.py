@@ -102,7 +102,14 @@ def caches_section(result: SimulationResult) -> ReportSection:
         )
         for one in result.caches
     )
-    head = ("key-value cache", "largest batch", "limited by", "longest context", "as it is", "--set strategy.…")
+    head = (
+        "key-value cache",
+        "largest batch",
+        "limited by",
+        "longest context",
+        "as it is",
+        "--set strategy.…",
+    )
     refused = tuple(number for number, one in enumerate(result.caches) if not one.fits)
     table = ReportTable("", head, rows, (1, 3), refused=refused)
     return ReportSection(CACHES, tables=(table,), notes=_CACHE_NOTES, notes_on_terminal=True)

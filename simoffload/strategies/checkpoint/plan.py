@@ -19,7 +19,6 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
-from simoffload.strategies.gpudirect import gds_warnings
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing
@@ -222,7 +221,7 @@ class CheckpointPlan(Plan):
 
     def _about_writer(self) -> list[str]:
         writer, stage = self.workload.writer, self.workload.stage
-        notes = [*(gds_warnings(self.machine, "workload.writer.use_gds") if writer.use_gds else ())]
+        notes = [*(self.machine.gpudirect_warnings("workload.writer.use_gds") if writer.use_gds else ())]
         written = any(part.device != "nvme" for part in self.parts)  # swap files are copied
         if writer.type == "fast" and not writer.is_direct and written:
             missing = []
