@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
 from simoffload.results import Change, TierUse, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import ScenarioSource, loaded
 from simoffload.workload import Inference
 
 
@@ -58,23 +59,20 @@ class CacheLimits(NamedTuple):
         }
 
 
-def cache_limits(scenario: ScenarioSource) -> tuple[CacheLimits, ...]:
+def cache_limits(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> tuple[CacheLimits, ...]:
     """Return what fits with each placement of the key-value cache that the program of a scenario has.
 
     The prompt grows for the longest context, up to the positions that the model was made for. Empty for other
     work than inference, and where there is no choice. Raises InputError for a scenario that its program
     refuses; placements that it refuses are left out.
     """
-    evaluator = Evaluator(loaded(scenario))
+    evaluator = evaluator or Evaluator(loaded(scenario))
     workload = evaluator.workload
     if not isinstance(workload, Inference):
         return ()
-    found = tuple(
-        _limits(evaluator, change, workload, uses)
-        for change in evaluator.strategy.caches(evaluator.plan)
-        if (uses := evaluator.needs(*change.edits)) is not None
-    )
-    return found if len(found) > 1 else ()
+    found = [_limits(evaluator, one, workload) for one in evaluator.strategy.caches(evaluator.plan)]
+    possible = tuple(one for one in found if one is not None)
+    return possible if len(possible) > 1 else ()
 
 
 _LARGER = 8
@@ -82,10 +80,10 @@ _LARGER = 8
 one."""
 
 
-def cache_options(scenario: LoadedScenario) -> Iterator[Change]:
+def cache_options(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the other placements of the key-value cache, and each that holds a larger batch than the present
     one with such a batch, as options of ``advise``."""
-    limits = cache_limits(scenario)
+    limits = cache_limits(evaluator.scenario, evaluator=evaluator)
     now = next((one for one in limits if not one.change.edits), None)
     for one in limits:
         words = f"key-value cache on {one.placement}"
@@ -108,10 +106,14 @@ def _with_larger_batch(one: CacheLimits, now: CacheLimits, words: str) -> Iterat
         )
 
 
-def _limits(
-    evaluator: Evaluator, change: Change, workload: Inference, uses: tuple[TierUse, ...]
-) -> CacheLimits:
-    there = evaluator.changed_by(*change.edits) if change.edits else evaluator
+def _limits(evaluator: Evaluator, change: Change, workload: Inference) -> CacheLimits | None:
+    try:
+        there = evaluator.changed_by(*change.edits)
+    except InputError:
+        return None
+    uses = there.needs()
+    if uses is None:
+        return None
     positions = evaluator.scenario.model.max_position_embeddings
     context = context_limit(there, workload, positions=positions)
     batch, unit = batch_limit(there, workload), there.strategy.batch_unit(workload.batch_size)

@@ -165,7 +165,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.scenario.edited(*edits), self.effort)
+        return Evaluator(self.edited(*edits), self.effort)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -181,7 +181,8 @@ class Evaluator:
         key = repr(edits)
         if key not in self._known:
             try:
-                self._known[key] = memory_footprint(self.scenario.edited(*edits))
+                scenario = self.scenario.edited(*edits) if edits else self.scenario
+                self._known[key] = memory_footprint(scenario)
                 self.effort.planned += 1
             except InputError as error:
                 self._known[key] = error.problems[0].message

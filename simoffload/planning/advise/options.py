@@ -47,10 +47,10 @@ _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
 
 
-def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
+def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
     """Return all changes to try, each key once, without those that change nothing."""
-    found: dict[str, Change] = {}
-    for option in _options(scenario, result, costs):
+    scenario, found = evaluator.scenario, dict[str, Change]()
+    for option in _options(evaluator, result, costs):
         if scenario.changed(*option.edits).data != scenario.document.data:
             found.setdefault(option.key, option)
     if not result.fits:
@@ -58,8 +58,8 @@ def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostLi
     return tuple(found.values())
 
 
-def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
-    platform = scenario.platform()
+def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> Iterator[Change]:
+    scenario, platform = evaluator.scenario, evaluator.scenario.platform()
     tiers = tuple(dict.fromkeys(result.targets))
     stores = [tier for tier in platform.targets if tier in scenario.plan().tiers]
     for tier in stores:
@@ -72,8 +72,8 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
-    yield from cache_options(scenario)
-    yield from other_ways(Evaluator(scenario))
+    yield from cache_options(evaluator)
+    yield from other_ways(evaluator)
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
     )

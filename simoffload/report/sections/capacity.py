@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from simoffload.planning.sizing import Limit
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Listing, ReportSection, ReportTable, held
 from simoffload.report.formatting import counted, stage_needs
 from simoffload.results import Change, Remedies, SimulationResult, TierUse, TrainingResult
 from simoffload.units import format_bytes
+
+if TYPE_CHECKING:
+    from simoffload.planning.sizing import Limit
 
 CAPACITY = "Capacity"
 CHANGES = "Changes that make it fit"
