@@ -10,6 +10,7 @@ from typing import Any
 from simoffload.hardware import Machine, Path
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import InferenceResult, PassResult, Share, by_name
+from simoffload.scenario import ScenarioSource, loaded
 from simoffload.schedule import Block, Op, Schedule, cache_tier, way_of
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Earlier, Phase, PhaseSeries
@@ -161,10 +162,14 @@ class FasterCache:
         )
 
 
-def cache_speed(evaluator: Evaluator) -> CacheSpeed | None:
-    """Return from which rate on the tier of the key-value cache no longer shows; None for a cache in HBM
-    alone. Raises InputError where the scenario does not fit."""
-    found = FasterCache.of(evaluator)
+def cache_speed(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> CacheSpeed | None:
+    """Return how fast the tier of a scenario's key-value cache is, and from which rate on it no longer shows;
+    None for a cache in HBM alone.
+
+    The first decode step is simulated with faster and slower tiers, or the prefill if keys and values move in
+    it only. Raises InputError where the scenario does not fit, and what ``simulate`` raises.
+    """
+    found = FasterCache.of(evaluator or Evaluator(loaded(scenario)))
     return None if found is None else found.speed()
 
 

@@ -186,4 +186,4 @@ def explain(
     found = sensitivity(scenario, progress=progress, evaluator=evaluator)
     storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
     prefix = prefix_loading(scenario, evaluator=evaluator)
-    return Explanation(found, storage, prefix, None if prefix else cache_speed(evaluator))
+    return Explanation(found, storage, prefix, None if prefix else cache_speed(scenario, evaluator=evaluator))
