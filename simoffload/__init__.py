@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
+    from simoffload.planning.cache_speed import cache_speed
+    from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
     from simoffload.planning.costs.economics import break_even_points, economics
@@ -41,6 +43,8 @@ __all__ = [
     "TrainingResult",
     "advise",
     "break_even_points",
+    "cache_limits",
+    "cache_speed",
     "compare",
     "compare_scenarios",
     "confidence",
@@ -85,6 +89,8 @@ _HOME = {
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
     "break_even_points": "simoffload.planning.costs.economics",
+    "cache_limits": "simoffload.planning.caches",
+    "cache_speed": "simoffload.planning.cache_speed",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",

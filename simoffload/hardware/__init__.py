@@ -2,6 +2,7 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
     KINDS,
     Entry,
@@ -15,7 +16,7 @@ from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
-from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import DEFAULT_SPREADS, Spread, TimeInput, machine_spreads

@@ -25,7 +25,8 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
+from simoffload.hardware.host import Host
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
 from simoffload.hardware.wiring import PlatformProfile

@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
+from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileInput
-from simoffload.hardware.profiles import Host, Nic
+from simoffload.hardware.profiles import Nic
 from simoffload.hardware.targets import (
     STORAGE_KINDS,
     PcieLink,

@@ -10,8 +10,9 @@ from typing import TypeVar
 from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes, Equipment
+from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.targets import (
     LINKED_KINDS,
     LOCAL_KINDS,

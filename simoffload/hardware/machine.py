@@ -8,9 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.errors import InputError
+from simoffload.hardware.host import Host
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
-from simoffload.hardware.profiles import Accelerator, Host
+from simoffload.hardware.profiles import Accelerator
 from simoffload.hardware.quantities import Curve
 from simoffload.hardware.targets import PcieLink, Target, slowest
 
@@ -225,6 +227,24 @@ class Machine:
             width=service.width,
             by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
         )
+
+    def gpudirect_warnings(self, key: str) -> tuple[str, ...]:
+        """Return warnings if ``key`` requests GPUDirect Storage.
+
+        Raises InputError for a GPU that does not support it: cuFile would at best copy through host memory
+        (its compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be
+        wrong.
+        """
+        gpu = self.accelerator
+        stated = gpu.gpudirect_storage
+        if stated is None:
+            message = (
+                "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
+            )
+            return (f"{key}: the profile of {gpu.id} {message}; it is taken to have it",)
+        if not stated.value:
+            raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
+        return ()
 
     def gather(self, gpu: int, ranks: int, *, first: int = 0) -> Path:
         """Return the path of the bytes that a GPU receives in an all-gather among GPUs ``first`` to ``first``

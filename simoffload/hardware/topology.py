@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from simoffload.errors import InputError
+from simoffload.hardware.host import Host
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
-from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie
 from simoffload.hardware.targets import PcieLink, Target, adapter_rate, slowest
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 

@@ -17,6 +17,7 @@ from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice
+    from simoffload.planning.caches import CacheLimits
     from simoffload.planning.confidence import Confidence
     from simoffload.planning.costs import CostList, Economics
     from simoffload.planning.evaluator import Evaluator
@@ -79,6 +80,18 @@ class ScenarioPlanner:
         keep(self.scenario.scenario.engine.limits)
         now_doing("planning")
         return search_changes(self.scenario)
+
+    @limited
+    def caches(self, result: SimulationResult) -> tuple[CacheLimits, ...]:  # noqa: ARG002
+        """Return what fits with each placement of the key-value cache, where only memory was asked for;
+        raises WorkLimitError beyond one of the scenario's limits."""
+        if self.priced:
+            return ()
+        from simoffload.planning.caches import cache_limits
+
+        keep(self.scenario.scenario.engine.limits)
+        now_doing("planning")
+        return cache_limits(self.scenario)
 
     def costs(self, result: SimulationResult) -> Economics | None:
         """Return the costs by the list of prices and powers; None where only memory was asked for."""

@@ -14,6 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.schedule import cache_tier, way_of
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
@@ -141,14 +142,16 @@ def storage_curve(
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
-    """Return the storage that holds weights, optimizer or checkpoints; of two, the one with more exposed
-    time."""
+    """Return the storage that holds weights, optimizer, checkpoints or a cache that the step reads; of
+    several, the one with most exposed time."""
     assert result.step is not None
     shares = result.step.shares
-    found = [tier for tier in result.targets if tier in machine.topology.targets]
+    caches = (cache_tier(share.cause) for share in shares if share.group == "storage")
+    used = dict.fromkeys((*result.targets, *filter(None, caches)))
+    found = [tier for tier in used if tier in machine.topology.targets]
 
     def exposed(tier: str) -> Time:
-        return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))
+        return sum(share.exposed_ps for share in shares if way_of(share.cause) in _causes(tier))
 
     return max(found, key=exposed, default=None)
 
@@ -190,7 +193,7 @@ class _Storage:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
         own, fastest = self._point(self.at(1.0)), self.at(_FASTEST)
         assert fastest.result.step is not None
-        limits = {share.cause: share.limit for share in fastest.result.step.shares}
+        limits = {way_of(one.cause): one.limit for one in reversed(fastest.result.step.shares)}
         held_back = limits.get(_causes(self._tier)[self._writes], "")
         return StorageCurve(
             tier=self._tier,
@@ -281,7 +284,7 @@ class _Storage:
 
     def _is_hidden(self, run: _BandwidthRun) -> bool:
         assert run.result.step is not None
-        return run.result.step.bottleneck.cause not in _causes(self._tier)
+        return way_of(run.result.step.bottleneck.cause) not in _causes(self._tier)
 
     def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
         """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for

@@ -22,6 +22,7 @@ from simoffload.planning.calibration_errors import (
     place_of,
 )
 from simoffload.results import PassResult, Share, SimulationResult, by_name
+from simoffload.schedule import way_of
 from simoffload.strategies import Strategy, strategy_of
 
 _MEASURED = {"hbm", "dram", "nvme"}
@@ -328,13 +329,14 @@ def _part(share: Share, known: Container[str]) -> str:
     """Return which of the ``known`` inputs decides the time of a cause; the name of a tier for storage."""
     if share.group == "GPU":
         return TimeInput.GPU
+    way = way_of(share.cause)
     if share.group == "storage":
-        return share.cause.removesuffix(" read").removesuffix(" write")
+        return way.removesuffix(" read").removesuffix(" write")
     if share.group == "transfers":
-        if any(name in share.cause for name in ("gather", "reduc", "stage to stage", "to GPU ")):
+        if any(name in way for name in ("gather", "reduc", "stage to stage", "to GPU ")):
             return TimeInput.LINKS
-        return TimeInput.PAGEABLE if "pageable" in share.cause else TimeInput.COPIES
-    return share.cause if share.cause in known else TimeInput.CPU
+        return TimeInput.PAGEABLE if "pageable" in way else TimeInput.COPIES
+    return way if way in known else TimeInput.CPU
 
 
 def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:

@@ -17,11 +17,13 @@ from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
-from simoffload.workload import Workload
+from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
     from simoffload.planning.costs import Economics
 
+_PROBES = 8
+"""Number of counts between one that fits and its double that are tried, too: our choice."""
 Fits = Callable[[int], bool]
 """Function that returns whether a count fits."""
 
@@ -30,8 +32,10 @@ def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
     """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
     fits.
 
-    ``start`` is where to begin.
+    ``start`` is where to begin. Pinned memory in powers of two lets a need fall again before its double,
+    where the search looks as well.
     """
+    start = min(start, most)
     if fits(start):
         low, high = start, min(most, 4 * start)
         while low < most and fits(high):
@@ -40,7 +44,10 @@ def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
         low, high = 1, start
     else:
         return None
-    return low + bisect_left(range(low + 1, high), True, key=lambda count: not fits(count))
+    found = low + bisect_left(range(low + 1, high), True, key=lambda count: not fits(count))
+    beyond = (found + part * found // _PROBES for part in range(_PROBES, 0, -1))
+    again = next((one for one in beyond if found + 1 < one <= most and fits(one)), None)
+    return found if again is None else largest_that_fits(fits, start=again, most=most)
 
 
 def smallest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
@@ -158,7 +165,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.scenario.edited(*edits), self.effort)
+        return Evaluator(self.edited(*edits), self.effort)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -174,7 +181,8 @@ class Evaluator:
         key = repr(edits)
         if key not in self._known:
             try:
-                self._known[key] = memory_footprint(self.scenario.edited(*edits))
+                scenario = self.scenario.edited(*edits) if edits else self.scenario
+                self._known[key] = memory_footprint(scenario)
                 self.effort.planned += 1
             except InputError as error:
                 self._known[key] = error.problems[0].message
@@ -188,6 +196,16 @@ class Evaluator:
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
         return largest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
+
+    def largest_batch(self, *, most: int) -> int | None:
+        """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller
+        parts only where not even one such part fits."""
+        unit = self.strategy.batch_unit(self._batch_size)
+        start = self._batch_size // unit
+        parts = self.largest(lambda count: self.batch(count * unit), start=start, most=most // unit)
+        if parts is None and unit > 1:
+            return self.largest(self.batch, start=unit, most=unit)
+        return None if parts is None else parts * unit
 
     def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
@@ -216,7 +234,12 @@ class Evaluator:
 
     def batch(self, count: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of sequences per batch."""
-        return (Edit.at("workload.batch_size", count), *self.strategy.release_fixed_batch("batch_size"))
+        return self.strategy.batch(count, now=self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        assert not isinstance(self.workload, Checkpointing), "checkpoints have no batch"
+        return self.workload.batch_size
 
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of hosts and of GPUs used on each."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
+from simoffload.planning.cache_speed import CacheSpeed, cache_speed
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.prefix import PrefixLoading, prefix_loading
 from simoffload.planning.profile_parameters import (
@@ -168,10 +169,13 @@ class Explanation:
     """Throughput by storage bandwidth; None if no storage is used."""
     prefix: PrefixLoading | None = None
     """Loading of prefixes into the key-value cache; None if none is loaded."""
+    cache: CacheSpeed | None = None
+    """How fast the tier of the key-value cache is; None in HBM, and where ``prefix`` says it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return by_name(self, "sensitivity storage") | (by_name(self, "prefix") if self.prefix else {})
+        more = [name for name in ("prefix", "cache") if getattr(self, name) is not None]
+        return by_name(self, " ".join(("sensitivity storage", *more)))
 
 
 def explain(
@@ -181,4 +185,5 @@ def explain(
     evaluator = evaluator or Evaluator(scenario)
     found = sensitivity(scenario, progress=progress, evaluator=evaluator)
     storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
-    return Explanation(found, storage, prefix_loading(scenario, evaluator=evaluator))
+    prefix = prefix_loading(scenario, evaluator=evaluator)
+    return Explanation(found, storage, prefix, None if prefix else cache_speed(scenario, evaluator=evaluator))

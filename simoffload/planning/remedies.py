@@ -109,7 +109,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         return
     now = workload.batch_size
     evaluator.trying("a smaller batch")
-    found = evaluator.largest(evaluator.batch, start=now, most=now)
+    found = evaluator.largest_batch(most=now)
     if found is None:
         return
     yield from enough(
@@ -299,7 +299,7 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
     last = list(strategy.stages(evaluator.plan))[-1:]
     yield from last
     every = chain.from_iterable(strategy.moves(evaluator.plan))
-    moves = [step for step in every if not last or last[0].description in step.description]
+    moves = [one for one in every if one.same_work and (not last or last[0].description in one.description)]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
         yield Change("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))

@@ -77,10 +77,6 @@ def largest(scenario: ScenarioSource) -> Largest:
     plan = scenario.plan()
     target = f"{plan.target}+{plan.optimizer_target}" if plan.optimizer_target else plan.target
     evaluator = Evaluator(scenario)
-    batch = _limit(evaluator, evaluator.batch, now=workload.batch_size, most=_MOST_SEQUENCES)
-    key = "prompt_length" if isinstance(workload, Inference) else "sequence_length"
-    length: int = getattr(workload, key)
-    tokens = _limit(evaluator, lambda count: (Edit(("workload", key), count),), now=length, most=_MOST_TOKENS)
     layers = _limit(
         evaluator,
         lambda count: (evaluator.model("num_hidden_layers", count),),
@@ -94,23 +90,37 @@ def largest(scenario: ScenarioSource) -> Largest:
         platform=scenario.machine.platform,
         target=target,
         ranks=scenario.scenario.strategy.ranks,
-        batch=batch,
-        context=_split_tokens(tokens, workload.output_length if isinstance(workload, Inference) else 0),
+        batch=batch_limit(evaluator, workload),
+        context=context_limit(evaluator, workload),
         made_for=scenario.model.max_position_embeddings,
         layers=layers,
         parameters=None if deepest is None else deepest.num_parameters,
     )
 
 
+def batch_limit(evaluator: Evaluator, workload: Inference | Training) -> Limit:
+    """Return the largest number of sequences of a batch that fits."""
+    found = evaluator.largest_batch(most=_MOST_SEQUENCES)
+    edits = () if found is None else evaluator.batch(found)
+    return Limit(workload.batch_size, found, _MOST_SEQUENCES, edits)
+
+
+def context_limit(
+    evaluator: Evaluator, workload: Inference | Training, *, positions: int | None = None
+) -> Limit:
+    """Return the longest context that fits, as the prompt grows, up to ``positions`` [tokens]."""
+    key = "prompt_length" if isinstance(workload, Inference) else "sequence_length"
+    output = workload.output_length if isinstance(workload, Inference) else 0
+    now: int = getattr(workload, key)
+    most = _MOST_TOKENS if positions is None else max(1, positions - output)
+    tokens = _limit(evaluator, lambda count: (Edit(("workload", key), count),), now=now, most=most)
+    longest = None if tokens.most is None else tokens.most + output
+    return Limit(now + output, longest, most + output, tokens.edits)
+
+
 def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int) -> Limit:
     found = evaluator.largest(change, start=now, most=most)
     return Limit(now, found, most, () if found is None else change(found))
-
-
-def _split_tokens(tokens: Limit, output: int) -> Limit:
-    """Return the limit of prompt and output together, from the limit of the prompt."""
-    most = None if tokens.most is None else tokens.most + output
-    return Limit(tokens.now + output, most, tokens.reaches + output, tokens.edits)
 
 
 class MachineCount(NamedTuple):

@@ -9,7 +9,7 @@ from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import percent, simulated_work
 from simoffload.report.presentation import BRACKETS, presentation
 from simoffload.report.sections import background as origin
-from simoffload.report.sections.capacity import capacity, remedies_section
+from simoffload.report.sections.capacity import caches_section, capacity, remedies_section
 from simoffload.report.sections.costs import costs
 from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
 from simoffload.report.sections.training_overheads import storage, training_overheads
@@ -104,6 +104,8 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
     yield capacity(result)
     if result.remedies is not None:
         yield remedies_section(result.remedies)
+    if result.caches:
+        yield caches_section(result)
     if result.step is not None:
         yield speed(result)
         if training:

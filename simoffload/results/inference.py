@@ -68,9 +68,10 @@ class InferenceResult(SimulationResult):
     allocation: PassResult | None = None
     """Waits of all decode steps for new pinned memory; None without any."""
     traffic: tuple[StorageTraffic, ...] = ()
-    """Blocks, or keys and values of a streamed cache, that a generation reads and writes on a tier."""
+    """[B] that a generation reads and writes on a tier: blocks of a connector, what a streamed cache
+    moves, and what FlexGen has on disk."""
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives to which they are written."""
+    """Lifetime of the drives that are written to."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simoffload.planning.advise.evaluate import Advice
+    from simoffload.planning.caches import CacheLimits
     from simoffload.planning.confidence import Confidence
     from simoffload.planning.costs.economics import Economics
     from simoffload.planning.explanation import Explanation
@@ -30,6 +31,10 @@ class Planner(Protocol):
 
     def remedies(self, result: SimulationResult) -> Remedies:
         """Return the smallest changes that make the scenario fit."""
+        ...
+
+    def caches(self, result: SimulationResult) -> tuple[CacheLimits, ...]:
+        """Return what fits with each placement of the key-value cache; () unless only memory was computed."""
         ...
 
     def costs(self, result: SimulationResult) -> Economics | None:
@@ -198,6 +203,12 @@ class SimulationResult(ABC):
         return self.planner.remedies(self)
 
     @cached_property
+    def caches(self) -> tuple[CacheLimits, ...]:
+        """Placements of the key-value cache, computed on first access; () if more than memory was
+        computed."""
+        return () if self.planner is None or self.refused else self.planner.caches(self)
+
+    @cached_property
     def costs(self) -> Economics | None:
         """Bill, power, energy and cost, computed on first access; None if nothing was simulated."""
         return None if self.planner is None or self.refused else self.planner.costs(self)
@@ -274,6 +285,8 @@ class SimulationResult(ABC):
             found["changes"] = [_change(one) for one in remedies.changes]
             found["changes_tried"] = list(remedies.tried)
             found["warnings"] = list(self.all_warnings)
+        if self.caches:
+            found["caches"] = [one.to_dict() for one in self.caches]
         if costs is not None:
             found["confidence"] = sure.to_dict() if sure else None
             found["intervals"] = {name: list(ends) for name, ends in self.intervals().items()}

@@ -24,8 +24,11 @@ from simoffload.schedule.ir import (
     Program,
     Route,
     Schedule,
+    cache_route,
+    cache_tier,
     compile_streams,
     steps_of,
+    way_of,
 )
 
 __all__ = [
@@ -45,6 +48,8 @@ __all__ = [
     "Schedule",
     "ScheduleBuilder",
     "alone_rate",
+    "cache_route",
+    "cache_tier",
     "check_schedule",
     "compile_streams",
     "find_contention",
@@ -53,4 +58,5 @@ __all__ = [
     "steps_of",
     "stream_times",
     "transfer_time",
+    "way_of",
 ]

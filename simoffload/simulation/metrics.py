@@ -141,8 +141,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
 
 
 def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResult) -> InferenceResult:
-    """Add the traffic of blocks, and the lifetime of the drives to which they are written if generations
-    follow each other without a pause."""
+    """Add the traffic of the plan, and the lifetime of the drives that are written to if generations follow
+    each other without a pause."""
     machine, here = scenario.machine, scenario.machine.gpus_per_node
     time = max(result.e2e_s or 0.0, result.kv_store_s or 0.0)
     traffic = plan.facts.traffic

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
-from simoffload.schedule import Device, Schedule
+from simoffload.schedule import Device, Schedule, cache_route, way_of
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.plan import ForwardPass
@@ -166,7 +166,7 @@ class AccelerateWriter(StreamWriter):
         storage on one route."""
         path = path_of(to if following else gpu)
         if path.hops != path_of(self._plan.main).hops:
-            name = f"{name} {to if following else gpu}"
+            name = cache_route(f"{way_of(name)} {to if following else gpu}", self._plan.cache.tier)
         return TransferRoute(name, *self.way((name,), lambda _: path))
 
     def end(self) -> Schedule:

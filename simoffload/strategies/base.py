@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
-from simoffload.errors import InputError, PlacementError
+from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Estimate, MemoryStage
@@ -327,6 +327,20 @@ class Strategy(Frozen, ABC):
         """Yield edits that partition the states among more ranks."""
         return iter(())
 
+    def caches(self, _plan: Plan) -> Iterator[Change]:
+        """Yield the placements of the key-value cache that the program has, the present one among them; none
+        if it keeps none or there is no choice."""
+        return iter(())
+
+    def batch_unit(self, _batch_size: int) -> int:
+        """Return the number of sequences by which a batch grows, which is more than 1 if its parts keep their
+        size."""
+        return 1
+
+    def batch(self, count: int, *, now: int) -> tuple[Edit, ...]:  # noqa: ARG002
+        """Return the edits that set the number of sequences of a batch, which is ``now`` so far."""
+        return (Edit.at("workload.batch_size", count), *self.release_fixed_batch("batch_size"))
+
     def adapters(self, _model: ModelShape) -> Iterator[Change]:
         """Yield edits that train adapters instead of the model."""
         return iter(())
@@ -382,19 +396,3 @@ class Strategy(Frozen, ABC):
 def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
     """Return the error for a placement that a strategy does not support."""
     return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
-
-
-def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
-    """Return warnings if ``key`` requests GPUDirect Storage.
-
-    Raises InputError for a GPU that does not support it: cuFile would at best copy through host memory (its
-    compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
-    """
-    gpu = machine.accelerator
-    stated = gpu.gpudirect_storage
-    if stated is None:
-        message = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
-        return (f"{key}: the profile of {gpu.id} {message}",)
-    if not stated.value:
-        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
-    return ()

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder
+from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.base import Phase
 from simoffload.strategies.connector import (
     Blocks,
@@ -160,9 +160,6 @@ class BlockWriter:
     """Function from the paths of these GPUs to the hops of all ranks."""
     stream: int
     """Index of the stream of loads; the others follow it."""
-    rate: int | None = None
-    """Rate [B/s] at which the GPUs of a host together load from a tier that is not the machine's, without its
-    links."""
 
     def __post_init__(self) -> None:
         self._started: set[int] = set()
@@ -170,12 +167,6 @@ class BlockWriter:
 
     def load(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
         """Write loads of ``blocks``; return the number of the last one on the stream of loads."""
-        if self.rate is not None:
-            cap = max(1, self.rate // self.machine.ranks_per_node(len(self.gpus)))
-            route = self.builder.route(name=f"{self.connector.tier} read", hops=self.hops([]), cap=cap)
-            return self.builder.add(
-                Op("read", "blocks", self.stream + LOAD, 0, blocks.total, route, after=after)
-            )
         return self._move(blocks, after, near=LOAD, far=READ)
 
     def store(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
@@ -234,6 +225,7 @@ class BlockWriter:
                 kind, reach_host = "copy", machine.host_to_device if inward else machine.device_to_host
                 paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
                 name = copy_name(to_device=inward, pinned=True)
+            name = cache_route(name, one.tier)
             self._known[way, size] = _Way(kind, name, paths[0], self.hops(paths))
         return self._known[way, size]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path
-from simoffload.schedule import Hops, ScheduleBuilder
+from simoffload.schedule import Hops, ScheduleBuilder, cache_route
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 REQUEST = 1 << 20
@@ -44,7 +44,7 @@ class CacheRoutes:
         layer, or without ``ahead`` of this one; or from the GPU of this layer."""
         machine = self.machine
         copy = machine.host_to_device if to_device else machine.device_to_host
-        name = copy_name(to_device=to_device, pinned=True)
+        name = cache_route(copy_name(to_device=to_device, pinned=True), self.tier)
         name, first, hops = self.find(name, lambda gpu: copy(gpu, pinned=True), to_device and ahead)
         route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
         return route, picoseconds(first.latency * len(sizes))
@@ -57,7 +57,7 @@ class CacheRoutes:
         """
         machine, tier = self.machine, self.tier
         reach = machine.storage_write if written else machine.storage_read
-        name = f"{tier} write" if written else f"{tier} read"
+        name = cache_route(f"{tier} write" if written else f"{tier} read", tier)
         name, first, hops = self.find(name, lambda gpu: reach(tier, gpu), False)
         rate = first.curve.rate(size)
         if machine.tiers[tier].is_storage:

@@ -27,7 +27,6 @@ from pydantic import Field
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.models import Layer, ModelShape
-from simoffload.strategies.base import gds_warnings
 
 if TYPE_CHECKING:
     from simoffload.hardware import Machine, Path
@@ -110,7 +109,7 @@ class Connector(Frozen):
         if not target.has_rdma:
             text = f"{self.tier} cannot be read directly into a GPU ({target.id}); set it to false"
             raise InputError.at(f"{_KEY}.direct", text)
-        return () if target.kind == "remote" else gds_warnings(machine, f"{_KEY}.direct")
+        return () if target.kind == "remote" else machine.gpudirect_warnings(f"{_KEY}.direct")
 
 
 class Blocks(NamedTuple):

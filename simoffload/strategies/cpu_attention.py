@@ -26,7 +26,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
 from simoffload.results import MemoryTerm
-from simoffload.schedule import Dependency
+from simoffload.schedule import Dependency, cache_route
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.new_memory import FREED_S, FRESH_FROM_GPU_S, KEPT_BY_MALLOC
@@ -66,6 +66,8 @@ class CpuAttention(NamedTuple):
     """What the CPU does for the attention of these tokens."""
     returned: int = 0
     """Size [B] of its result, which is copied to the GPU."""
+    tier: str = ""
+    """Tier of the cache."""
 
 
 def cpu_attention(cache: KvCache, model: ModelShape, batch: Sequence[Sequences]) -> CpuAttention:
@@ -75,7 +77,7 @@ def cpu_attention(cache: KvCache, model: ModelShape, batch: Sequence[Sequences])
     """
     prompts = [one for one in batch if one.new_tokens == one.context]
     later = [one for one in batch if one.new_tokens < one.context]
-    found = CpuAttention()
+    found = CpuAttention(tier=cache.tier)
     if prompts:
         found = _stored(cache, model, sum(one.number * one.new_tokens for one in prompts))
     if later:
@@ -117,7 +119,7 @@ def _stored(cache: KvCache, model: ModelShape, tokens: int) -> CpuAttention:
         0 if cache.pin_memory else 2 * numel * element,
         _new(numel * copied, numel * copied),
     )
-    return CpuAttention((numel * copied,) * 2, work)
+    return CpuAttention((numel * copied,) * 2, work, tier=cache.tier)
 
 
 def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int, ...], MemoryWork, int]:
@@ -207,7 +209,7 @@ class CpuAttentionWriter:
     ) -> None:
         """Write copies of pageable memory, for which the host waits."""
         out = self._out
-        route, latency = out.copies(sizes, to_device=to_device, pinned=False)
+        route, latency = out.copies(sizes, to_device=to_device, pinned=False, cache=self._work.tier)
         out.add(
             "copy", stream, fixed=latency + longer, size=sum(sizes), route=route, label=_LABEL, after=behind
         )
@@ -217,7 +219,7 @@ class CpuAttentionWriter:
     def _on_cpu(self, name: str, work: MemoryWork) -> None:
         out = self._out
         out.flush()
-        route = out.cpu_work(name, cpu_rate(out.machine, work, ranks=out.ranks))
+        route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
         out.add("cpu", HOST, size=work.traffic, route=route, label=name)
         out.spend(FREED_S * work.returned_pages)
 

@@ -7,6 +7,7 @@ Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. The modul
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -161,11 +162,45 @@ class FlexGen(Strategy):
             edit = Edit.at("strategy.pin_weight", True)
             yield Change("setting", "pinned weights in host memory (pin_weight)", (edit,), key="pin-weight")
 
-    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Return the edit that makes the block one GPU batch, if the batch changes."""
-        if "batch_size" in changed and self.gpu_batches > 1:
-            return (Edit.at("strategy.gpu_batches", 1),)
-        return ()
+    def caches(self, plan: Plan) -> Iterator[Change]:
+        """Yield all of the cache in one place, in full and in 4 bits, with attention on either side; and the
+        present shares."""
+        tiers = plan.machine.tiers
+        disks = [self.disk] if self.disk else [name for name, tier in tiers.items() if tier.is_storage]
+        places: list[tuple[Home, str]] = [("gpu", "hbm"), ("cpu", "dram"), *(("disk", one) for one in disks)]
+        found = []
+        for (home, tier), packed, attends in product(places, (False, True), (False, True)):
+            wanted = {
+                "cache_gpu_percent": 100 * (home == "gpu"),
+                "cache_cpu_percent": 100 * (home == "cpu"),
+                "disk": tier if home == "disk" else self.disk,
+                "compress_cache": packed,
+                "cpu_attention": attends,
+            }
+            changed = {key: value for key, value in wanted.items() if value != getattr(self, key)}
+            edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in changed.items())
+            how = (tier, "4 bits" if packed else "", "attention on the CPU" if attends else "")
+            if home != "gpu" or not attends:
+                words, same = ", ".join(filter(None, how)), packed == self.compress_cache
+                key = "-".join(("cache", tier, *["4-bit"] * packed, *["cpu-attention"] * attends))
+                found.append(Change("placement", words, edits, key=key, same_work=same))
+        if all(one.edits for one in found):
+            names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
+            words = ", ".join(f"{percent} % {name}" for name, percent in names.items() if percent)
+            yield Change("placement", words, key="cache-as-it-is")
+        yield from found
+
+    def batch_unit(self, batch_size: int) -> int:
+        """Return the size of a GPU batch, of which a block has several."""
+        return batch_size // self.gpu_batches if self.gpu_batches > 1 else 1
+
+    def batch(self, count: int, *, now: int) -> tuple[Edit, ...]:
+        """Return the edits that make a block of more or fewer GPU batches of the same size, or of one smaller
+        GPU batch."""
+        parts, rest = divmod(count, self.batch_unit(now))
+        batches = parts if self.gpu_batches > 1 and not rest else 1
+        divided = () if batches == self.gpu_batches else (Edit.at("strategy.gpu_batches", batches),)
+        return (Edit.at("workload.batch_size", count), *divided)
 
     # -- the plan -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from simoffload.schedule import cache_route
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
 
@@ -54,6 +55,8 @@ class CopyJob(NamedTuple):
     """Size of memory that is touched for the first time [B]."""
     to_gpu: int = 0
     written: int = 0
+    cache: str = ""
+    """Tier of the cache, if it is keys and values that are copied."""
 
 
 class CopyWriter(StreamWriter):
@@ -80,38 +83,48 @@ class CopyWriter(StreamWriter):
         self.spend(number * self._operation)
 
     def copy(
-        self, stream: int, sizes: Sequence[int], *, to_device: bool, label: str, pinned: bool = True
+        self,
+        stream: int,
+        sizes: Sequence[int],
+        *,
+        to_device: bool,
+        label: str,
+        pinned: bool = True,
+        cache: str = "",
     ) -> None:
-        """Begin copies of ``sizes`` [B] between host memory and the GPU, one after the other on a stream."""
-        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
+        """Begin copies of ``sizes`` [B] between host memory and the GPU, one after the other on a stream;
+        ``cache`` as in ``copies``."""
+        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned, cache=cache)
         self.flush()
         after = self.so_far(HOST)
         self.add("copy", stream, fixed=latency, size=sum(sizes), route=route, label=label, after=after)
 
-    def to_gpu(self, stream: int, size: int, label: str) -> None:
+    def to_gpu(self, stream: int, size: int, label: str, *, cache: str = "") -> None:
         """Copy pageable memory to a pinned tensor in the host thread, and that to the GPU."""
         self.calls(COPY_CALL + 1)
-        self.on_cpu(f"pinning {label}", 2 * size)
-        self.copy(stream, [size], to_device=True, label=label)
+        self.on_cpu(f"pinning {label}", 2 * size, cache=cache)
+        self.copy(stream, [size], to_device=True, label=label, cache=cache)
 
-    def on_cpu(self, label: str, traffic: int) -> None:
+    def on_cpu(self, label: str, traffic: int, *, cache: str = "") -> None:
         """Let the host thread, and the other threads of PyTorch's loops, work on host memory."""
         self.flush()
-        self.add("cpu", HOST, size=traffic, route=self.loops(traffic), label=label)
+        self.add("cpu", HOST, size=traffic, route=self.loops(traffic, cache=cache), label=label)
 
-    def loops(self, traffic: int, *, new: int = 0, share: float = 1.0) -> int:
+    def loops(
+        self, traffic: int, *, new: int = 0, share: float = 1.0, name: str = "loops over tensors", cache: str
+    ) -> int:
         """Return the route of PyTorch's loops over ``traffic`` [B] on all cores, of which ``new`` [B] are in
         pages that were never touched; a core has ``share`` of the rate of element-by-element loops."""
         threads = share * self._cores
         rate = self._element_wise.adamw_rate(threads, traffic=traffic, new=new, share=self._bandwidth)
-        return self.cpu_work("loops over tensors", rate)
+        return self.cpu_work(cache_route(name, cache), rate)
 
     def submit(self, job: CopyJob) -> None:
         """Give a job to the next copy thread."""
         self.flush()
         thread = _FIRST_THREAD + self._next_thread
         self._next_thread = (self._next_thread + 1) % _THREADS
-        tier, begun = self._disk, False
+        begun = False
 
         def step(kind: str, size: int, route: int, latency: int = 0) -> None:
             nonlocal begun
@@ -120,21 +133,22 @@ class CopyWriter(StreamWriter):
             begun = True
 
         stored = not self._files_cached
+        link = partial(self.copies, pinned=True, cache=job.cache)
         if job.from_gpu:
-            step("copy", job.from_gpu, *self.copies([job.from_gpu], to_device=False, pinned=True))
+            step("copy", job.from_gpu, *link([job.from_gpu], to_device=False))
         if job.read and stored:  # which copies to the buffer
-            step("read", job.read, *self._file(tier, job.read))
+            step("read", job.read, *self._file(job, job.read))
         else:
-            step("cpu", job.traffic, self.loops(job.traffic, new=job.new))
+            step("cpu", job.traffic, self.loops(job.traffic, new=job.new, cache=job.cache))
         if job.to_gpu:
-            step("copy", job.to_gpu, *self.copies([job.to_gpu], to_device=True, pinned=True))
+            step("copy", job.to_gpu, *link([job.to_gpu], to_device=True))
         if job.written and stored:
-            step("write", job.written, *self._file(tier, job.written, written=True))
+            step("write", job.written, *self._file(job, job.written, written=True))
 
-    def _file(self, tier: str, size: int, *, written: bool = False) -> tuple[int, int]:
+    def _file(self, job: CopyJob, size: int, *, written: bool = False) -> tuple[int, int]:
         """Return route and latency [ps] of copying from, or to, a mapped file with all cores, each of which
         reads ahead in its part."""
-        machine = self.machine
+        machine, tier = self.machine, self._disk
         way = machine.storage_write if written else machine.storage_read
         path, hops = self.way((tier, written), partial(way, tier))
         rate = path.curve.rate(size)
@@ -142,5 +156,5 @@ class CopyWriter(StreamWriter):
             ahead = min(size, self._cores * _READ_AHEAD)
             in_flight = path.outstanding_rate(ahead, block=_READ_AHEAD)
             rate = min(rate, in_flight, machine.host.mapped_read_rate)
-        name = f"{tier} write" if written else f"{tier} read"
+        name = cache_route(f"{tier} write" if written else f"{tier} read", job.cache)
         return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)

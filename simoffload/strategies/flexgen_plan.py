@@ -16,7 +16,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Tunable
+from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.flexgen_kernels import (
     EXPAND_CACHE,
@@ -34,6 +34,7 @@ from simoffload.strategies.flexgen_layout import (
     sequences_on_gpu,
     slots_of,
 )
+from simoffload.strategies.flexgen_traffic import disk_traffic
 from simoffload.strategies.flexgen_writer import FlexGenWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
@@ -232,6 +233,11 @@ class FlexGenPlan(InferencePlan):
         return sum(count * one.size for one, count in self.slots.tensors), "weights"
 
     @property
+    def facts(self) -> Facts:
+        """Facts of the plan: the traffic of the disk."""
+        return Facts(traffic=disk_traffic(self))
+
+    @property
     def host_costs(self) -> tuple[Provenance, ...]:
         """Costs of operations, and the rate at which the CPU copies."""
         return (self.machine.host.eager_costs.operation,)
@@ -279,10 +285,10 @@ class FlexGenPlan(InferencePlan):
         """Memory that each tier must hold at its peak."""
         return (*self._on_gpu(), *self._in_host(), *self._on_disk())
 
-    def _cache_bytes(self, home: int) -> int:
-        """Return the size [B] of keys and values of all layers and GPU batches in one home, with room for
-        all tokens."""
-        batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
+    def cache_bytes(self, home: int, context: int) -> int:
+        """Return the size [B] of keys and values of ``context`` tokens in one home (0: GPU, 1: host memory,
+        2: disk), of all layers and GPU batches."""
+        batch = (Sequences(self.gpu_batch_size, 1, context),)
         parts = self.cache_parts(batch)[home]
         return round(2 * parts * self._cache_element * self.slots.layers * self.options.gpu_batches)
 
@@ -298,11 +304,11 @@ class FlexGenPlan(InferencePlan):
 
     def _on_gpu(self) -> tuple[MemoryTerm, ...]:
         options, model, slots = self.options, self.model, self.slots
+        most = self.workload.max_context
         order = (slots.first, *slots.layer, *slots.layer, slots.last)
         pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(order)]
         expanded = max(model.dtype_bytes * sum(one.numel for one in slot.expanded) for slot in order)
-        batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
-        parts = self.cache_parts(batch)
+        parts = self.cache_parts((Sequences(self.gpu_batch_size, 1, most),))
         loaded = 0.0 if options.cpu_attention else 2 * 2 * parts.offloaded * self._cache_element
         if options.compress_cache and not options.cpu_attention:
             loaded += 2 * sum(parts) * model.dtype_bytes
@@ -314,7 +320,11 @@ class FlexGenPlan(InferencePlan):
             ("weights", slots.weight_bytes("gpu"), _FEWER),
             ("weights in use and of the next slot", max(pairs), _FEWER),
             ("weights written in full", expanded, ""),
-            ("key-value cache", self._cache_bytes(0), "lower cache_gpu_percent, batch_size or prompt_length"),
+            (
+                "key-value cache",
+                self.cache_bytes(0, most),
+                "lower cache_gpu_percent, batch_size or prompt_length",
+            ),
             ("cache in use and new", round(max(loaded, written)), _SPLIT),
             ("hidden states", kept * self._hidden, _SPLIT),
             ("activations", self._activations(), _SPLIT),
@@ -344,7 +354,7 @@ class FlexGenPlan(InferencePlan):
         terms = (
             ("weights", slots.weight_bytes("cpu") - pageable, True),
             ("pageable weights", pageable, False),
-            ("key-value cache", self._cache_bytes(1), False),
+            ("key-value cache", self.cache_bytes(1, self.workload.max_context), False),
             ("hidden states", held, True),
             ("rounding of pinned allocations", pinned_rounding(sizes), True),
             ("buffers of the copy threads", _RELAY, True),
@@ -358,7 +368,7 @@ class FlexGenPlan(InferencePlan):
         held = self._hidden * options.gpu_batches if options.activations == "disk" else 0
         terms = (
             ("weights", self.slots.weight_bytes("disk")),
-            ("key-value cache", self._cache_bytes(2)),
+            ("key-value cache", self.cache_bytes(2, self.workload.max_context)),
             ("hidden states", held),
         )
         return tuple(MemoryTerm(options.disk, name, size) for name, size in terms if size)

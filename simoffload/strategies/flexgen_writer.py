@@ -190,9 +190,9 @@ class FlexGenWriter(CopyWriter):
             self.flush()
             self.add("copy", self._loads, fixed=duration, label="cache", after=self.so_far(HOST))
         for size in self._pair(parts.cpu):
-            self.to_gpu(self._loads, size, "cache")
+            self.to_gpu(self._loads, size, "cache", cache="dram")
         for size in self._pair(parts.disk):
-            self.submit(CopyJob("cache", read=size, traffic=2 * size, to_gpu=size))
+            self.submit(CopyJob("cache", read=size, traffic=2 * size, to_gpu=size, cache=self._disk))
 
     def _load_cache_for_cpu(self) -> None:
         """Cast keys and values to single precision in host memory, or only bring them there if they are
@@ -202,12 +202,12 @@ class FlexGenWriter(CopyWriter):
         cast = 1 if packed else _SINGLE // self._plan.model.dtype_bytes
         if parts.gpu and not parts.offloaded:
             for size in self._pair(parts.gpu):
-                self.submit(CopyJob("cache", from_gpu=size, traffic=(1 + cast) * size))
+                self.submit(CopyJob("cache", from_gpu=size, traffic=(1 + cast) * size, cache="hbm"))
         if parts.cpu and not packed:
             for size in self._pair(parts.cpu):
-                self.on_cpu("casting the cache", (1 + cast) * size)
+                self.on_cpu("casting the cache", (1 + cast) * size, cache="dram")
         for size in self._pair(parts.disk):
-            self.submit(CopyJob("cache", read=size, traffic=(1 + cast) * size))
+            self.submit(CopyJob("cache", read=size, traffic=(1 + cast) * size, cache=self._disk))
 
     def _store_cache(self, number: int) -> None:
         """Store keys and values of the tokens that a slot has processed."""
@@ -223,13 +223,14 @@ class FlexGenWriter(CopyWriter):
             self.add("copy", self._stores, fixed=duration, label="cache", after=self.so_far(HOST))
         if cpu and self._prefill:
             for size in self._pair(cpu):
-                self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, new=size))
+                self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, new=size, cache="dram"))
         elif cpu:
             self.flush()
-            self.copy(self._stores, self._pair(cpu), to_device=False, label="cache", pinned=False)
+            sizes = self._pair(cpu)
+            self.copy(self._stores, sizes, to_device=False, label="cache", pinned=False, cache="dram")
             self.host_waits(self._stores)
         for size in self._pair(disk):
-            self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, written=size))
+            self.submit(CopyJob("cache", from_gpu=size, traffic=2 * size, written=size, cache=self._disk))
 
     def _store_hidden(self, number: int) -> None:
         """Move the hidden states that a slot has computed to their home; the last slot yields tokens."""
@@ -276,11 +277,12 @@ class FlexGenWriter(CopyWriter):
         self.host_waits(COMPUTE)
         parts = self._plan.cache_parts(self._batch)
         elements = parts.offloaded or parts.gpu
+        tier = self._disk if parts.disk else "dram" if parts.cpu else "hbm"
         self.flush()
         if self._options.compress_cache:
-            self.on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements)
+            self.on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements, cache=tier)
         traffic = 2 * _SINGLE * elements
-        route = self.loops(traffic, share=ONE_QUERY)
+        route = self.loops(traffic, share=ONE_QUERY, name="attention on the CPU", cache=tier)
         self.add("cpu", HOST, size=traffic, route=route, label="attention")
         self.copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
         self.host_waits(COMPUTE)

@@ -7,6 +7,8 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -15,7 +17,7 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
-from simoffload.results import Change
+from simoffload.results import Change, peak_uses
 from simoffload.strategies.base import Plan, Strategy, TierChoice
 from simoffload.strategies.connector import Connector
 
@@ -123,6 +125,33 @@ class KvCache(Frozen):
         """
         own = 0 if self.streamed else {None: 0, "fp8": 12}.get(self.format, 10)
         return own + 8 * self.moves + 3 * self.static
+
+    @property
+    def words(self) -> str:
+        """Tier, format and implementation, such as "dram, static"."""
+        how = {None: "", "dynamic": "", "cpu_attention": "attention on the CPU"}
+        others = (self.format, how.get(self.implementation, self.implementation))
+        return ", ".join((self.tier, *filter(None, others)))
+
+    def moved(self, tier: str, stored: CacheFormat | None, how: Implementation | None) -> KvCache:
+        """Return the cache on a tier, in a format and by an implementation."""
+        kept = how == "cpu_attention"
+        return self.model_copy(
+            update={
+                "tier": tier,
+                "format": stored,
+                "implementation": None if how == "dynamic" and self.implementation is None else how,
+                "pin_memory": self.pin_memory and kept,
+                "asynchronous": self.asynchronous and kept,
+            }
+        )
+
+    def edits(self, other: KvCache) -> tuple[Edit, ...]:
+        """Return the edits that make another cache of this one."""
+        pairs = ((key, getattr(other, key)) for key in KvCache.model_fields)
+        return tuple(
+            Edit.at(f"strategy.kv_cache.{key}", value) for key, value in pairs if value != getattr(self, key)
+        )
 
     def element_bytes(self, dtype_bytes: int) -> float:
         """Return the size of an element as it is kept [B], scales included."""
@@ -287,16 +316,36 @@ class CachingStrategy(Strategy):
         """Return the cache of a plan. Raises InputError for what the program does not have."""
         return self.kv_cache.checked(self.cache_engine, model, machine)
 
+    def _others(self, plan: Plan) -> Iterator[KvCache]:
+        """Yield the caches that the program can have, the present one among them."""
+        engine, tiers = self.cache_engine, plan.machine.tiers
+        places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
+        for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
+            other = self.kv_cache.moved(*way)
+            with suppress(InputError):
+                other.check(engine, plan.model)
+                yield other
+
+    def caches(self, plan: Plan) -> Iterator[Change]:
+        """Yield the tiers, formats and implementations of the cache that the program has."""
+        for other in self._others(plan):
+            edits, same = self.kv_cache.edits(other), other.format == self.kv_cache.format
+            key = "-".join(filter(None, ("cache", other.tier, other.format, other.implementation)))
+            yield Change("placement", other.words, edits, key=key, same_work=same)
+
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the change that keeps the cache in host memory, if HBM is too small and the program can."""
-        now, capacity = self.kv_cache, plan.machine.tiers["hbm"].capacity
-        in_hbm = now.tier == "hbm" and now.format is None and "dram" in self.cache_engine.tiers
-        needed = max(
-            sum(term.size for term in stage.terms if term.tier == "hbm") for stage in plan.memory_stages
-        )
-        if in_hbm and needed > capacity:
-            edit = Edit.at("strategy.kv_cache.tier", "dram")
-            yield (Change("setting", "key-value cache on dram", (edit,)),)
+        """Yield other tiers for the cache, and formats with fewer bits, if its own tier is too small."""
+        now = self.kv_cache
+        uses = peak_uses(plan.memory_stages, plan.machine.tiers)
+        if all(use.fits for use in uses if use.tier == now.tier):
+            return
+        found = [(one, now.edits(one)) for one in self._others(plan)]
+        for kind, there in (("setting", True), ("precision", False)):
+            yield tuple(
+                Change(kind, f"key-value cache on {one.words}", edits, same_work=there)
+                for one, edits in found
+                if (one.format == now.format) == there and (one.tier != now.tier or not there)
+            )
 
     def generation_config(self) -> dict[str, Any]:
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for

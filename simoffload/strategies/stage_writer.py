@@ -98,7 +98,6 @@ class PassWriter:
             [self._degrees.gpu(stage, rank) for rank in range(self._each)],
             partial(self._hops, stage=stage),
             stage * len(self._names) + self._first_of_blocks,
-            self._plan.tier_rate,
         )
 
     def transfers(self, forward: ForwardPass) -> Schedule:
@@ -274,8 +273,6 @@ class StagedPlan(InferencePlan):
     degrees: Degrees
     compiled: bool
     """Whether kernels are launched as CUDA graphs."""
-    tier_rate: int | None = None
-    """Rate [B/s] at which each host loads blocks, instead of that of the connector's tier."""
 
     @property
     def fused(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
-from simoffload.schedule import Dependency, Device, Hops, Op, Schedule, ScheduleBuilder
+from simoffload.schedule import Dependency, Device, Hops, Op, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 HOST = 0
@@ -72,11 +72,14 @@ class StreamWriter:
             self._known[key] = route, picoseconds(first.latency * len(sizes))
         return self._known[key]
 
-    def copies(self, sizes: Sequence[int], *, to_device: bool, pinned: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of copies between the GPU and host memory, one after the other."""
+    def copies(
+        self, sizes: Sequence[int], *, to_device: bool, pinned: bool, cache: str = ""
+    ) -> tuple[int, int]:
+        """Return route and latency [ps] of copies between the GPU and host memory, one after the other;
+        ``cache`` is the tier of the key-value cache if they are of keys and values."""
         machine = self.machine
         path = machine.host_to_device if to_device else machine.device_to_host
-        name = copy_name(to_device=to_device, pinned=pinned)
+        name = cache_route(copy_name(to_device=to_device, pinned=pinned), cache)
         return self.transfers(name, partial(path, pinned=pinned), sizes)
 
     def received(self, name: str, size: int) -> tuple[int, int]:

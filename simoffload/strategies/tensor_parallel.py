@@ -278,7 +278,6 @@ class TensorParallelPlan(StagedPlan):
     compiled: bool
     target: str = "hbm"
     cache: KvCache = DEFAULT
-    tier_rate: int | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here

@@ -18,7 +18,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Placement, Plan, Strategy, gds_warnings, refused
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
@@ -131,7 +131,7 @@ class ZeroStrategy(Strategy):
         cannot."""
         if not (settings.use_gds and settings.device == "nvme"):
             return ()
-        return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
+        return machine.gpudirect_warnings("strategy.ds_config.aio.use_gds")
 
     def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
         """Return edits that remove the keys of ds_config which repeat the batch, so that the batch can

@@ -17,7 +17,12 @@ def test_the_largest_count_is_found_from_any_start(start: int, last: int) -> Non
         return count <= last
 
     assert largest_that_fits(fits, start=start, most=10_000) == last
-    assert len(tried) <= 2 + 7 + 13, "a try at each end, factors of four, halves of the rest"
+    assert len(tried) <= 2 + 7 + 13 + 8, "a try at each end, factors of four, halves of the rest, and beyond"
+
+
+@pytest.mark.parametrize("start", [1, 40, 64, 99])
+def test_a_need_that_falls_again_before_its_double_is_found(start: int) -> None:
+    assert largest_that_fits(lambda count: count <= 64 or 70 < count <= 99, start=start, most=10_000) == 99
 
 
 @pytest.mark.parametrize("start", [1, 2, 3, 100])

@@ -51,6 +51,9 @@ class Priced:
     def costs(self, result: SimulationResult) -> str:
         return f"{result.target}: 1 credit"
 
+    def caches(self, _: SimulationResult) -> tuple[()]:
+        return ()
+
     def explanation(self, _: SimulationResult) -> None: ...
 
     next_changes = explanation

@@ -87,6 +87,9 @@ class Explaining:
     def explanation(self, _: SimulationResult) -> Explanation:
         return self.rendered
 
+    def caches(self, _: SimulationResult) -> tuple[()]:
+        return ()
+
     def costs(self, _: SimulationResult) -> None: ...
 
     next_changes = costs

@@ -64,7 +64,7 @@ def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
     """Bytes of keys, values, queries and results that a pass copies to host memory, and to the GPU."""
     copies = [one for one in operations(found, Sequences(BATCH, new, context)) if one[2] == "keys and values"]
     return tuple(
-        sum(one[4] for one in copies if one[3] == f"{way}, pageable")
+        sum(one[4] for one in copies if one[3] == f"{way}, pageable (key-value cache on dram)")
         for way in ("GPU to host", "host to GPU")
     )  # type: ignore[return-value]
 

@@ -62,8 +62,9 @@ def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, 
 def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
     """Bytes of the cache that a pass moves to the GPU and back."""
     copies = [one for one in operations(found, Sequences(BATCH, new, context)) if one[1] == "copy"]
-    assert {one[2] for one in copies} <= {"host to GPU", "GPU to host"}
-    return tuple(sum(one[3] for one in copies if one[2] == way) for way in ("host to GPU", "GPU to host"))  # type: ignore[return-value]
+    ways = [f"{way} (key-value cache on dram)" for way in ("host to GPU", "GPU to host")]
+    assert {one[2] for one in copies} <= set(ways)
+    return tuple(sum(one[3] for one in copies if one[2] == way) for way in ways)  # type: ignore[return-value]
 
 
 # -- bytes ---------------------------------------------------------------------------------------
@@ -137,7 +138,8 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
         route: {stream for stream, _, way, _ in copies if way == route}
         for route in {one[2] for one in copies}
     }
-    assert on == {"host to GPU": {"cache"}, "host to GPU 1": {"compute"}}
+    cache = "(key-value cache on dram)"
+    assert on == {f"host to GPU {cache}": {"cache"}, f"host to GPU 1 {cache}": {"compute"}}
     assert len(copies) == 32
 
 

@@ -47,7 +47,6 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     there = () if name is None else (Edit.at("platform", name),)
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
-    free = scenario.scenario.strategy.release_fixed_batch("batch_size")
     placed_edits = (*there, *gpus) if there else ()
     found = [
         Dimension("platform", (Change(_KIND, platform.profile.name if placed_edits else "", placed_edits),))
@@ -62,9 +61,8 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
         now, *batches = (factor * work.batch_size for factor in _BATCH)
-        larger = (
-            Change(_KIND, f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches
-        )
+        strategy = scenario.scenario.strategy
+        larger = (Change(_KIND, f"batch {one}", strategy.batch(one, now=now)) for one in batches)
         found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
     return tuple(found)
 

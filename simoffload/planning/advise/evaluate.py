@@ -181,7 +181,7 @@ def advise(
             )
         )
 
-    for option in options_of(scenario, result, known):
+    for option in options_of(evaluator, result, known):
         evaluate(option)
     together = _together(tried)
     if together is not None:

@@ -22,6 +22,7 @@ from simoffload.hardware import (
     list_profiles,
     load_profile,
 )
+from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
@@ -46,10 +47,10 @@ _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
 
 
-def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
+def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
     """Return all changes to try, each key once, without those that change nothing."""
-    found: dict[str, Change] = {}
-    for option in _options(scenario, result, costs):
+    scenario, found = evaluator.scenario, dict[str, Change]()
+    for option in _options(evaluator, result, costs):
         if scenario.changed(*option.edits).data != scenario.document.data:
             found.setdefault(option.key, option)
     if not result.fits:
@@ -57,10 +58,10 @@ def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostLi
     return tuple(found.values())
 
 
-def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
-    platform = scenario.platform()
+def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> Iterator[Change]:
+    scenario, platform = evaluator.scenario, evaluator.scenario.platform()
     tiers = tuple(dict.fromkeys(result.targets))
-    stores = [tier for tier in tiers if tier in platform.targets]
+    stores = [tier for tier in platform.targets if tier in scenario.plan().tiers]
     for tier in stores:
         yield from drives(platform, tier, costs)
         yield from systems(platform, tier)
@@ -71,7 +72,8 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from cables(scenario)
     yield from processors(scenario)
     yield from workloads(scenario)
-    yield from other_ways(Evaluator(scenario))
+    yield from cache_options(evaluator)
+    yield from other_ways(evaluator)
     yield from scenario.scenario.strategy.settings(
         scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
     )
@@ -103,9 +105,8 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         description = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Change(
-            "workload", description, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}"
-        )
+        edits = strategy.batch(batch, now=work.batch_size)
+        yield Change("workload", description, edits, key=f"batch-{batch}")
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
         description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"

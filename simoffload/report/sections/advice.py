@@ -53,14 +53,15 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 
 
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
-    """Return the sections that explain a result: storage bandwidth, prefixes that are loaded, and sensitivity
-    to inputs."""
-    sensitive = _sensitivity(explanation.sensitivity)
-    if explanation.prefix is None:
-        return _bandwidth(explanation.storage), sensitive
-    own = ReportSection("Load or compute the prefix", explanation.prefix.sentences)
-    curve = explanation.storage
-    return (own, sensitive) if curve is None else (_bandwidth(curve), own, sensitive)
+    """Return the sections that explain a result: storage bandwidth, the tier of the key-value cache, and
+    sensitivity to inputs."""
+    curve, found = explanation.storage, []
+    if explanation.prefix is not None:
+        found.append(ReportSection("Load or compute the prefix", explanation.prefix.sentences))
+    if explanation.cache is not None:
+        found.append(ReportSection("Tier of the key-value cache", explanation.cache.sentences))
+    bandwidth = () if found and curve is None else (_bandwidth(curve),)
+    return (*bandwidth, *found, _sensitivity(explanation.sensitivity))
 
 
 def _bandwidth(curve: StorageCurve | None) -> ReportSection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Listing, ReportSection, ReportTable, held
@@ -12,8 +13,16 @@ from simoffload.report.formatting import counted, stage_needs
 from simoffload.results import Change, Remedies, SimulationResult, TierUse, TrainingResult
 from simoffload.units import format_bytes
 
+if TYPE_CHECKING:
+    from simoffload.planning.sizing import Limit
+
 CAPACITY = "Capacity"
 CHANGES = "Changes that make it fit"
+CACHES = "Placements of the key-value cache"
+_CACHE_NOTES = (
+    "largest batch: sequences with these lengths; longest context: prompt and output with this batch",
+    "* all that the model or a scenario can have; – not even 1; as it is: with this batch and these lengths",
+)
 _UNITS = (
     "GiB, TiB: powers of 1024, as GPU and memory tools show them. GB, TB: powers of 1000, as storage "
     "is sold. Pinned: page-locked host memory."
@@ -80,6 +89,40 @@ def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
         rows.append((one.name, text, one.formula))
     head = ("rule", "memory", "formula")
     return (ReportTable("Published rules of thumb", head, tuple(rows), ()),) if rows else ()
+
+
+def caches_section(result: SimulationResult) -> ReportSection:
+    """Return the largest batch and the longest context of each placement of the key-value cache."""
+    rows = tuple(
+        (
+            Datum(f"{one.placement}{'' if one.change.edits else ' (now)'}", name=one.placement),
+            _most(one.batch),
+            " and ".join(one.full),
+            _most(one.context),
+            "; ".join(f"{use.tier} lacks {counted(-use.headroom, use)} {use.scope}" for use in one.lacking)
+            or "fits",
+            " ".join(one.change.assignments).replace("strategy.", ""),
+        )
+        for one in result.caches
+    )
+    head = (
+        "key-value cache",
+        "largest batch",
+        "limited by",
+        "longest context",
+        "as it is",
+        "--set strategy.…",
+    )
+    refused = tuple(number for number, one in enumerate(result.caches) if not one.fits)
+    table = ReportTable("", head, rows, (1, 3), refused=refused)
+    return ReportSection(CACHES, tables=(table,), notes=_CACHE_NOTES, notes_on_terminal=True)
+
+
+def _most(one: Limit) -> Entry:
+    """Return a limit, marked if memory is not what limits it."""
+    if one.most is None:
+        return "–"
+    return Datum(f"{one.most:,}{'*' if one.most == one.reaches else ''}", one.most)
 
 
 def remedies_section(remedies: Remedies) -> ReportSection:

@@ -9,7 +9,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import MemoryStage, MemoryTerm, Outlook, outlook, run_mtbf
-from simoffload.strategies.base import Phase, Plan, gds_warnings
+from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
     CheckpointPart,
@@ -221,7 +221,7 @@ class CheckpointPlan(Plan):
 
     def _about_writer(self) -> list[str]:
         writer, stage = self.workload.writer, self.workload.stage
-        notes = [*(gds_warnings(self.machine, "workload.writer.use_gds") if writer.use_gds else ())]
+        notes = [*(self.machine.gpudirect_warnings("workload.writer.use_gds") if writer.use_gds else ())]
         written = any(part.device != "nvme" for part in self.parts)  # swap files are copied
         if writer.type == "fast" and not writer.is_direct and written:
             missing = []

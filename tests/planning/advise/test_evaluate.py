@@ -206,12 +206,12 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
 
 
 def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved: Counter[str] = Counter()
+    resolved: Counter[tuple[str, str]] = Counter()
     simulated: Counter[str] = Counter()
     edit = LoadedScenario.edited
 
     def edited(scenario: LoadedScenario, *edits: Edit) -> LoadedScenario:
-        resolved[repr(edits)] += 1
+        resolved[canonical(scenario.document.data), repr(edits)] += 1
         return edit(scenario, *edits)
 
     def simulating(scenario: LoadedScenario, **named: Any) -> Any:
@@ -222,7 +222,7 @@ def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("simoffload.planning.evaluator.simulate", simulating)
     found = advise(loaded(STORAGE_BOUND))
     assert set(simulated.values()) == {1}
-    again = {edits for edits, times in resolved.items() if times > 1}
+    again = {edits for (_, edits), times in resolved.items() if times > 1}
     assert all(edits.count("batch_size") == 1 == edits.count("path=") for edits in again), (
         "of splits only the batch"
     )

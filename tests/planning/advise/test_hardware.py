@@ -16,6 +16,7 @@ from simoffload.planning.advise import options as hardware
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.costs import load_costs
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
@@ -67,7 +68,7 @@ def scenario(folder: Path, text: str, *overrides: str) -> LoadedScenario:
 
 
 def options(loaded: LoadedScenario) -> dict[str, Change]:
-    found = options_of(loaded, fit(loaded), load_costs())
+    found = options_of(Evaluator(loaded), fit(loaded), load_costs())
     return {one.key: one for one in found}
 
 

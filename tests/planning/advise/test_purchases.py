@@ -16,6 +16,7 @@ from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import SimulatedPurchase
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import load_costs
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
@@ -245,7 +246,7 @@ def test_nothing_is_put_into_a_machine_that_is_only_rented() -> None:
     rented = load_scenario("deepnvme/llama-3-70b")
     description = [choice.description for choice in dimensions(rented, None, load_costs())[1].choices]
     assert not [word for word in description if "RAID" in word]
-    keys = [one.key for one in options_of(rented, simulate(rented), load_costs())]
+    keys = [one.key for one in options_of(Evaluator(rented), simulate(rented), load_costs())]
     assert not [key for key in keys if "drives" in key or "ps1010" in key]
 
 

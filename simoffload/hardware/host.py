@@ -1,0 +1,196 @@
+"""Schemas of a host's CPUs and memory."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from simoffload.documents import Frozen
+from simoffload.hardware.profiles import Profile
+from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
+from simoffload.hardware.thread_costs import (
+    DeepSpeedCosts,
+    EagerCosts,
+    FsdpCosts,
+    TrainingCosts,
+    estimated_eager_costs,
+    scaled_costs,
+)
+from simoffload.units import BytesPerSecond, PositiveBytes
+
+_OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
+"""Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a thread
+(docs/measurements/training.md)."""
+
+
+class CpuOptimizer(Frozen):
+    """Rates of Adam, and of element-wise arithmetic, on the CPU; they count bytes read and written.
+
+    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2): the rate is proportional to the threads
+    until memory bandwidth saturates, with a smooth transition. Measurements of CPU Adam on a Xeon with 1 to
+    64 threads, and on an i5-14600K with 1 to 6, are within 4 % of it (docs/measurements/training.md). PyTorch
+    allocates a process's states from one thread, and Linux places pages on the NUMA node of the thread that
+    first touches them: a process has the bandwidth of one node, however many threads it runs.
+    """
+
+    cores: Sourced[Count]
+    """Number of cores of all sockets together."""
+    numa_nodes: Sourced[Count]
+    """Number of NUMA nodes with memory of their own."""
+    thread: Sourced[BytesPerSecond]
+    """Rate of a single thread of Adam: the limit of the formula for few threads."""
+    limit: Sourced[BytesPerSecond]
+    """Rate of all threads on the memory of all nodes together: the limit of the formula for many threads."""
+    overflow_thread: Sourced[BytesPerSecond] | None = None
+    """Rate of a thread in ZeRO-3's search for overflow in float16; None: a share of ``thread`` is assumed."""
+    overflow_limit: Sourced[BytesPerSecond] | None = None
+    """Rate of all cores in that search; None: a smaller share of ``thread`` is assumed for each of them."""
+
+    @model_validator(mode="after")
+    def _overflow_rates_together(self) -> CpuOptimizer:
+        thread, limit = self.overflow_thread, self.overflow_limit
+        if (thread is None) != (limit is None):
+            missing = "overflow_thread" if thread is None else "overflow_limit"
+            raise ValueError(f"{missing} is missing: give overflow_thread and overflow_limit, or neither")
+        if thread and limit and limit.value < thread.value:
+            raise ValueError("overflow_limit, the rate of all cores, must be at least overflow_thread")
+        return self
+
+    def rate(self, threads: int, *, processes: int = 1, local: bool = False) -> int:
+        """Return the memory traffic [B/s] of Adam on ``threads`` threads of one of ``processes`` processes on
+        the host.
+
+        ``local`` means that its threads are spread over the memory on which they work, and so have their
+        share of all nodes, not of one (ZenFlow's optimizer process:
+        deepspeed/runtime/zenflow/zenflow_utils.py).
+        """
+        return self.shared(threads * self.thread.value, processes, local=local)
+
+    def shared(self, threads_rate: float, processes: int, *, local: bool = False) -> int:
+        """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
+        ``threads_rate``."""
+        share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
+        return int(saturating(threads_rate, share))
+
+    def overflow_check_rate(self, threads: int, *, processes: int = 1) -> int:
+        """Return the memory traffic [B/s] of a search for overflow by one of ``processes`` on the host."""
+        thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
+        core = _OVERFLOW_CORE * self.thread.value
+        limit = self.overflow_limit.value if self.overflow_limit else self.cores.value * core
+        return int(saturating(threads * thread, limit / processes))
+
+
+_ESTIMATED_PINNED_ALLOCATION = Sourced[BytesPerSecond].model_validate(
+    {
+        "value": "2.8 GB/s",
+        "origin": "estimate",
+        "source": "median of 23 virtual machines with H100 and H200 (1.4 to 5.6 GB/s), calibrate micro: "
+        "docs/measurements/kv-cache.md",
+        "date": datetime.date(2026, 11, 23),
+        "spread": 0.3,
+    }
+)
+"""Rate at which hosts on which it was not measured pin new memory."""
+
+
+class Host(Profile):
+    """CPUs and their memory, all sockets together."""
+
+    kind: Literal["host"]
+    cpu: Text
+    """Model name of the processors."""
+    memory_capacity: Sourced[PositiveBytes]
+    """Installed memory. A memory module sold as 64 GB holds 64 GiB."""
+    memory_maximum: Sourced[PositiveBytes] | None = None
+    """Most memory that the board supports, and so the most that is proposed; None: not known."""
+    memory_bandwidth: Sourced[BytesPerSecond]
+    """Peak bandwidth of all memory channels together."""
+    stream_fraction: Sourced[Share]
+    """Share of the peak bandwidth that the STREAM benchmark, or GPUs that copy simultaneously, reach."""
+    from_gpu_traffic: Sourced[Multiple] | None = None
+    """Bytes of ``memory_rate`` that each byte copied from a GPU consumes, where it was measured with GPUs
+    that copy to the host simultaneously; otherwise 1 is assumed."""
+    pageable_traffic: Sourced[Multiple] | None = None
+    """Bytes of ``memory_rate`` that each byte copied from pageable memory to a GPU consumes, where it was
+    measured; otherwise 3 is assumed, as the CPU reads and writes a staging buffer, which DMA then reads."""
+    memcpy_rate: Sourced[BytesPerSecond]
+    """Rate at which one thread copies (each byte is read once and written once)."""
+    mapped_read: Sourced[BytesPerSecond] | None = None
+    """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
+    of threads (FlexGen); None: not measured, so that 2.9 GB/s is assumed (docs/measurements/mapped-files.md).
+    """
+    reserved: Sourced[PositiveBytes]
+    """Memory that the operating system and the processes occupy."""
+    slots: Sourced[Reference] | None = None
+    """PCIe generation of the slots at the CPUs; None: not known, so that every device runs at its own
+    generation."""
+    cpu_optimizer: CpuOptimizer
+    """Rates of arithmetic on the CPU."""
+    host_factor: Sourced[Annotated[float, Field(gt=0, le=100)]] | None = None
+    """Time of the Python thread as a multiple of the reference host's (docs/measurements/host-thread.md),
+    which the costs below contain already; its ``spread`` is from one stretch of time to another."""
+    deepspeed: DeepSpeedCosts
+    """Costs of the Python thread under DeepSpeed."""
+    training: TrainingCosts
+    """Additional costs of the Python thread in training."""
+    fsdp: FsdpCosts | None = None
+    """Costs of the Python thread under PyTorch's FSDP; None: not measured, so that those of another host are
+    scaled."""
+    pinned_allocation: Sourced[BytesPerSecond] | None = None
+    """Rate at which new memory is allocated and pinned (``cudaHostAlloc``); None: not measured, so that it is
+    estimated."""
+    eager: EagerCosts | None = None
+    """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
+    are estimated."""
+
+    def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
+        """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
+        ``threads`` threads.
+
+        One thread moves two bytes for each byte that it copies; all threads together reach the rate of Adam.
+        """
+        return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
+
+    @property
+    def fsdp_costs(self) -> FsdpCosts:
+        """The host's own costs under FSDP, or those of the reference host scaled to it."""
+        if self.fsdp is not None:
+            return self.fsdp
+        cpu = self.cpu_optimizer
+        return scaled_costs(
+            operation_s=self.deepspeed.operation.value,
+            loops_thread=2 * self.memcpy_rate.value,
+            loops_limit=cpu.limit.value / cpu.numa_nodes.value,
+        )
+
+    @property
+    def eager_costs(self) -> EagerCosts:
+        """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
+        return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
+
+    @property
+    def new_pinned_memory(self) -> Sourced[BytesPerSecond]:
+        """The host's own rate at which new memory is pinned, or an estimate."""
+        return self.pinned_allocation or _ESTIMATED_PINNED_ALLOCATION
+
+    @property
+    def memory_rate(self) -> int:
+        """The rate [B/s] of memory reads and writes together, in practice."""
+        return int(self.memory_bandwidth.value * self.stream_fraction.value)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The memory [B] that operating system and processes occupy."""
+        return self.reserved.value
+
+    @property
+    def mapped_read_rate(self) -> int:
+        """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
+        return self.mapped_read.value if self.mapped_read else _MAPPED_READ
+
+
+_MAPPED_READ = 2_900_000_000
+"""[B/s] of a copy from a mapped file where it was not measured: one thread on a virtual AMD EPYC
+(docs/measurements/mapped-files.md)."""

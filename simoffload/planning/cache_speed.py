@@ -1,0 +1,198 @@
+"""How fast the tier of the key-value cache is, and from which rate on it no longer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+from simoffload.hardware import Machine, Path
+from simoffload.planning.evaluator import Evaluator
+from simoffload.results import InferenceResult, PassResult, Share, by_name
+from simoffload.scenario import ScenarioSource, loaded
+from simoffload.schedule import Block, Op, Schedule, cache_tier, way_of
+from simoffload.simulation.runner import Runner
+from simoffload.strategies import Earlier, Phase, PhaseSeries
+from simoffload.units import format_number, format_rate, format_seconds
+
+_ENOUGH = 1.05
+"""Time of a pass relative to that with an infinitely fast tier from which the tier no longer shows: our
+choice."""
+_EXACTLY = 1.01
+"""Ratio of both ends at which a bisection stops."""
+_SLOWEST, _INFINITE = 1e-6, 1e9
+"""Speeds of the slowest tier that is tried, and of one that takes no time, relative to the own one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpeed:
+    """A CacheSpeed states what the tier of the key-value cache means for the time of a pass."""
+
+    tier: str
+    name: str
+    """Name of the pass: "decode 1", or "prefill" if blocks are loaded for it."""
+    way: str
+    """Slowest part of the way of keys and values: "GPU to host", "nvme read", "attention on the CPU"."""
+    limit: str
+    """What limits it: a link, the CPU, or the rate of a single transfer."""
+    size: int
+    """[B] that this part moves for all GPUs."""
+    rate: float
+    """[B/s] at which it moves keys and values of each host if nothing else takes time."""
+    time_s: float
+    """[s] of the pass."""
+    fastest_s: float
+    """[s] of the pass if moving keys and values takes no time."""
+    enough: float
+    """Lowest rate [B/s] of a host from which the pass takes at most 5 % longer than that."""
+    links: int | None
+    """Rate [B/s] of the links between the GPUs in use of a host and its memory, added up; None where the
+    slowest part is work of the CPU."""
+
+    @property
+    def no_longer_shows(self) -> str:
+        """Clause about the rate from which the tier no longer shows."""
+        text = f"from {format_rate(self.enough)} on the tier no longer shows (within 5 % of any faster one)"
+        if self.enough <= self.rate:
+            return f"{text}: it does not show now"
+        if self.links is not None and self.enough > self.links:
+            text = f"{text}, which is more than the {format_rate(self.links)} of the links of its GPUs"
+        return text
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences about the pass with a faster tier, about the rate of the tier, and what limits it."""
+        takes = f"{self.name} takes {format_seconds(self.time_s)}"
+        ratio, fastest = format_number(self.time_s / self.fastest_s), format_seconds(self.fastest_s)
+        own = f"keys and values of each host move at {format_rate(self.rate)} ({self.way})"
+        return (
+            f"{takes}, {ratio} times the {fastest} that it takes with an infinitely fast tier ({self.tier})",
+            f"{own}, limited by {self.limit}; {self.no_longer_shows}",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(
+            self, "tier pass=name way limit size rate time_s fastest_s enough link=links sentences"
+        )
+
+
+def with_speeds(schedule: Schedule, *, cache: float = 1.0, others: float = 1.0) -> Schedule:
+    """Return a schedule in which transfers of the cache, and all other operations, are some times as fast.
+
+    A transfer that is ``cache`` times as fast has that part of its bytes and of its latency, so that every
+    link and CPU on its way is as fast for it, while it shares them with others.
+    """
+    moves = [cache_tier(route.name) is not None for route in schedule.routes]
+
+    def scaled(op: Op) -> Op:
+        speed = cache if op.route >= 0 and moves[op.route] else others
+        if speed == 1.0:
+            return op
+        size = max(1, round(op.size / speed)) if op.size else 0
+        return op._replace(fixed=round(op.fixed / speed), size=size)
+
+    blocks = tuple(Block(one.name, tuple(map(scaled, one.ops)), one.repeat) for one in schedule.blocks)
+    return schedule._replace(blocks=blocks)
+
+
+class FasterCache:
+    """A FasterCache simulates the pass that shows the tier of the cache most, with tiers of any speed."""
+
+    def __init__(self, evaluator: Evaluator, phase: Phase, result: PassResult, slowest: Share) -> None:
+        self._phase, self._slowest, self._result = phase, slowest, result
+        self._runner = Runner(evaluator.scenario, keep=False, progress=None)
+        self._machine, self._gpus = evaluator.scenario.machine, evaluator.answer()[1].gpus
+        hosts = self._machine.nodes_of(self._gpus)
+        self.rate = slowest.size / hosts / self.time_s(others=_INFINITE)
+        """[B/s] at which the slowest part of the way moves keys and values of a host."""
+
+    @classmethod
+    def of(cls, evaluator: Evaluator) -> FasterCache | None:
+        """Return the passes of a scenario whose cache is, or is stored, on a tier other than HBM; None for
+        others. Raises InputError where the scenario does not fit."""
+        result, _ = evaluator.timed()
+        if not isinstance(result, InferenceResult) or result.prefill is None:
+            return None
+        phases: dict[str, Phase | PhaseSeries] = {one.kind: one for one in evaluator.plan.phases}
+        passes = {"decode": result.decode[:1], "prefill": (result.prefill,)}
+        for kind, found in passes.items():
+            for one in found:
+                moving = [share for share in one.shares if cache_tier(share.cause) and share.size]
+                if moving:
+                    phase = phases[kind]
+                    first = phase.step(1) if isinstance(phase, PhaseSeries) else phase
+                    return cls(evaluator, first, one, max(moving, key=lambda share: share.busy_ps))
+        return None
+
+    def time_s(self, *, cache: float = 1.0, others: float = 1.0) -> float:
+        """Return the time [s] of the pass if the cache's transfers are ``cache`` times as fast, and
+        everything else ``others`` times."""
+
+        def schedule(earlier: Mapping[str, Earlier]) -> Schedule:
+            return with_speeds(self._phase.schedule(earlier), cache=cache, others=others)
+
+        return self._runner.phase(replace(self._phase, schedule=schedule), {}).time_s
+
+    def least(self, holds: Callable[[float], bool]) -> float:
+        """Return the lowest rate [B/s] of a host for which a condition on the time [s] of the pass holds,
+        which goes on to hold for shorter ones."""
+        low, high = _SLOWEST, _INFINITE
+        while high / low > _EXACTLY:
+            middle = sqrt(low * high)
+            low, high = (low, middle) if holds(self.time_s(cache=middle)) else (middle, high)
+        return high * self.rate
+
+    def speed(self) -> CacheSpeed:
+        """Return what the tier means for the pass."""
+        fastest, slowest = self.time_s(cache=_INFINITE), self._slowest
+        tier = cache_tier(slowest.cause) or ""
+        return CacheSpeed(
+            tier=tier,
+            name=self._result.name,
+            way=way_of(slowest.cause),
+            limit=_named(slowest.limit, self._machine, tier),
+            size=slowest.size,
+            rate=self.rate,
+            time_s=self._result.time_s,
+            fastest_s=fastest,
+            enough=self.least(lambda time: time <= _ENOUGH * fastest),
+            links=None if slowest.group == "host" else _links(self._machine, self._gpus),
+        )
+
+
+def cache_speed(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> CacheSpeed | None:
+    """Return how fast the tier of a scenario's key-value cache is, and from which rate on it no longer shows;
+    None for a cache in HBM alone.
+
+    The first decode step is simulated with faster and slower tiers, or the prefill if keys and values move in
+    it only. Raises InputError where the scenario does not fit, and what ``simulate`` raises.
+    """
+    found = FasterCache.of(evaluator or Evaluator(loaded(scenario)))
+    return None if found is None else found.speed()
+
+
+def _links(machine: Machine, gpus: int) -> int:
+    """Return the rate [B/s] of the links between the GPUs in use of a host and its memory, added up."""
+    slots = machine.topology.gpu_pcie_links[: machine.ranks_per_node(gpus)]
+    links = (slot.pcie.copy_curve(to_device=True, lanes=slot.lanes).points[-1][1] for slot in slots)
+    return int(sum(links))
+
+
+def _named(limit: str, machine: Machine, tier: str) -> str:
+    """Return what limits a transfer, with the device to which a link belongs."""
+
+    def links(*paths: Path) -> set[str]:
+        return {machine.resources[at].name for path in paths for at, _ in path.hops}
+
+    memory = {one.name for one in machine.resources if one.kind == "dram"}
+    ways = (machine.host_to_device(0, pinned=True), machine.device_to_host(0, pinned=True))
+    if limit in memory:
+        return f"host memory ({limit})"
+    if limit in links(*ways):
+        return f"the PCIe link of the GPU ({limit})"
+    if tier in machine.topology.targets:
+        ways = (machine.storage_read(tier, 0), machine.storage_write(tier, 0))
+        return f"the storage {tier} ({limit})" if limit in links(*ways) else limit
+    return limit
