@@ -118,11 +118,13 @@ class FasterCache:
         phases: dict[str, Phase | PhaseSeries] = {one.kind: one for one in evaluator.plan.phases}
         passes = {"decode": result.decode[:1], "prefill": (result.prefill,)}
         for kind, found in passes.items():
+            phase = phases[kind]
             for one in found:
+                first = phase.step(1) if isinstance(phase, PhaseSeries) else phase
                 moving = [share for share in one.shares if cache_tier(share.cause) and share.size]
+                if first.ends_with:  # no pass waits for stores of blocks
+                    moving = [share for share in moving if share.exposed_ps]
                 if moving:
-                    phase = phases[kind]
-                    first = phase.step(1) if isinstance(phase, PhaseSeries) else phase
                     return cls(evaluator, first, one, max(moving, key=lambda share: share.busy_ps))
         return None
 

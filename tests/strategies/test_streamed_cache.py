@@ -15,6 +15,7 @@ from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.schedule import way_of
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.cache_routes import DEPTH, REQUEST
 
@@ -71,7 +72,9 @@ def moved(found: LoadedScenario, *batch: Sequences) -> Moved:
     for block in schedule.blocks:
         for op in block.ops:
             if op.label == "keys and values" and op.size:
-                sizes[schedule.streams[op.stream], schedule.routes[op.route].name] += op.size * block.repeat
+                sizes[schedule.streams[op.stream], way_of(schedule.routes[op.route].name)] += (
+                    op.size * block.repeat
+                )
     return sizes
 
 
