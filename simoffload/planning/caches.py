@@ -84,26 +84,36 @@ def cache_options(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the other placements of the key-value cache, and each that holds a larger batch than the present
     one with such a batch, as options of ``advise``."""
     limits = cache_limits(evaluator.scenario, evaluator=evaluator)
-    now = next((one for one in limits if not one.change.edits), None)
     for one in limits:
-        words = f"key-value cache on {one.placement}"
-        words += "" if one.change.same_work else f" {ANSWERS_CHANGE}"
         if one.change.edits:
-            yield one.change._replace(description=words)
-            if now is not None and now.fits and one.fits:
-                yield from _with_larger_batch(one, now, words)
+            yield one.change._replace(description=_words(one))
+    now = next((one for one in limits if not one.change.edits), None)
+    if now is not None and now.fits:
+        yield from _with_larger_batches(now, limits)
 
 
-def _with_larger_batch(one: CacheLimits, now: CacheLimits, words: str) -> Iterator[Change]:
-    most = _LARGER * now.batch.now
-    batch = min(one.batch.most or 0, most)
-    if batch > max(min(now.batch.most or 0, most), now.batch.now):
-        size = one.batch_edits(batch)
-        yield one.change._replace(
-            description=f"{words}, batch {batch} instead of {now.batch.now}",
-            edits=(*one.change.edits, *size),
-            key=f"{one.change.key}-batch-{batch}",
-        )
+def _words(one: CacheLimits) -> str:
+    words = f"key-value cache on {one.placement}"
+    return words if one.change.same_work else f"{words} {ANSWERS_CHANGE}"
+
+
+def _with_larger_batches(now: CacheLimits, limits: tuple[CacheLimits, ...]) -> Iterator[Change]:
+    """Yield the placements that hold a larger batch than ``now``; of other formats the first with the
+    largest."""
+    most, batch = _LARGER * now.batch.now, now.batch.now
+
+    def held(one: CacheLimits) -> int:
+        return min(one.batch.most or 0, most)
+
+    others = [one for one in limits if not one.change.same_work]
+    best = max(others, key=held, default=None)
+    for one in limits:
+        if held(one) > max(held(now), batch) and (one.change.same_work or one is best):
+            yield one.change._replace(
+                description=f"{_words(one)}, batch {held(one)} instead of {batch}",
+                edits=(*one.change.edits, *one.batch_edits(held(one))),
+                key=f"{one.change.key}-batch-{held(one)}",
+            )
 
 
 def _limits(evaluator: Evaluator, change: Change, workload: Inference) -> CacheLimits | None:
