@@ -42,6 +42,11 @@ class CacheLimits(NamedTuple):
         return tuple(use for use in self.uses if not use.fits)
 
     @property
+    def outside(self) -> int:
+        """What tiers other than HBM must hold [B]."""
+        return sum(use.needed for use in self.uses if use.tier != "hbm")
+
+    @property
     def fits(self) -> bool:
         """Whether all tiers are large enough."""
         return not self.lacking
@@ -81,13 +86,19 @@ one."""
 
 
 def cache_options(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield the other placements of the key-value cache, and each that holds a larger batch than the present
-    one with such a batch, as options of ``advise``."""
+    """Yield the other placements of the key-value cache, and those that hold the largest batch with it, as
+    options of ``advise``.
+
+    If the present placement fits, and no other leaves less outside HBM, it is in HBM: other tiers and fewer
+    bits are then worth their price only for a larger batch, and are left out with the present one.
+    """
     limits = cache_limits(evaluator.scenario, evaluator=evaluator)
-    for one in limits:
-        if one.change.edits:
-            yield one.change._replace(description=_words(one))
     now = next((one for one in limits if not one.change.edits), None)
+    least = min((one.outside for one in limits), default=0)
+    resident = now is not None and now.fits and now.outside == least
+    for one in limits:
+        if one.change.edits and not (resident and (one.outside > least or not one.change.same_work)):
+            yield one.change._replace(description=_words(one))
     if now is not None and now.fits:
         yield from _with_larger_batches(now, limits)
 
@@ -98,17 +109,17 @@ def _words(one: CacheLimits) -> str:
 
 
 def _with_larger_batches(now: CacheLimits, limits: tuple[CacheLimits, ...]) -> Iterator[Change]:
-    """Yield the placements that hold a larger batch than ``now``; of other formats the first with the
-    largest."""
+    """Yield the first placement with the largest batch, if it is larger than that of ``now``: in the present
+    format, and in another."""
     most, batch = _LARGER * now.batch.now, now.batch.now
 
     def held(one: CacheLimits) -> int:
         return min(one.batch.most or 0, most)
 
-    others = [one for one in limits if not one.change.same_work]
-    best = max(others, key=held, default=None)
-    for one in limits:
-        if held(one) > max(held(now), batch) and (one.change.same_work or one is best):
+    for same in (True, False):
+        of_format = [one for one in limits if one.change.same_work == same]
+        one = max(of_format, key=held, default=now)
+        if held(one) > max(held(now), batch):
             yield one.change._replace(
                 description=f"{_words(one)}, batch {held(one)} instead of {batch}",
                 edits=(*one.change.edits, *one.batch_edits(held(one))),
