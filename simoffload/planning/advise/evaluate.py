@@ -100,14 +100,13 @@ class Advice:
     def range_tried(self, change: Change) -> tuple[float, float] | None:
         """Return the smallest and the largest number tried for the key that a change sets; None for one."""
         all_changes = (*(one.change for one in self.tried), *self.impossible)
-        values = {
-            edit.value
-            for other in all_changes
-            if _setting(other) == _setting(change)
-            for edit in other.edits
-            if _is_number(edit.value)
-        }
-        return (min(values), max(values)) if len(values) > 1 and change.key != TOGETHER else None
+        values: dict[Location, set[float]] = {}
+        for other in all_changes:
+            for edit in other.edits if _setting(other) == _setting(change) else ():
+                if _is_number(edit.value):
+                    values.setdefault(edit.path, set()).add(edit.value)
+        varied = next((one for one in values.values() if len(one) > 1), None)
+        return (min(varied), max(varied)) if varied and change.key != TOGETHER else None
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
