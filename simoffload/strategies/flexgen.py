@@ -119,8 +119,13 @@ class FlexGen(Strategy):
         return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield, for each tier from the smallest, the weights there, and then also cache and hidden states in
-        host memory."""
+        """Yield the cache in other places, and for each tier from the smallest the weights there, and then
+        also cache and hidden states in host memory."""
+        yield tuple(
+            one._replace(kind="tier", description=f"key-value cache on {one.description}")
+            for one in self.caches(plan)
+            if one.edits and one.same_work
+        )
         rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
         for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
             placed = self.retarget(Placement(tier.name), plan.machine)

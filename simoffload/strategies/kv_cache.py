@@ -6,7 +6,7 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -127,11 +127,23 @@ class KvCache(Frozen):
         return own + 8 * self.moves + 3 * self.static
 
     @property
+    def tiers(self) -> tuple[str, ...]:
+        """Tiers of the cache and of the blocks of its connector."""
+        return (self.tier,) if self.connector is None else (self.tier, self.connector.tier)
+
+    @property
     def words(self) -> str:
         """Tier, format and implementation, such as "dram, static"."""
         how = {None: "", "dynamic": "", "cpu_attention": "attention on the CPU"}
-        others = (self.format, how.get(self.implementation, self.implementation))
+        blocks = f"blocks on {self.connector.tier}" if self.connector is not None else ""
+        others = (self.format, how.get(self.implementation, self.implementation), blocks)
         return ", ".join((self.tier, *filter(None, others)))
+
+    @property
+    def key(self) -> str:
+        """Short name of the placement, unique among those of a program."""
+        blocks = None if self.connector is None else self.connector.tier
+        return "-".join(filter(None, ("cache", self.tier, self.format, self.implementation, blocks)))
 
     def moved(self, tier: str, stored: CacheFormat | None, how: Implementation | None) -> KvCache:
         """Return the cache on a tier, in a format and by an implementation."""
@@ -146,12 +158,25 @@ class KvCache(Frozen):
             }
         )
 
+    def with_blocks_on(self, tiers: Iterable[str]) -> Iterator[KvCache]:
+        """Yield the cache with the blocks of its connector on each of the ``tiers``, through host memory
+        unless the tier is the present one; the cache itself without a connector."""
+        if (now := self.connector) is None:
+            yield self
+            return
+        for tier in tiers:
+            moved = now.model_copy(update={"tier": tier, "direct": now.direct and tier == now.tier})
+            yield self.model_copy(update={"connector": moved})
+
     def edits(self, other: KvCache) -> tuple[Edit, ...]:
         """Return the edits that make another cache of this one."""
-        pairs = ((key, getattr(other, key)) for key in KvCache.model_fields)
-        return tuple(
-            Edit.at(f"strategy.kv_cache.{key}", value) for key, value in pairs if value != getattr(self, key)
-        )
+        mine, theirs = dict(self), dict(other)
+        if self.connector is not None and other.connector is not None:
+            for keys, connector in ((mine, self.connector), (theirs, other.connector)):
+                del keys["connector"]
+                keys |= {f"connector.{key}": value for key, value in connector}
+        changed = {key: value for key, value in theirs.items() if value != mine[key]}
+        return tuple(Edit.at(f"strategy.kv_cache.{key}", value) for key, value in changed.items())
 
     def element_bytes(self, dtype_bytes: int) -> float:
         """Return the size of an element as it is kept [B], scales included."""
@@ -324,27 +349,26 @@ class CachingStrategy(Strategy):
             other = self.kv_cache.moved(*way)
             with suppress(InputError):
                 other.check(engine, plan.model)
-                yield other
+                yield from other.with_blocks_on(tier for tier in tiers if tier not in places)
 
     def caches(self, plan: Plan) -> Iterator[Change]:
         """Yield the tiers, formats and implementations of the cache that the program has."""
         for other in self._others(plan):
             edits, same = self.kv_cache.edits(other), other.format == self.kv_cache.format
-            key = "-".join(filter(None, ("cache", other.tier, other.format, other.implementation)))
-            yield Change("placement", other.words, edits, key=key, same_work=same)
+            yield Change("placement", other.words, edits, key=other.key, same_work=same)
 
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield other tiers for the cache, and formats with fewer bits, if its own tier is too small."""
+        """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
         now = self.kv_cache
         uses = peak_uses(plan.memory_stages, plan.machine.tiers)
-        if all(use.fits for use in uses if use.tier == now.tier):
+        if all(use.fits for use in uses if use.tier in now.tiers):
             return
         found = [(one, now.edits(one)) for one in self._others(plan)]
         for kind, there in (("setting", True), ("precision", False)):
             yield tuple(
                 Change(kind, f"key-value cache on {one.words}", edits, same_work=there)
                 for one, edits in found
-                if (one.format == now.format) == there and (one.tier != now.tier or not there)
+                if (one.format == now.format) == there and (one.tiers != now.tiers or not there)
             )
 
     def generation_config(self) -> dict[str, Any]:

@@ -79,6 +79,10 @@ class DividedStrategy(CachingStrategy):
             cache.connector.checked(model, workload, machine)
         return cache
 
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
+        """Yield other placements of the cache."""
+        return self.cache_moves(plan)
+
     @property
     def degrees(self) -> Degrees:
         """Numbers of parts, stages and replicas."""

@@ -147,6 +147,31 @@ def test_blocks_of_flexgen_grow_by_gpu_batches() -> None:
     assert found["hbm"].batch.most == 9, "one GPU batch, smaller than before"
 
 
+def test_blocks_of_a_connector_may_be_on_any_other_tier(folder: Path) -> None:
+    connector = "kind: vllm_cpu_offload, kv_cache: {connector: {tier: raid, prefix: 1024, direct: true}}"
+    found = scenario(folder, connector, "workload.prompt_length=2000")
+    placements = {one.placement: one for one in cache_limits(found)}
+    tiers = ("dram", "raid", "nfs", "pfs", "nvmeof")
+    assert list(placements) == [f"hbm{bits}, blocks on {tier}" for bits in ("", ", fp8") for tier in tiers]
+    assert placements["hbm, blocks on raid"].change.edits == ()
+    assert placements["hbm, fp8, blocks on nfs"].to_dict()["set"] == [
+        "strategy.kv_cache.format=fp8",
+        "strategy.kv_cache.connector.tier=nfs",
+        "strategy.kv_cache.connector.direct=false",
+    ]
+
+
+def test_fit_moves_blocks_for_which_their_tier_is_too_small(folder: Path) -> None:
+    connector = "kind: vllm_cpu_offload, kv_cache: {connector: {tier: dram, prefix: 16000}}"
+    found = scenario(folder, connector, HOST_64)
+    remedies = fit(found).remedies
+    assert remedies is not None
+    moved = [one for one in remedies.changes if one.description.startswith("key-value")]
+    placements = ["hbm, blocks on raid", "hbm, fp8, blocks on dram"]
+    assert [one.description for one in moved] == [f"key-value cache on {one}" for one in placements]
+    assert all(fit(found.edited(*one.edits)).fits for one in moved)
+
+
 def test_a_tier_that_is_short_says_by_how_much() -> None:
     base, found = limits("flexgen")
     one = found["hbm"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
@@ -363,3 +363,17 @@ def test_settings_to_try() -> None:
     keys = [one.key for one in strategy.settings(model, storage=False, direct=False)]
     assert keys == ["weights-gpu-0", "weights-gpu-40", "attention-cpu", "overlap", "pin-weight"]
     assert [one.same_work for one in strategy.precisions()] == [False, False]
+
+
+def test_a_larger_block_has_more_gpu_batches() -> None:
+    """Of the same size, as long as the number of sequences allows."""
+    strategy = FlexGen(gpu_batches=3)
+    assert strategy.batch_unit(144) == 48
+    assert strategy.batch(288, now=144) == (
+        Edit.at("workload.batch_size", 288),
+        Edit.at("strategy.gpu_batches", 6),
+    )
+    assert strategy.batch(144, now=144) == (Edit.at("workload.batch_size", 144),)
+    assert strategy.batch(1, now=144)[1] == Edit.at("strategy.gpu_batches", 1)
+    assert FlexGen().batch_unit(144) == 1
+    assert FlexGen().batch(145, now=144) == (Edit.at("workload.batch_size", 145),)
