@@ -342,14 +342,16 @@ class CachingStrategy(Strategy):
         return self.kv_cache.checked(self.cache_engine, model, machine)
 
     def _others(self, plan: Plan) -> Iterator[KvCache]:
-        """Yield the caches that the program can have, the present one among them."""
-        engine, tiers = self.cache_engine, plan.machine.tiers
-        places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
-        for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
-            other = self.kv_cache.moved(*way)
-            with suppress(InputError):
-                other.check(engine, plan.model)
-                yield from other.with_blocks_on(tier for tier in tiers if tier not in places)
+        """Yield the caches that the program can have, and streamed ones beside one that is streamed; the
+        present one is among them."""
+        now, tiers = self.kv_cache, plan.machine.tiers
+        for engine in (self.cache_engine, STREAMED) if now.streamed else (self.cache_engine,):
+            places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
+            for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
+                with suppress(InputError):
+                    now.moved(*way).check(engine, plan.model)
+                    others = (tier for tier in tiers if tier not in places)
+                    yield from now.moved(*way).with_blocks_on(others)
 
     def caches(self, plan: Plan) -> Iterator[Change]:
         """Yield the tiers, formats and implementations of the cache that the program has."""

@@ -80,6 +80,20 @@ def test_placements_are_those_of_the_program(case: str, now: str, placements: li
     assert [name for name, one in found.items() if not one.change.edits] == [now]
 
 
+def test_a_streamed_cache_may_stream_from_any_other_tier(folder: Path) -> None:
+    found = cache_limits(scenario(folder, "kind: resident, kv_cache: {tier: raid, implementation: streamed}"))
+    placements = [one.placement for one in found]
+    assert placements[: len(TRANSFORMERS)] == TRANSFORMERS
+    assert placements[len(TRANSFORMERS) :] == [
+        f"{tier}{bits}, streamed"
+        for tier in ("dram", "raid", "nfs", "pfs", "nvmeof")
+        for bits in ("", ", fp8", ", int8", ", int4")
+    ]
+    (now,) = (one.placement for one in found if not one.change.edits)
+    assert now == "raid, streamed"
+    assert "raid, streamed" not in [one.placement for one in limits("resident")[1].values()]
+
+
 def test_flexgen_has_its_places_its_compression_and_attention_on_either_side() -> None:
     everywhere = ["", ", attention on the CPU", ", 4 bits", ", 4 bits, attention on the CPU"]
     wanted = ["hbm", "hbm, 4 bits", *(f"{tier}{how}" for tier in ("dram", "nvme") for how in everywhere)]
