@@ -162,6 +162,11 @@ class RecordedRun(_Part):
         section = ((self.ds_config or {}).get("zero_optimization") or {}).get("offload_optimizer") or {}
         return str(section.get("device") or "none")
 
+    @property
+    def offloads_cache(self) -> bool:
+        """Whether the key-value cache is outside HBM."""
+        return self.kv_cache is not None and str(self.kv_cache.get("tier", "hbm")) != "hbm"
+
     def measured(self) -> dict[str, float]:
         """Return the measured times [s] by pass.
 
@@ -176,7 +181,7 @@ class RecordedRun(_Part):
             return self._training()
         steady = [one for one in self.passes if one.repetition >= _STEADY]
         decode = [one for one in steady if one.name.startswith("decode")]
-        if (self.kv_cache or {}).get("tier", "hbm") != "hbm":  # steps differ, as some wait for pinned memory
+        if self.offloads_cache:  # steps differ, as some wait for pinned memory
             second = [one.seconds for one in decode if one.repetition == _STEADY]
             decode_s = [fmean(second)] if second else []
         else:
