@@ -185,16 +185,16 @@ def _links(machine: Machine, gpus: int) -> int:
 def _named(limit: str, machine: Machine, tier: str) -> str:
     """Return what limits a transfer, with the device to which a link belongs."""
 
-    def links(*paths: Path) -> set[str]:
-        return {machine.resources[at].name for path in paths for at, _ in path.hops}
+    def links(*given: Path) -> set[str]:
+        return {machine.resources[at].name for path in given for at, _ in path.hops}
 
     memory = {one.name for one in machine.resources if one.kind == "dram"}
-    ways = (machine.host_to_device(0, pinned=True), machine.device_to_host(0, pinned=True))
+    paths = (machine.host_to_device(0, pinned=True), machine.device_to_host(0, pinned=True))
     if limit in memory:
         return f"host memory ({limit})"
-    if limit in links(*ways):
+    if limit in links(*paths):
         return f"the PCIe link of the GPU ({limit})"
     if tier in machine.topology.targets:
-        ways = (machine.storage_read(tier, 0), machine.storage_write(tier, 0))
-        return f"the storage {tier} ({limit})" if limit in links(*ways) else limit
+        paths = (machine.storage_read(tier, 0), machine.storage_write(tier, 0))
+        return f"the storage {tier} ({limit})" if limit in links(*paths) else limit
     return limit

@@ -98,14 +98,14 @@ def cache_options(evaluator: Evaluator) -> Iterator[Change]:
     resident = now is not None and now.fits and now.outside == least
     for one in limits:
         if one.change.edits and not (resident and (one.outside > least or not one.change.same_work)):
-            yield one.change._replace(description=_words(one))
+            yield one.change._replace(description=_move_of(one))
     if now is not None and now.fits:
         yield from _with_larger_batches(now, limits)
 
 
-def _words(one: CacheLimits) -> str:
-    words = f"key-value cache on {one.placement}"
-    return words if one.change.same_work else f"{words} {ANSWERS_CHANGE}"
+def _move_of(one: CacheLimits) -> str:
+    text = f"key-value cache on {one.placement}"
+    return text if one.change.same_work else f"{text} {ANSWERS_CHANGE}"
 
 
 def _with_larger_batches(now: CacheLimits, limits: tuple[CacheLimits, ...]) -> Iterator[Change]:
@@ -121,7 +121,7 @@ def _with_larger_batches(now: CacheLimits, limits: tuple[CacheLimits, ...]) -> I
         one = max(of_format, key=held, default=now)
         if held(one) > max(held(now), batch):
             yield one.change._replace(
-                description=f"{_words(one)}, batch {held(one)} instead of {batch}",
+                description=f"{_move_of(one)}, batch {held(one)} instead of {batch}",
                 edits=(*one.change.edits, *one.batch_edits(held(one))),
                 key=f"{one.change.key}-batch-{held(one)}",
             )

@@ -104,7 +104,7 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
     yield capacity(result)
     if result.remedies is not None:
         yield remedies_section(result.remedies)
-    if result.caches:
+    if any(one.batch.most for one in result.caches):
         yield caches_section(result)
     if result.step is not None:
         yield speed(result)

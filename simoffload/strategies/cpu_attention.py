@@ -67,7 +67,7 @@ class CpuAttention(NamedTuple):
     returned: int = 0
     """Size [B] of its result, which is copied to the GPU."""
     tier: str = ""
-    """Tier of the cache."""
+    """Name of the tier that holds the cache."""
 
 
 def cpu_attention(cache: KvCache, model: ModelShape, batch: Sequence[Sequences]) -> CpuAttention:

@@ -186,13 +186,13 @@ class FlexGen(Strategy):
             edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in changed.items())
             how = (tier, "4 bits" if packed else "", "attention on the CPU" if attends else "")
             if home != "gpu" or not attends:
-                words, same = ", ".join(filter(None, how)), packed == self.compress_cache
+                text, same = ", ".join(filter(None, how)), packed == self.compress_cache
                 key = "-".join(("cache", tier, *["4-bit"] * packed, *["cpu-attention"] * attends))
-                found.append(Change("placement", words, edits, key=key, same_work=same))
+                found.append(Change("placement", text, edits, key=key, same_work=same))
         if all(one.edits for one in found):
             names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
-            words = ", ".join(f"{percent} % {name}" for name, percent in names.items() if percent)
-            yield Change("placement", words, key="cache-as-it-is")
+            text = ", ".join(f"{percent} % {name}" for name, percent in names.items() if percent)
+            yield Change("placement", text, key="cache-as-it-is")
         yield from found
 
     def batch_unit(self, batch_size: int) -> int:

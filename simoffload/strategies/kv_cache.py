@@ -132,7 +132,7 @@ class KvCache(Frozen):
         return (self.tier,) if self.connector is None else (self.tier, self.connector.tier)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Tier, format and implementation, such as "dram, static"."""
         how = {None: "", "dynamic": "", "cpu_attention": "attention on the CPU"}
         blocks = f"blocks on {self.connector.tier}" if self.connector is not None else ""
@@ -357,7 +357,7 @@ class CachingStrategy(Strategy):
         """Yield the tiers, formats and implementations of the cache that the program has."""
         for other in self._others(plan):
             edits, same = self.kv_cache.edits(other), other.format == self.kv_cache.format
-            yield Change("placement", other.words, edits, key=other.key, same_work=same)
+            yield Change("placement", other.description, edits, key=other.key, same_work=same)
 
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
@@ -368,7 +368,7 @@ class CachingStrategy(Strategy):
         found = [(one, now.edits(one)) for one in self._others(plan)]
         for kind, there in (("setting", True), ("precision", False)):
             yield tuple(
-                Change(kind, f"key-value cache on {one.words}", edits, same_work=there)
+                Change(kind, f"key-value cache on {one.description}", edits, same_work=there)
                 for one, edits in found
                 if (one.format == now.format) == there and (one.tiers != now.tiers or not there)
             )

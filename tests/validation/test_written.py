@@ -21,10 +21,8 @@ MISSED = {
     "vkv-33398-32k",
     # -36 and -42 %: the rate of pageable copies on PCIe 4, 10 GB/s, is an estimate
     *(f"zi23-ds-q4-{model}" for model in ("opt-175b", "bloom-176b")),
-    *(f"zi23-ds-kv-{model}" for model in ("opt-30b", "opt-66b", "llama-2-70b")),
+    *(f"zi23-ds-kv-{model}" for model in ("opt-66b", "llama-2-70b")),
     *(f"zi23-ds-q4kv-{model}" for model in ("opt-175b", "bloom-176b", "llama-2-70b")),
-    # 33 to 37 %: how fast a T4 packs and unpacks 4 bits was not measured
-    *("fg-67c", "fg-30c", "fg256-67c"),
     *(f"xin-zen-raid0-ratio-{size}" for size in ("1b", "3b")),
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),
