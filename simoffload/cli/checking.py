@@ -94,7 +94,7 @@ def _check_scenario(document: Document) -> Warnings:
     if problems:
         raise InputError(problems)
     found = (*scenario.warnings, *swept)
-    return (*dict.fromkeys(found), *scenario.link_warnings(plan), *plan.warnings)
+    return (*dict.fromkeys(found), *scenario.link_warnings(plan), *plan.warnings, *scenario.context_warnings)
 
 
 def _check_profile(document: Document) -> Warnings:

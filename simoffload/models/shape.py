@@ -213,6 +213,12 @@ class ModelShape:
         return batch * positions * self.cache_width * self.dtype_bytes
 
     @property
+    def learned_positions(self) -> int | None:
+        """Number of positions in a learned table, which no context may exceed; None where positions are
+        computed (rotary embedding, ALiBi)."""
+        return None if self.traits.operations.rotary else self.max_position_embeddings
+
+    @property
     def sliding_window(self) -> int | None:
         """Number of tokens to which a token of a sliding layer attends; None without such layers."""
         return next((one.window for one in self.distinct_modules if one.window is not None), None)

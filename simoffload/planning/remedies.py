@@ -10,6 +10,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator, smallest_that_fits
+from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
 from simoffload.results import Change, Remedies, TierUse
@@ -326,7 +327,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
-    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
+    found = [replaced(evaluator, change) for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
     barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
     if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]

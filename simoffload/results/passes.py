@@ -303,14 +303,19 @@ _WORK = ("compute", "host")
 
 def _bounds(timeline: Timeline) -> dict[str, float]:
     """Return lower bounds on the time of any schedule [s]: the bytes of each link over its bandwidth, and the
-    work of GPUs and hosts."""
+    work of GPUs and hosts.
+
+    Copies on a compute stream, such as those of transformers' offloaded cache, are part of its work.
+    """
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
+    copying = {op.stream for block in schedule.blocks for op in block.ops if op.size}
     ranks = [members[0] for members in timeline.ranks_by_class]
     for (_, stream), time in stream_times(schedule, ranks).items():
         if schedule.streams[stream] in _WORK:
             kind = schedule.device_of(stream).kind
-            name = kind if kind == "host thread" else f"{kind} compute"
+            name = f"compute stream of the {kind}" if stream in copying else f"{kind} compute"
+            name = kind if kind == "host thread" else name
             bounds[name] = max(bounds.get(name, 0.0), seconds(time))
     for link, load in zip(schedule.links, timeline.link_loads, strict=True):
         if load:

@@ -15,6 +15,7 @@ from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
+from simoffload.workload import Inference
 
 T = TypeVar("T")
 
@@ -122,6 +123,7 @@ class LoadedScenario:
             self.check_passes()
         if workload.kind != "checkpoint":
             self._check_arithmetic()
+            self._check_positions()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
@@ -152,6 +154,21 @@ class LoadedScenario:
             has = either([name for name, rate in rates.items() if rate is not None])
             text = f"{gpu.id} does not support {dtype}; write {has}"
             raise InputError([self.document.problem(("model", "dtype"), text)])
+
+    def _check_positions(self) -> None:
+        """Raise InputError for a context that a learned table of positions does not have."""
+        most, work = self.model.learned_positions, self.scenario.workload
+        if most is None or work.max_context <= most:
+            return
+        key, sizes = "sequence_length", f"sequence_length up to {most}"
+        if isinstance(work, Inference):
+            key = "prompt_length" if work.prompt_length >= most else "output_length"
+            sizes = f"prompt_length + output_length up to {most + 1}"
+        text = (
+            f"a context of {work.max_context} tokens does not fit into the {most} learned positions of "
+            f"{self.model.name}; use {sizes}, or a model whose positions are computed, such as llama-3.1-8b"
+        )
+        raise InputError([self.document.problem(("workload", key), text)])
 
     def exports(self) -> dict[str, Any]:
         """Return the configuration files with which real programs do what is simulated, by file name.
@@ -184,6 +201,15 @@ class LoadedScenario:
         if self.scenario.strategy.gpu_keys == ("ranks",):
             remedy += f", or strategy.ranks: {machine.gpus}"
         return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
+
+    @property
+    def context_warnings(self) -> tuple[str, ...]:
+        """Warning about a context for which a model with computed positions was not made."""
+        limit, work = self.model.max_position_embeddings, self.scenario.workload
+        if limit is None or work.max_context <= limit:
+            return ()
+        needed = work.max_context
+        return (f"context of {needed} tokens is more than the {limit} that {self.model.name} was made for",)
 
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:
         """Return warnings about devices in use that are faster than the links in front of them."""

@@ -85,7 +85,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *scenario.link_warnings(plan),
             *plan.warnings,
             *_what_if(plan),
-            *_context_warning(scenario),
+            *scenario.context_warnings,
             *_beyond(plan),
         ),
         "extrapolations": plan.extrapolations,
@@ -146,14 +146,6 @@ def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[Tier
             size = format_bytes(tier.capacity, binary=tier.kind == "dram")
             return f"smallest tier that holds the {what}: {tier.name} ({size})"
     return "no other tier of this platform is large enough"
-
-
-def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
-    limit, workload = scenario.model.max_position_embeddings, scenario.scenario.workload
-    if limit is None or workload.max_context <= limit:
-        return ()
-    needed = workload.max_context
-    return (f"context of {needed} tokens is more than the {limit} that {scenario.model.name} was made for",)
 
 
 def _what_if(plan: Plan) -> tuple[str, ...]:

@@ -244,6 +244,8 @@ class Strategy(Frozen, ABC):
 
     method: ClassVar[str] = ""
     """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
+    cached: ClassVar[tuple[str, str]] = ("hbm", "")
+    """Description of the key-value cache, and its format, empty for the model's data type."""
     gathers: ClassVar[str] = ""
     """Name of the method by which each GPU gathers partitioned layers: "ZeRO-3"; "" for none."""
 

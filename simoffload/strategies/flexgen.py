@@ -167,6 +167,16 @@ class FlexGen(Strategy):
             edit = Edit.at("strategy.pin_weight", True)
             yield Change("setting", "pinned weights in host memory (pin_weight)", (edit,), key="pin-weight")
 
+    @property
+    def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
+        """The shares of the cache on each tier."""
+        names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
+        held = [
+            name if percent == 100 else f"{percent} % {name}" for name, percent in names.items() if percent
+        ]
+        stored = "4 bits" if self.compress_cache else ""
+        return ", ".join((*held, *filter(None, (stored,)))), stored
+
     def caches(self, plan: Plan) -> Iterator[Change]:
         """Yield all of the cache in one place, in full and in 4 bits, with attention on either side; and the
         present shares."""
@@ -190,9 +200,7 @@ class FlexGen(Strategy):
                 key = "-".join(("cache", tier, *["4-bit"] * packed, *["cpu-attention"] * attends))
                 found.append(Change("placement", text, edits, key=key, same_work=same))
         if all(one.edits for one in found):
-            names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
-            text = ", ".join(f"{percent} % {name}" for name, percent in names.items() if percent)
-            yield Change("placement", text, key="cache-as-it-is")
+            yield Change("placement", self.cached[0], key="cache-as-it-is")
         yield from found
 
     def batch_unit(self, batch_size: int) -> int:

@@ -165,8 +165,8 @@ class KvCache(Frozen):
             yield self
             return
         for tier in tiers:
-            moved = now.model_copy(update={"tier": tier, "direct": now.direct and tier == now.tier})
-            yield self.model_copy(update={"connector": moved})
+            there = now.model_copy(update={"tier": tier, "direct": now.direct and tier == now.tier})
+            yield self.model_copy(update={"connector": there})
 
     def edits(self, other: KvCache) -> tuple[Edit, ...]:
         """Return the edits that make another cache of this one."""
@@ -336,6 +336,11 @@ class CachingStrategy(Strategy):
 
     kv_cache: KvCache = DEFAULT
     """Where and how keys and values are kept."""
+
+    @property
+    def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
+        """The cache of ``kv_cache``."""
+        return self.kv_cache.description, self.kv_cache.format or ""
 
     def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program does not have."""

@@ -26,6 +26,7 @@ from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.replaced import replaced
 from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -50,7 +51,7 @@ _FASTER_THREAD = 1.25
 def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
     """Return all changes to try, each key once, without those that change nothing."""
     scenario, found = evaluator.scenario, dict[str, Change]()
-    for option in _options(evaluator, result, costs):
+    for option in (replaced(evaluator, one) for one in _options(evaluator, result, costs)):
         if scenario.changed(*option.edits).data != scenario.document.data:
             found.setdefault(option.key, option)
     if not result.fits:

@@ -21,7 +21,8 @@ CHANGES = "Changes that make it fit"
 CACHES = "Placements of the key-value cache"
 _CACHE_NOTES = (
     "largest batch: sequences with these lengths; longest context: prompt and output with this batch",
-    "* all that the model or a scenario can have; – not even 1; as it is: with this batch and these lengths",
+    "* all that the model or a scenario can have; – not even 1; as it is: with this batch and these lengths; "
+    "too long: it fits, but the model has fewer positions",
 )
 _UNITS = (
     "GiB, TiB: powers of 1024, as GPU and memory tools show them. GB, TB: powers of 1000, as storage "
@@ -100,7 +101,7 @@ def caches_section(result: SimulationResult) -> ReportSection:
             " and ".join(one.full),
             _most(one.context),
             "; ".join(f"{use.tier} lacks {counted(-use.headroom, use)} {use.scope}" for use in one.lacking)
-            or "fits",
+            or _fits(one.context),
             " ".join(one.change.assignments).replace("strategy.", ""),
         )
         for one in result.caches
@@ -116,6 +117,10 @@ def caches_section(result: SimulationResult) -> ReportSection:
     refused = tuple(number for number, one in enumerate(result.caches) if not one.fits)
     table = ReportTable("", head, rows, (1, 3), refused=refused)
     return ReportSection(CACHES, tables=(table,), notes=_CACHE_NOTES, notes_on_terminal=True)
+
+
+def _fits(context: Limit) -> str:
+    return "too long" if context.now > context.reaches else "fits"
 
 
 def _most(one: Limit) -> Entry:
