@@ -287,7 +287,8 @@ def _unseen(result: SimulationResult) -> str:
         for key, value in strategy.unseen.items()
         if _setting(settings, key) == value
     ]
-    with_settings = f" with {' and '.join(found)}" if found else ""
+    named = [one for one in found if not one.endswith(": None")]
+    with_settings = f" with {' and '.join(named)}" if named else ""
     return f"used strategy.kind {kind}{with_settings}" if found or not strategy.evidence else ""
 
 

@@ -238,7 +238,7 @@ class Strategy(Frozen, ABC):
     evidence: ClassVar[str] = ""
     """Group of the real runs with which its predictions were compared; "" for none."""
     unseen: ClassVar[Mapping[str, Any]] = {}
-    """Settings with which no run of that group was made."""
+    """Settings with which no run of that group was made; None: without this key."""
     calibration: ClassVar[str] = "simoffload calibrate micro"
     """Command that measures the host thread's costs under it."""
 

@@ -34,6 +34,8 @@ class Resident(CachingStrategy):
     formats: ClassVar = ("nf4-dq",)
     placement_name: ClassVar = "resident"
     placement_words: ClassVar = "a whole copy of {} in each GPU"
+    evidence: ClassVar = "accelerate"  # runs with all weights on the GPU, and the cache in host memory
+    unseen: ClassVar = {**CachingStrategy.unseen, "kv_cache.tier": None}
 
     kind: Literal["resident"] = "resident"
 
