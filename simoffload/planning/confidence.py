@@ -351,7 +351,7 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
     names = [one.unit_by if unit else one.compared_by for one in (first, second)]
     ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
     squares = 0.0
-    for part in ours.keys() | theirs.keys():
+    for part in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(part), theirs.get(part)
         if mine and other and mine.spread == other.spread:
             squares += (mine.contribution - other.contribution) ** 2

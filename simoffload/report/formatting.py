@@ -82,6 +82,11 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
 
 
+def at_most(fraction: float) -> str:
+    """Return the limit of a fraction: "of at most 1.2 %", or "below 0.1 %"."""
+    return "below 0.1 %" if fraction < 0.001 else f"of at most {percent(fraction)}"
+
+
 def span(low: str, high: str, *, value: str = "") -> str:
     """Return two formatted numbers as an interval: "1.98 to 3.15 s", "944 ms to 1.07 s".
 
@@ -254,9 +259,10 @@ def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:
     others = f"the other {exact:,}" if not estimated else f"{exact:,} more"
     parts = [f"{text}, {others} {follows} from {them} exactly" if exact else text]
     if estimated:
-        most = percent(values["decode_bound"])
         are = "is" if estimated == 1 else "are"
-        parts.append(f"{estimated:,} {are} interpolated, each with an error of at most {most}")
+        parts.append(
+            f"{estimated:,} {are} interpolated, each with an error {at_most(values['decode_bound'])}"
+        )
     return tuple(parts)
 
 

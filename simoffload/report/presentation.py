@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Entry, byte_rate, rate, seconds
-from simoffload.report.formatting import per_second, percent, place, span, uncapitalized
+from simoffload.report.formatting import at_most, per_second, percent, place, span, uncapitalized
 from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
@@ -179,10 +179,9 @@ def _inference(result: InferenceResult) -> Presentation:
     decode_cells = {"TPOT": seconds(result.tpot_s or None)} if several else {}
     note = ""
     if result.decode_estimated:
-        most = round(result.decode_bound * 100, 3)
         note = (
             f"{result.decode_estimated} of the decode steps are interpolated between simulated ones, "
-            f"each with an error of at most {most} %."
+            f"each with an error {at_most(result.decode_bound)}."
         )
     return Presentation(
         kind="inference" if several else "prefill",

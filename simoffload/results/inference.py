@@ -14,10 +14,7 @@ from simoffload.results.values import by_name
 
 _FORMULAS = {
     "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
-    "tpot_s": (
-        "sum of the decode steps, with kv_allocation_s / number of decode steps (time per output token of a "
-        "sequence)"
-    ),
+    "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
     "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
     "spread_bound_tokens_per_s": (
@@ -28,14 +25,14 @@ _FORMULAS = {
     "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
     "kv_allocation_s": (
         "time for which all decode steps together wait for new pinned memory of an offloaded cache, in the "
-        "second generation of a process; the times of single steps do not contain it"
+        "second generation of a process; tpot_s and e2e_s contain it, the times of single steps do not"
     ),
     "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
     "kv_backlog_s": (
         "time for which the stores of a generation continue after its decode steps (without any: after its "
         "prefill)"
     ),
-    "e2e_s": "ttft_s + sum of the decode steps, with kv_allocation_s",
+    "e2e_s": "ttft_s + sum of the decode steps",
     "first_pass_s": (
         "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
     ),

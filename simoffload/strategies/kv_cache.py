@@ -339,7 +339,7 @@ class CachingStrategy(Strategy):
 
     @property
     def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
-        """The cache of ``kv_cache``."""
+        """Description and format of the cache that ``kv_cache`` sets."""
         return self.kv_cache.description, self.kv_cache.format or ""
 
     def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:

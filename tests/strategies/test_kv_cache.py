@@ -328,6 +328,31 @@ def test_contexts_beyond_the_positions_are_noticed() -> None:
     assert any("4099" in one and "4096" in one for one in result.warnings)
 
 
+@pytest.mark.parametrize(
+    ("work", "key"),
+    [
+        ({"batch_size": 1, "prompt_length": 2048, "output_length": 2}, "prompt_length"),
+        ({"batch_size": 1, "prompt_length": 1000, "output_length": 1050}, "output_length"),
+        ({"kind": "training", "batch_size": 1, "sequence_length": 2049}, "sequence_length"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "run", "fit"])
+def test_contexts_beyond_learned_positions_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: dict[str, Any], key: str, command: str
+) -> None:
+    """OPT looks up each position in a table of 2048."""
+    content = {"name": "t", "model": "opt-125m", "platform": "dgx-h200", "workload": work}
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml_text({**content, "strategy": {"kind": "resident"}}))
+    assert main([command, str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"workload.{key}: a context of 2049 tokens does not fit into the 2048 learned positions" in line
+
+
+def test_all_learned_positions_can_be_used() -> None:
+    assert so.simulate(scenario(model="opt-125m", prompt_length=2040, cache={})).fits
+
+
 def test_training_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = {"kind": "training", "batch_size": 1, "sequence_length": 128}
     content = {"name": "t", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}

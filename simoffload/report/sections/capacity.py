@@ -21,8 +21,7 @@ CHANGES = "Changes that make it fit"
 CACHES = "Placements of the key-value cache"
 _CACHE_NOTES = (
     "largest batch: sequences with these lengths; longest context: prompt and output with this batch",
-    "* all that the model or a scenario can have; – not even 1; as it is: with this batch and these lengths; "
-    "too long: it fits, but the model has fewer positions",
+    "* all that the model or a scenario can have; – not even 1; as it is: with this batch and these lengths",
 )
 _UNITS = (
     "GiB, TiB: powers of 1024, as GPU and memory tools show them. GB, TB: powers of 1000, as storage "
@@ -92,6 +91,9 @@ def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
     return (ReportTable("Published rules of thumb", head, tuple(rows), ()),) if rows else ()
 
 
+_TOO_LONG = "too long: it fits, but the context is longer than the one that the model was made for"
+
+
 def caches_section(result: SimulationResult) -> ReportSection:
     """Return the largest batch and the longest context of each placement of the key-value cache."""
     rows = tuple(
@@ -116,7 +118,8 @@ def caches_section(result: SimulationResult) -> ReportSection:
     )
     refused = tuple(number for number, one in enumerate(result.caches) if not one.fits)
     table = ReportTable("", head, rows, (1, 3), refused=refused)
-    return ReportSection(CACHES, tables=(table,), notes=_CACHE_NOTES, notes_on_terminal=True)
+    notes = (*_CACHE_NOTES, *[_TOO_LONG] * any(row[4] == "too long" for row in rows))
+    return ReportSection(CACHES, tables=(table,), notes=notes, notes_on_terminal=True)
 
 
 def _fits(context: Limit) -> str:

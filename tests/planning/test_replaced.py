@@ -1,0 +1,73 @@
+"""Changes that replace the whole strategy keep the key-value cache, or state what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simoffload.documents import Edit
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.replaced import replaced
+from simoffload.results import Change
+from simoffload.scenario import load_scenario
+
+
+@pytest.fixture
+def evaluator(tmp_path: Path, request: pytest.FixtureRequest) -> Evaluator:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        "name: t\nmodel: llama-3.1-8b\nplatform: dgx-h200\n"
+        "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
+        f"strategy: {{kind: resident, kv_cache: {request.param}}}\n"
+    )
+    return Evaluator(load_scenario(file))
+
+
+def change(kind: str, **keys: object) -> Change:
+    return Change("placement", f"with {kind}", (Edit(("strategy",), {"kind": kind, **keys}),))
+
+
+@pytest.mark.parametrize("evaluator", ["{tier: dram}", "{format: int4}"], indirect=True)
+def test_a_program_with_such_a_cache_keeps_it(evaluator: Evaluator) -> None:
+    other = replaced(evaluator, change("zero_inference", weights="dram"))
+    there = evaluator.edited(*other.edits).scenario.strategy
+    assert there.cached == evaluator.strategy.cached
+    assert other.same_work
+    assert other.description == "with zero_inference"
+
+
+@pytest.mark.parametrize("evaluator", ["{tier: dram}"], indirect=True)
+def test_another_place_is_stated(evaluator: Evaluator) -> None:
+    """vLLM has no cache in host memory."""
+    other = replaced(evaluator, change("vllm_cpu_offload", cpu_offload_gb=0))
+    assert other.description == "with vllm_cpu_offload, key-value cache on hbm instead of dram"
+    assert other.same_work
+
+
+@pytest.mark.parametrize("evaluator", ["{format: int4}"], indirect=True)
+def test_another_format_changes_the_answers(evaluator: Evaluator) -> None:
+    other = replaced(evaluator, change("vllm_cpu_offload", cpu_offload_gb=0, tensor_parallel_size=2))
+    assert other.description == (
+        "with vllm_cpu_offload, 2 GPUs instead of 1, key-value cache on hbm instead of hbm, int4 "
+        "(answers change)"
+    )
+    assert not other.same_work
+
+
+@pytest.mark.parametrize("evaluator", ["{}"], indirect=True)
+def test_fewer_sequences_on_each_gpu_are_stated(evaluator: Evaluator) -> None:
+    one = change("zero_inference", ranks=8)
+    one = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 2)))
+    assert replaced(evaluator, one).description == (
+        "with zero_inference, 8 GPUs instead of 1, batch 2 per GPU instead of 16"
+    )
+
+
+@pytest.mark.parametrize("evaluator", ["{tier: dram}"], indirect=True)
+def test_other_changes_and_refused_ones_are_as_they_were(evaluator: Evaluator) -> None:
+    for one in (
+        Change("workload", "batch 8", (Edit.at("workload.batch_size", 8),)),
+        change("zero_inference", ranks=2, unknown=1),
+    ):
+        assert replaced(evaluator, one) == one
