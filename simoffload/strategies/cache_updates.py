@@ -71,16 +71,20 @@ def layer_updates(
     if not cache.offloaded:
         return (None,) * len(layers)
     offloaded = [number for number, layer in enumerate(layers) if not (cache.static and _window(layer))]
+    contexts = [one.context for one in batch]
+    cached = [one.context - one.new_tokens for one in batch]
+    kinds = {id(layer): layer for layer in layers}  # equal layers are the same object
+    own, before = (
+        {key: tensor_sizes(cache, part, layer, batch, tokens, length=length) for key, layer in kinds.items()}
+        for tokens in (contexts, cached)
+    )
+    joined = {key: _joined(cache, part, layer, batch) for key, layer in kinds.items()}
     found: list[LayerUpdate | None] = [None] * len(layers)
     for number, following in zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True):
-        again = following <= number  # the first layer, which this pass has updated already
-        before = [one.context if again else one.context - one.new_tokens for one in batch]
-        found[number] = LayerUpdate(
-            tensor_sizes(cache, part, layers[following], batch, before, length=length),
-            _joined(cache, part, layers[number], batch),
-            tensor_sizes(cache, part, layers[number], batch, [one.context for one in batch], length=length),
-            cache.tier,
-        )
+        mine, other = id(layers[number]), id(layers[following])
+        # The last one fetches the first layer, which this pass has updated already.
+        fetched = own[other] if following <= number else before[other]
+        found[number] = LayerUpdate(fetched, joined[mine], own[mine], cache.tier)
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -123,12 +123,12 @@ class PassWriter:
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
         self._number, self._timing, self._batch = number, timing, batch
-        updates = self._plan.cache_updates(batch, self._plan.divided.stages[number])
+        stage, layer = self._plan.divided.stages[number], 0
+        updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
-        stage, layer = self._plan.divided.stages[number], 0
         longest = max(stage.groups, key=lambda group: group.repeat)
         if not self._blocks.layerwise:
             self._await_blocks(0)
@@ -136,13 +136,14 @@ class PassWriter:
         for group in stage.groups:
             first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
             for modules in group.layers * (1 if short else group.repeat):
-                self._enter(layer)
-                if self._blocks.layerwise:
-                    self._await_blocks(layer)
                 self._update = updates[layer]
-                self._write("layer", modules)
-                self._leave(layer)
-                self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
+                state = self._state(layer, modules)
+                if state in written:
+                    self._builder.again(written[state])
+                else:
+                    written[state] = self._builder.segments
+                    self._layer(layer, modules)
+                    self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -150,6 +151,19 @@ class PassWriter:
         if number < self._degrees.pipeline - 1:
             self._builder.segment("send")
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
+
+    def _layer(self, number: int, modules: Layer) -> None:
+        """Write a layer of the stage, and the loads of blocks that it waits for or begins."""
+        if self._blocks.layerwise:
+            self._await_blocks(number)
+        self._write("layer", modules)
+
+    def _state(self, number: int, modules: Layer) -> Hashable:
+        """Return what determines the operations of the layer that begins: they are those of an earlier layer
+        of the stage with the same value, and never if it has the ``number`` of the layer."""
+        if self._blocks.layerwise or self._awaited:
+            return number
+        return id(modules), self._update, tuple(map(bool, self._builder.written))
 
     def _write(self, segment: str, modules: Layer) -> None:
         """Write a layer, or the part before or after the layers."""
@@ -189,12 +203,6 @@ class PassWriter:
     def _joined(self) -> Sequence[int]:
         """Further streams for which the end of a pass waits."""
         return ()
-
-    def _enter(self, layer: int) -> None:
-        """Begin a layer of the stage."""
-
-    def _leave(self, layer: int) -> None:
-        """End a layer of the stage."""
 
     def _before_kernels(self, module: Module) -> None:
         """Write what begins with the kernels of a module."""
