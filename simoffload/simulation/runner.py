@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
@@ -10,7 +11,14 @@ from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
-from simoffload.simulation.decoding import Decoding, Durations, Simulated, decode, verify_decoding
+from simoffload.simulation.decoding import (
+    REMEMBERED,
+    Decoding,
+    Durations,
+    Simulated,
+    decode,
+    verify_decoding,
+)
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
 Progress = Callable[[str], None]
@@ -71,8 +79,10 @@ class Runner:
         """Execute the phases of a series, extrapolated as ``engine.decode_extrapolation`` specifies."""
         how = self._options.decode_extrapolation
 
+        moved = lru_cache(maxsize=REMEMBERED)(series.moved)
+
         def durations(step: int) -> Durations:
-            return (*series.durations(step), *series.moved(step))
+            return (*series.durations(step), *moved(step))
 
         def run(step: int) -> Simulated:
             phase = series.step(step)
@@ -85,7 +95,7 @@ class Runner:
 
         def later(low: Simulated, step: int) -> int | None:
             # Transfers of other sizes meet differently: such steps are not derived from each other.
-            if low.timeline is None or series.moved(low.step) != series.moved(step):
+            if low.timeline is None or moved(low.step) != moved(step):
                 return None
             phase = series.step(step)
             return makespan_for_longer_context(low.timeline, phase.schedule({}), ends_with=phase.ends_with)

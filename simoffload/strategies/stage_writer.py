@@ -43,8 +43,7 @@ class PassWriter:
         own = _STREAMS[: len(_STREAMS) if self._degrees.ranks > replicas else 2]
         blocks, cache = stream_names(plan.cache.connector, plan.machine), plan.cache.streams
         self._names = (*own, *blocks, *self.more, *cache)
-        self._first_of_cache = len(self._names) - len(cache)
-        self._first_of_blocks = len(own)
+        self._first_of_cache, self._first_of_blocks = len(self._names) - len(cache), len(own)
         self._blocks = PassBlocks(plan.block_moves, self._block_writer)
         width = len(self._names)
         programs = [
@@ -64,7 +63,6 @@ class PassWriter:
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
-        self._known_paths: dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]] = {}
         self._update: CacheUpdate | None = None
         # Stream, number of the operation, and peers that the next operation of the GPU waits for.
         self._awaited: list[tuple[int, int, int]] = []
@@ -117,8 +115,9 @@ class PassWriter:
         if loaded is not None and self._blocks.layerwise:
             self._awaited.append((load, loaded, -1))
         elif loaded is not None:  # the request is scheduled when all of its prefix is there
-            after = (self._builder.after(load, loaded),)
-            self._builder.add(Op("hook", "blocks", self._stream(HOST), after=after))
+            self._builder.add(
+                Op("hook", "blocks", self._stream(HOST), after=(self._builder.after(load, loaded),))
+            )
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
@@ -255,10 +254,10 @@ class PassWriter:
     def _paths(self, name: str, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
         """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages;
         ``path_of`` gives that of a rank of the stage and its GPU, and is asked once for each ``name``."""
-        if (self._number, name) not in self._known_paths:
+        if (self._number, name) not in self._plan.known_paths:
             paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
-            self._known_paths[self._number, name] = paths[0], self._hops(paths)
-        return self._known_paths[self._number, name]
+            self._plan.known_paths[self._number, name] = paths[0], self._hops(paths)
+        return self._plan.known_paths[self._number, name]
 
     def _hops(self, paths: Sequence[Path], *, stage: int | None = None) -> tuple[Hops, ...]:
         """Return the hops of all ranks, of which only those of a stage (default: the present) have paths."""
@@ -292,6 +291,11 @@ class StagedPlan(InferencePlan):
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @cached_property
+    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
+        """Paths of transfers that its writers have asked for, by stage and name."""
+        return {}
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
@@ -356,8 +360,6 @@ class StagedPlan(InferencePlan):
                 repeats = repeats and not (forward.loads or forward.stores)
                 writer.stage(number, timings.timing(batch), batch, repeats=repeats)
         return writer.build()
-
-    # -- blocks of a paged cache ------------------------------------------------------------------
 
     @cached_property
     def block_moves(self) -> BlockMoves | None:

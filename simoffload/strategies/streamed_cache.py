@@ -160,17 +160,20 @@ def streamed_updates(
     cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
 ) -> tuple[StreamedUpdate, ...]:
     """Return what each layer of ``part`` moves in a pass."""
-    loads = any(one.new_tokens < one.context for one in batch)
-    before = {layer: _tensors(cache, part, layer, batch, past=True) for layer, _ in part.kinds}
-    new = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
     layers = part.layers
+    loads, last = any(one.new_tokens < one.context for one in batch), len(layers) - 1
+    kinds = {id(layer): layer for layer in layers}  # equal layers are the same object
+    before, new = (
+        {key: _tensors(cache, part, layer, batch, past=past) for key, layer in kinds.items()}
+        for past in (True, False)
+    )
     return tuple(
         StreamedUpdate(
             tier=cache.tier,
             first=not number,
-            own=before[layer] if loads and not number else None,
-            following=before[layers[number + 1]] if loads and number + 1 < len(layers) else None,
-            stored=new[layer],
+            own=before[id(layer)] if loads and not number else None,
+            following=before[id(layers[number + 1])] if loads and number < last else None,
+            stored=new[id(layer)],
         )
         for number, layer in enumerate(layers)
     )
