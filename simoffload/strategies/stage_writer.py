@@ -64,8 +64,7 @@ class PassWriter:
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
         self._update: CacheUpdate | None = None
-        # Stream, number of the operation, and peers that the next operation of the GPU waits for.
-        self._awaited: list[tuple[int, int, int]] = []
+        self._awaited: list[tuple[int, int, int]] = []  # by the GPU's next operation: stream, number, peers
 
     def build(self) -> Schedule:
         """Return the schedule; each host ends its pass when its GPU has finished, and with stores layer by
@@ -115,14 +114,13 @@ class PassWriter:
         if loaded is not None and self._blocks.layerwise:
             self._awaited.append((load, loaded, -1))
         elif loaded is not None:  # the request is scheduled when all of its prefix is there
-            self._builder.add(
-                Op("hook", "blocks", self._stream(HOST), after=(self._builder.after(load, loaded),))
-            )
+            after = (self._builder.after(load, loaded),)
+            self._builder.add(Op("hook", "blocks", self._stream(HOST), after=after))
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
-        self._number, self._timing, self._batch = number, timing, batch
         stage, layer = self._plan.divided.stages[number], 0
+        self._number, self._timing, self._batch = number, timing, batch
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
