@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
@@ -65,6 +66,7 @@ class ScheduleBuilder:
         self._events = 0
         self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
         self._written: list[tuple[str, tuple[Op, ...]]] = []  # the same, by number
+        self._streams: list[Counter[int]] = []  # operations of each, by stream
         self._numbers: list[int] = []  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
@@ -81,6 +83,7 @@ class ScheduleBuilder:
             number = self._distinct.setdefault(segment, len(self._distinct))
             if number == len(self._written):
                 self._written.append(segment)
+                self._streams.append(Counter([op.stream for op in self._ops]))
             self._numbers.append(number)
             self._ops = []
 
@@ -89,12 +92,13 @@ class ScheduleBuilder:
         own."""
         self._close()
         self._numbers.append(self._numbers[segment])
-        _, ops = self._written[self._numbers[-1]]
-        for op in ops:
-            self.written[op.stream] += 1
-            self._events += self._ranks[op.stream]
-        self._count += len(ops)
-        if self._count % _BETWEEN_COUNTS < len(ops):
+        more = 0
+        for stream, count in self._streams[self._numbers[-1]].items():
+            self.written[stream] += count
+            self._events += count * self._ranks[stream]
+            more += count
+        self._count += more
+        if self._count % _BETWEEN_COUNTS < more:
             count_operations(self._empty.name, self._events)
 
     @property

@@ -160,23 +160,27 @@ def streamed_updates(
     cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
 ) -> tuple[StreamedUpdate, ...]:
     """Return what each layer of ``part`` moves in a pass."""
-    layers = part.layers
-    loads, last = any(one.new_tokens < one.context for one in batch), len(layers) - 1
+    loads, layers = any(one.new_tokens < one.context for one in batch), part.layers
     kinds = {id(layer): layer for layer in layers}  # equal layers are the same object
     before, new = (
         {key: _tensors(cache, part, layer, batch, past=past) for key, layer in kinds.items()}
         for past in (True, False)
     )
-    return tuple(
-        StreamedUpdate(
+    numbers = list(map(id, layers))
+    pairs = list(zip(numbers, [*numbers[1:], None], strict=True))
+    updates = {
+        (one, other): StreamedUpdate(
             tier=cache.tier,
-            first=not number,
-            own=before[id(layer)] if loads and not number else None,
-            following=before[id(layers[number + 1])] if loads and number < last else None,
-            stored=new[id(layer)],
+            first=False,
+            own=None,
+            following=before[other] if loads and other is not None else None,
+            stored=new[one],
         )
-        for number, layer in enumerate(layers)
-    )
+        for one, other in dict.fromkeys(pairs)
+    }
+    first, *others = (updates[pair] for pair in pairs)
+    own = before[numbers[0]] if loads else None
+    return first._replace(first=True, own=own), *others
 
 
 def _tensors(
@@ -248,8 +252,10 @@ def streamed_memory(
 def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
-    sizes = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
-    return [sizes[layer] for layer in part.layers]
+    layers = part.layers
+    kinds = {id(layer): layer for layer in layers}
+    sizes = {key: _tensors(cache, part, layer, batch, past=False) for key, layer in kinds.items()}
+    return [sizes[id(layer)] for layer in layers]
 
 
 def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:
