@@ -160,27 +160,22 @@ def streamed_updates(
     cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
 ) -> tuple[StreamedUpdate, ...]:
     """Return what each layer of ``part`` moves in a pass."""
-    loads, layers = any(one.new_tokens < one.context for one in batch), part.layers
-    kinds = {id(layer): layer for layer in layers}  # equal layers are the same object
-    before, new = (
-        {key: _tensors(cache, part, layer, batch, past=past) for key, layer in kinds.items()}
-        for past in (True, False)
-    )
-    numbers = list(map(id, layers))
-    pairs = list(zip(numbers, [*numbers[1:], None], strict=True))
-    updates = {
-        (one, other): StreamedUpdate(
+    loads = any(one.new_tokens < one.context for one in batch)
+
+    def sizes(*, past: bool) -> tuple[tuple[int, ...], ...]:
+        return part.by_layer(lambda layer: _tensors(cache, part, layer, batch, past=past))
+
+    before, new = sizes(past=True), sizes(past=False)
+    return tuple(
+        StreamedUpdate(
             tier=cache.tier,
-            first=False,
-            own=None,
-            following=before[other] if loads and other is not None else None,
-            stored=new[one],
+            first=not number,
+            own=before[0] if loads and not number else None,
+            following=before[number + 1] if loads and number + 1 < len(before) else None,
+            stored=stored,
         )
-        for one, other in dict.fromkeys(pairs)
-    }
-    first, *others = (updates[pair] for pair in pairs)
-    own = before[numbers[0]] if loads else None
-    return first._replace(first=True, own=own), *others
+        for number, stored in enumerate(new)
+    )
 
 
 def _tensors(
@@ -249,13 +244,10 @@ def streamed_memory(
     return (*found, MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
 
 
-def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
+def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
-    layers = part.layers
-    kinds = {id(layer): layer for layer in layers}
-    sizes = {key: _tensors(cache, part, layer, batch, past=False) for key, layer in kinds.items()}
-    return [sizes[id(layer)] for layer in layers]
+    return part.by_layer(lambda layer: _tensors(cache, part, layer, batch, past=False))
 
 
 def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:
