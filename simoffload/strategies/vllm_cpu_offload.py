@@ -303,9 +303,9 @@ class _OffloadWriter(PassWriter):
         super()._layer(number, modules)
         self._entered = -1
 
-    def _state(self, number: int, _modules: Layer) -> Hashable:
-        """Return the number: layers differ in what is offloaded."""
-        return number
+    def _state(self, number: int, modules: Layer) -> Hashable:
+        """Return the number of the layer in a stage with offloaded layers, which differ in what is."""
+        return number if any(self._plan.offloaded[self._number]) else super()._state(number, modules)
 
     def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
         """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
