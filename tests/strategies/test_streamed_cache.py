@@ -370,7 +370,7 @@ def test_a_layer_that_is_copied_is_that_which_would_be_written(
     strategy = KINDS.get(kind) or PIPELINES[kind]
     blocks = {"connector": {"tier": "raid", "prefix": 512, "layerwise": True}}
     if layerwise and strategy["kind"] != "vllm_cpu_offload":
-        strategy |= {"compiled": True, "kind": "tensor_parallel"}
+        strategy = strategy | {"compiled": True, "kind": "tensor_parallel"}
     found = scenario(model=model, strategy=strategy, cache=blocks if layerwise else cache())
 
     def schedules() -> list[Schedule]:
