@@ -79,10 +79,10 @@ class Runner:
         """Execute the phases of a series, extrapolated as ``engine.decode_extrapolation`` specifies."""
         how = self._options.decode_extrapolation
 
-        moved = lru_cache(maxsize=REMEMBERED)(series.moved)
+        transfers = lru_cache(maxsize=REMEMBERED)(series.cache_transfers)
 
         def durations(step: int) -> Durations:
-            return (*series.durations(step), *moved(step))
+            return (*series.durations(step), *transfers(step))
 
         def run(step: int) -> Simulated:
             phase = series.step(step)
@@ -95,7 +95,7 @@ class Runner:
 
         def later(low: Simulated, step: int) -> int | None:
             # Transfers of other sizes meet differently: such steps are not derived from each other.
-            if low.timeline is None or moved(low.step) != moved(step):
+            if low.timeline is None or transfers(low.step) != transfers(step):
                 return None
             phase = series.step(step)
             return makespan_for_longer_context(low.timeline, phase.schedule({}), ends_with=phase.ends_with)

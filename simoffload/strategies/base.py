@@ -80,7 +80,7 @@ class PhaseSeries:
     step: Callable[[int], Phase]
     durations: Callable[[int], tuple[int, ...]]
     """Function from the number of a phase to the GPU time of each module [ps]."""
-    moved: Callable[[int], tuple[int, ...]] = lambda _: ()
+    cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
     """Function from the number of a phase to the bytes that it moves with each update of a key-value cache:
     phases with equal times and bytes are equal."""
 
