@@ -14,15 +14,17 @@ from collections.abc import Callable
 import simoffload as so
 from simoffload.engine import execute
 from simoffload.results.passes import summarize_pass
-from simoffload.strategies.plan import ForwardPass
 
 RUNS = 7
 NAMES = ("ddn/bloom-7b1", "ddn/bloom-176b", "ddn/bloom-mod-1", "ddn/bloom-mod-2")
+STREAMED = "strategy.kv_cache={tier: dram, implementation: streamed}"
 ANSWERS = (
     ("ddn/bloom-176b", ("workload.output_length=101",)),
     ("ddn/bloom-mod-2", ("workload.output_length=2",)),
     ("ddn/bloom-mod-2", ("workload.output_length=2", "model={name: bloom-mod-2, num_hidden_layers: 480}")),
     ("zero-inference-2022/opt-30b", ()),
+    ("gpt-fast/llama-2", (STREAMED, "workload.prompt_length=3000")),
+    ("zero-inference-2022/opt-30b", (STREAMED,)),
     ("training/bloom-7b1", ()),
     ("training/bloom-mod-2", ()),
 )
@@ -54,7 +56,7 @@ def one(name: str) -> tuple[float, ...]:
     scenario = so.load_scenario(name)
     started = time.process_time()
     plan = scenario.plan()
-    schedule = plan.schedule(ForwardPass("decode 1", 1, 9))
+    schedule = plan.schedule(plan.forward("decode 1", 1, 9))
     planned = time.process_time()
     timeline = execute(schedule)
     executed = time.process_time()

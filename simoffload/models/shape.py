@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Module, Traits
 from simoffload.models.routing import DEFAULT, Routing, touched_share
 
+T = TypeVar("T")
 Layer = tuple[Module, ...]
 """The modules of one layer, that of the layer itself first."""
 
@@ -128,6 +129,10 @@ class ModelShape:
     def layers(self) -> tuple[Layer, ...]:
         """All layers in call order; equal ones are the same object."""
         return tuple(layer for group in self.groups for layer in group.layers * group.repeat)
+
+    def by_layer(self, value: Callable[[Layer], T]) -> tuple[T, ...]:
+        """Return a value for each layer in call order, calculated once for those that repeat."""
+        return tuple(one for group in self.groups for one in tuple(map(value, group.layers)) * group.repeat)
 
     @property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:

@@ -56,6 +56,9 @@ class _Growth(NamedTuple):
 def _growth(one: Schedule, other: Schedule) -> _Growth | None:
     """Return the duration that is longer in the other schedule; None if anything else differs."""
     places: dict[tuple[int, int], int] = {}
+    mine, others = ([(len(block.ops), block.repeat) for block in own.blocks] for own in (one, other))
+    if mine != others:  # layers that were equal no longer are, or the reverse
+        return None
     for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
         for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):
             if op is not grown and op != grown:

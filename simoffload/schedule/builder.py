@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
@@ -64,8 +65,9 @@ class ScheduleBuilder:
         self._count = 0
         self._events = 0
         self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
+        self._written: list[tuple[str, tuple[Op, ...]]] = []  # the same, by number
+        self._streams: list[Counter[int]] = []  # operations of each, by stream
         self._numbers: list[int] = []  # of those that are closed
-        self._last: tuple[str, tuple[Op, ...]] = "", ()  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
         """Operations written so far, per stream."""
@@ -77,20 +79,26 @@ class ScheduleBuilder:
 
     def _close(self) -> None:
         if self._ops:
-            self._last = self._segment_name, tuple(self._ops)
-            self._numbers.append(self._distinct.setdefault(self._last, len(self._distinct)))
+            segment = self._segment_name, tuple(self._ops)
+            number = self._distinct.setdefault(segment, len(self._distinct))
+            if number == len(self._written):
+                self._written.append(segment)
+                self._streams.append(Counter([op.stream for op in self._ops]))
+            self._numbers.append(number)
             self._ops = []
 
-    def again(self) -> None:
-        """Write the operations of the last segment once more, as a segment of its own."""
+    def again(self, segment: int = -1) -> None:
+        """Write the operations of a segment once more, by default of the last one, as a segment of its
+        own."""
         self._close()
-        _, ops = self._last
-        self._numbers.append(self._numbers[-1])
-        for op in ops:
-            self.written[op.stream] += 1
-            self._events += self._ranks[op.stream]
-        self._count += len(ops)
-        if self._count % _BETWEEN_COUNTS < len(ops):
+        self._numbers.append(self._numbers[segment])
+        more = 0
+        for stream, count in self._streams[self._numbers[-1]].items():
+            self.written[stream] += count
+            self._events += count * self._ranks[stream]
+            more += count
+        self._count += more
+        if self._count % _BETWEEN_COUNTS < more:
             count_operations(self._empty.name, self._events)
 
     @property
@@ -167,7 +175,7 @@ class ScheduleBuilder:
 
     def _blocks(self) -> tuple[Block, ...]:
         self._close()
-        numbers, distinct = self._numbers, list(self._distinct)
+        numbers, distinct = self._numbers, self._written
         if self._repeated is None:
             return _folded(numbers, distinct)
         first, last, times = self._repeated

@@ -19,7 +19,7 @@ from simoffload.results import PassResult, Timeline
 
 MOST = 16
 """Largest number of steps that are simulated before the rest is interpolated."""
-_REMEMBERED = 4096
+REMEMBERED = 4096
 """Number of steps whose durations are cached, as they are used twice."""
 _SAFETY = 2
 """Safety factor between the largest observed distance and the error bound (our choice)."""
@@ -71,7 +71,7 @@ def decode(
     """
     if steps == 0:
         return Decoding((), 0)
-    durations = lru_cache(maxsize=_REMEMBERED)(durations)
+    durations = lru_cache(maxsize=REMEMBERED)(durations)
     known = {1: run(1)}
     open_ends = [(1, steps)]
     done: list[_DecodeRange] = []

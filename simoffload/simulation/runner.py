@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
@@ -10,7 +11,14 @@ from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
-from simoffload.simulation.decoding import Decoding, Simulated, decode, verify_decoding
+from simoffload.simulation.decoding import (
+    REMEMBERED,
+    Decoding,
+    Durations,
+    Simulated,
+    decode,
+    verify_decoding,
+)
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
 Progress = Callable[[str], None]
@@ -71,6 +79,11 @@ class Runner:
         """Execute the phases of a series, extrapolated as ``engine.decode_extrapolation`` specifies."""
         how = self._options.decode_extrapolation
 
+        transfers = lru_cache(maxsize=REMEMBERED)(series.cache_transfers)
+
+        def durations(step: int) -> Durations:
+            return (*series.durations(step), *transfers(step))
+
         def run(step: int) -> Simulated:
             phase = series.step(step)
             timeline = self.execute(phase.name, phase.schedule({}))
@@ -78,21 +91,22 @@ class Runner:
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
             kept = None if how == "off" else timeline
-            return Simulated(step, series.durations(step), result, round(result.time_ps), kept)
+            return Simulated(step, durations(step), result, round(result.time_ps), kept)
 
         def later(low: Simulated, step: int) -> int | None:
-            if low.timeline is None:
+            # Transfers of other sizes meet differently: such steps are not derived from each other.
+            if low.timeline is None or transfers(low.step) != transfers(step):
                 return None
             phase = series.step(step)
             return makespan_for_longer_context(low.timeline, phase.schedule({}), ends_with=phase.ends_with)
 
         if how == "on":
-            return decode(series.steps, series.durations, run, later)
+            return decode(series.steps, durations, run, later)
         every = tuple(run(step) for step in range(1, series.steps + 1))
         full = Decoding(every, sum(one.time for one in every))
         if how == "verify":
             known = {one.step: one for one in every}
-            verify_decoding(decode(series.steps, series.durations, known.__getitem__, later), full)
+            verify_decoding(decode(series.steps, durations, known.__getitem__, later), full)
         return full
 
     def time_s(self, phase: Phase) -> float:

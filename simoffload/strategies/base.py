@@ -79,8 +79,10 @@ class PhaseSeries:
     """Number of phases in the series, numbered from 1."""
     step: Callable[[int], Phase]
     durations: Callable[[int], tuple[int, ...]]
-    """Function from the number of a phase to the GPU time of each module [ps]: phases with equal times are
-    equal."""
+    """Function from the number of a phase to the GPU time of each module [ps]."""
+    cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
+    """Function from the number of a phase to the bytes that it moves with each update of a key-value cache:
+    phases with equal times and bytes are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)

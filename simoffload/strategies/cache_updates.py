@@ -71,16 +71,18 @@ def layer_updates(
     if not cache.offloaded:
         return (None,) * len(layers)
     offloaded = [number for number, layer in enumerate(layers) if not (cache.static and _window(layer))]
+
+    def sizes(contexts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, contexts, length=length))
+
+    own = sizes([one.context for one in batch])
+    before = sizes([one.context - one.new_tokens for one in batch])
+    joined = part.by_layer(lambda layer: _joined(cache, part, layer, batch))
     found: list[LayerUpdate | None] = [None] * len(layers)
     for number, following in zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True):
-        again = following <= number  # the first layer, which this pass has updated already
-        before = [one.context if again else one.context - one.new_tokens for one in batch]
-        found[number] = LayerUpdate(
-            tensor_sizes(cache, part, layers[following], batch, before, length=length),
-            _joined(cache, part, layers[number], batch),
-            tensor_sizes(cache, part, layers[number], batch, [one.context for one in batch], length=length),
-            cache.tier,
-        )
+        # The last one fetches the first layer, which this pass has updated already.
+        fetched = (own if following <= number else before)[following]
+        found[number] = LayerUpdate(fetched, joined[number], own[number], cache.tier)
     return tuple(found)
 
 
@@ -216,11 +218,11 @@ def cache_memory(
     return (*found, MemoryTerm("hbm", "decoded keys and values of a layer", decoded))
 
 
-def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
+def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     longest = workload.max_context
     batch = (Sequences(workload.batch_size, 1, longest),)
-    return [tensor_sizes(cache, part, layer, batch, [longest], length=longest) for layer in part.layers]
+    return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, [longest], length=longest))
 
 
 def _offloaded_memory(
@@ -244,11 +246,8 @@ def _offloaded_memory(
         found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(offloaded, default=0)))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
-    pool = sum(
-        _pinned_blocks(cache, part, layer, workload)
-        for layer, moving in zip(part.layers, moves, strict=True)
-        if moving
-    )
+    blocks = part.by_layer(lambda layer: _pinned_blocks(cache, part, layer, workload))
+    pool = sum(one for one, moving in zip(blocks, moves, strict=True) if moving)
     return (
         *found,
         cache_term("dram", copies * sum(final), pinned=True),

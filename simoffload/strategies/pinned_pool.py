@@ -16,10 +16,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
-from simoffload.schedule import Op, Schedule, alone_rate, transfer_time
+from simoffload.schedule import Dependency, Op, Schedule, alone_rate, transfer_time
 from simoffload.strategies.cache_updates import CACHE_LABEL
 from simoffload.strategies.memory import pinned_block
 from simoffload.strategies.timing import copy_name, picoseconds
@@ -27,17 +27,12 @@ from simoffload.strategies.timing import copy_name, picoseconds
 Tensors = Sequence[Sequence[int]]
 """Sizes [B] of the tensors that each offloaded layer copies to host memory."""
 
+Blocks = tuple[tuple[int, ...], ...]
+"""Sizes [B] of the pinned blocks of these tensors."""
+
 _GENERATIONS = 2
 """Number of the generation of a process whose steps are predicted: runs are compared by their second one."""
 _HOST = "host"
-
-
-class _Step(NamedTuple):
-    """A _Step is a decode step without waits, and the blocks of the layers' tensors before and after it."""
-
-    schedule: Schedule
-    before: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
 
 
 def allocation_waits(
@@ -51,12 +46,12 @@ def allocation_waits(
     """
 
     @cache
-    def blocks(step: int) -> tuple[tuple[int, ...], ...]:
+    def blocks(step: int) -> Blocks:
         return tuple(tuple(map(pinned_block, sizes)) for sizes in tensors(step))
 
     waits: dict[int, int] = {}
     free: Counter[int] = Counter()
-    written: dict[int, Schedule] = {}
+    replays: dict[int, _Replay] = {}
     for _ in range(_GENERATIONS):
         waits = {}
         needed = Counter(block for layer in blocks(0) for block in layer)
@@ -64,10 +59,9 @@ def allocation_waits(
         for first, behind in _runs(steps, blocks):
             for step in range(first, behind):
                 like = min(step, first + 1)  # the first step of a run fetches smaller blocks
-                if like not in written:
-                    written[like] = schedule(like)
-                own = _Step(written[like], blocks(step - 1), blocks(step))
-                waited, allocated = _Replay(own, free, rate).run()
+                if like not in replays:
+                    replays[like] = _Replay(schedule(like), rate)
+                waited, allocated = replays[like].run(blocks(step - 1), blocks(step), free)
                 if waited:
                     waits[step] = waited
                 elif step > first and not allocated:
@@ -76,7 +70,7 @@ def allocation_waits(
     return waits
 
 
-def _runs(steps: int, blocks: Callable[[int], tuple[tuple[int, ...], ...]]) -> Iterator[tuple[int, int]]:
+def _runs(steps: int, blocks: Callable[[int], Blocks]) -> Iterator[tuple[int, int]]:
     """Yield the first step, and the one behind the last, of runs of steps with equal blocks."""
 
     def total(step: int) -> int:
@@ -90,69 +84,94 @@ def _runs(steps: int, blocks: Callable[[int], tuple[tuple[int, ...], ...]]) -> I
         first = behind
 
 
+class _Replayed(NamedTuple):
+    """A _Replayed is an operation of a step."""
+
+    stream: int
+    time: int
+    """[ps] that it takes."""
+    after: tuple[Dependency, ...]
+    host: int | None
+    """Stream of the host thread that needs pinned blocks for it: a copy of a cache to host memory."""
+    frees: bool
+    """Whether blocks are free behind it: a copy of a cache to the GPU."""
+
+
 class _Replay:
     """A _Replay goes through the operations of a step in their order, with the blocks that are free."""
 
-    def __init__(self, step: _Step, free: Counter[int], rate: float) -> None:
-        """Take ``free``, which the replay changes to the blocks that are free behind the step."""
-        self._step, self._free, self._rate = step, free, rate
-        schedule = step.schedule
-        routes = range(len(schedule.routes))
-        self._rates = [alone_rate(schedule, route=route, rank=0) for route in routes]
+    def __init__(self, schedule: Schedule, rate: float) -> None:
+        """Take a step that does not wait, and the rate [B/s] at which new memory comes."""
+        self._streams, self._rate = len(schedule.streams), rate
+        rates = [alone_rate(schedule, route=route, rank=0) for route in range(len(schedule.routes))]
         outward = copy_name(to_device=False, pinned=True)
-        self._outward = [one.name.startswith(outward) for one in schedule.routes]
 
-    def run(self) -> tuple[int, int]:
-        """Return how much longer the step takes because of allocations [ps], and their number."""
-        enough = self._pass(limited=False)
+        def replayed(op: Op) -> _Replayed:
+            time = op.fixed + (transfer_time(op.size, rates[op.route]) if op.size else 0)
+            moves = op.kind == "copy" and op.label == CACHE_LABEL
+            out = moves and schedule.routes[op.route].name.startswith(outward)
+            host = (
+                next(one.stream for one in op.after if schedule.streams[one.stream] == _HOST) if out else None
+            )
+            return _Replayed(op.stream, time, op.after, host, moves and not out)
+
+        self._ops = [op for block in schedule.blocks for op in list(map(replayed, block.ops)) * block.repeat]
+
+    def run(self, before: Blocks, after: Blocks, free: Counter[int]) -> tuple[int, int]:
+        """Return how much longer the step takes because of allocations [ps], and their number.
+
+        ``before`` and ``after`` are the blocks of the layers' tensors before and after the step, ``free``
+        those that are free, which become those that are free behind it.
+        """
         self._allocated = 0
-        end = self._pass(limited=True)
-        return end - enough, self._allocated
+        end = self._end((before, after, free))
+        return end - self._enough if self._allocated else 0, self._allocated
 
-    def _pass(self, *, limited: bool) -> int:
-        """Return the end of the step [ps]; unless ``limited``, there are enough blocks."""
-        schedule = self._step.schedule
-        ends: list[list[int]] = [[] for _ in schedule.streams]
-        stored = iter(self._step.after)
-        fetched = iter(self._step.before[1:])  # the last update fetches the first layer for the next step
+    @cached_property
+    def _enough(self) -> int:
+        """End of the step [ps] if there are enough blocks."""
+        return self._end(None)
+
+    def _end(self, pool: tuple[Blocks, Blocks, Counter[int]] | None) -> int:
+        """Return the end of the step [ps] with the blocks before and after it, and those that are free; None
+        if there are enough."""
+        ends: list[list[int]] = [[] for _ in range(self._streams)]
+        before, after, free = pool or ((), (), Counter[int]())
+        stored = iter(after)
+        fetched = iter(before[1:])  # the last update fetches the first layer, for the next step
         copied: deque[tuple[int, tuple[int, ...]]] = deque()
-        if limited:  # that of the step before has done so
-            self._free.update(self._step.before[0])
-        for block in schedule.blocks:
-            for _ in range(block.repeat):
-                for op in block.ops:
-                    moves = limited and op.kind == "copy" and op.label == CACHE_LABEL
-                    if moves and self._outward[op.route]:
-                        host = next(one.stream for one in op.after if schedule.streams[one.stream] == _HOST)
-                        ends[host][-1] = self._taken(next(stored), ends[host][-1], copied)
-                    end = self._end(op, ends)
-                    ends[op.stream].append(end)
-                    if moves and not self._outward[op.route]:
-                        copied.append((end, next(fetched, ())))
+        free.update(before[0] if before else ())  # which the step before has fetched
+        for stream, time, awaited, host, frees in self._ops:
+            if host is not None and pool:
+                ends[host][-1] = self._taken(next(stored), ends[host][-1], copied, free)
+            own = ends[stream]
+            start = own[-1] if own else 0
+            for other, back, _ in awaited:
+                others = ends[other]
+                if back < len(others) and others[-1 - back] > start:
+                    start = others[-1 - back]
+            own.append(start + time)
+            if frees and pool:
+                copied.append((own[-1], next(fetched, ())))
         for _, blocks in copied:
-            self._free.update(blocks)
+            free.update(blocks)
         return max(own[-1] for own in ends if own)
 
-    def _taken(self, needed: Sequence[int], now: int, copied: deque[tuple[int, tuple[int, ...]]]) -> int:
+    def _taken(
+        self,
+        needed: Sequence[int],
+        now: int,
+        copied: deque[tuple[int, tuple[int, ...]]],
+        free: Counter[int],
+    ) -> int:
         """Take blocks from those whose copies have ended, or allocate them; return when all are there
         [ps]."""
         for block in needed:
             while copied and copied[0][0] <= now:
-                self._free.update(copied.popleft()[1])
-            if self._free[block]:
-                self._free[block] -= 1
+                free.update(copied.popleft()[1])
+            if free[block]:
+                free[block] -= 1
             else:
                 now += picoseconds(block / self._rate)
                 self._allocated += 1
         return now
-
-    def _end(self, op: Op, ends: Sequence[Sequence[int]]) -> int:
-        """Return when an operation ends [ps]."""
-        own = ends[op.stream]
-        start = own[-1] if own else 0
-        for one in op.after:
-            before = ends[one.stream]
-            if one.back < len(before):
-                start = max(start, before[-1 - one.back])
-        moving = transfer_time(op.size, self._rates[op.route]) if op.size else 0
-        return start + op.fixed + moving

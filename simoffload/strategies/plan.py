@@ -197,7 +197,8 @@ class InferencePlan(Plan):
                 "decode",
                 self.workload.decode_steps,
                 lambda number: self._phase(decode(number), "decode"),
-                lambda number: (*self.durations(decode(number)), *self._cache_transfers(decode(number))),
+                lambda number: self.durations(decode(number)),
+                lambda number: self._cache_transfers(decode(number)),
             ),
             *([waits] if self.allocation_waits else []),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -43,8 +43,7 @@ class PassWriter:
         own = _STREAMS[: len(_STREAMS) if self._degrees.ranks > replicas else 2]
         blocks, cache = stream_names(plan.cache.connector, plan.machine), plan.cache.streams
         self._names = (*own, *blocks, *self.more, *cache)
-        self._first_of_cache = len(self._names) - len(cache)
-        self._first_of_blocks = len(own)
+        self._first_of_cache, self._first_of_blocks = len(self._names) - len(cache), len(own)
         self._blocks = PassBlocks(plan.block_moves, self._block_writer)
         width = len(self._names)
         programs = [
@@ -64,10 +63,8 @@ class PassWriter:
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
         self._started: set[int] = set()
-        self._known_paths: dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]] = {}
         self._update: CacheUpdate | None = None
-        # Stream, number of the operation, and peers that the next operation of the GPU waits for.
-        self._awaited: list[tuple[int, int, int]] = []
+        self._awaited: list[tuple[int, int, int]] = []  # by the GPU's next operation: stream, number, peers
 
     def build(self) -> Schedule:
         """Return the schedule; each host ends its pass when its GPU has finished, and with stores layer by
@@ -122,13 +119,13 @@ class PassWriter:
 
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
+        stage, layer = self._plan.divided.stages[number], 0
         self._number, self._timing, self._batch = number, timing, batch
-        updates = self._plan.cache_updates(batch, self._plan.divided.stages[number])
+        updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
-        stage, layer = self._plan.divided.stages[number], 0
         longest = max(stage.groups, key=lambda group: group.repeat)
         if not self._blocks.layerwise:
             self._await_blocks(0)
@@ -136,13 +133,14 @@ class PassWriter:
         for group in stage.groups:
             first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
             for modules in group.layers * (1 if short else group.repeat):
-                self._enter(layer)
-                if self._blocks.layerwise:
-                    self._await_blocks(layer)
                 self._update = updates[layer]
-                self._write("layer", modules)
-                self._leave(layer)
-                self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
+                state = self._state(layer, modules)
+                if state in written:
+                    self._builder.again(written[state])
+                else:
+                    written[state] = self._builder.segments
+                    self._layer(layer, modules)
+                    self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -150,6 +148,19 @@ class PassWriter:
         if number < self._degrees.pipeline - 1:
             self._builder.segment("send")
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
+
+    def _layer(self, number: int, modules: Layer) -> None:
+        """Write a layer of the stage, and the loads of blocks that it waits for or begins."""
+        if self._blocks.layerwise:
+            self._await_blocks(number)
+        self._write("layer", modules)
+
+    def _state(self, number: int, modules: Layer) -> Hashable:
+        """Return what determines the operations of the layer that begins: they are those of an earlier layer
+        of the stage with the same value, and never if it has the ``number`` of the layer."""
+        if self._blocks.layerwise or self._awaited:
+            return number
+        return id(modules), self._update, tuple(map(bool, self._builder.written))
 
     def _write(self, segment: str, modules: Layer) -> None:
         """Write a layer, or the part before or after the layers."""
@@ -189,12 +200,6 @@ class PassWriter:
     def _joined(self) -> Sequence[int]:
         """Further streams for which the end of a pass waits."""
         return ()
-
-    def _enter(self, layer: int) -> None:
-        """Begin a layer of the stage."""
-
-    def _leave(self, layer: int) -> None:
-        """End a layer of the stage."""
 
     def _before_kernels(self, module: Module) -> None:
         """Write what begins with the kernels of a module."""
@@ -247,10 +252,10 @@ class PassWriter:
     def _paths(self, name: str, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
         """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages;
         ``path_of`` gives that of a rank of the stage and its GPU, and is asked once for each ``name``."""
-        if (self._number, name) not in self._known_paths:
+        if (self._number, name) not in self._plan.known_paths:
             paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
-            self._known_paths[self._number, name] = paths[0], self._hops(paths)
-        return self._known_paths[self._number, name]
+            self._plan.known_paths[self._number, name] = paths[0], self._hops(paths)
+        return self._plan.known_paths[self._number, name]
 
     def _hops(self, paths: Sequence[Path], *, stage: int | None = None) -> tuple[Hops, ...]:
         """Return the hops of all ranks, of which only those of a stage (default: the present) have paths."""
@@ -284,6 +289,11 @@ class StagedPlan(InferencePlan):
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @cached_property
+    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
+        """Paths of transfers that its writers have asked for, by stage and name."""
+        return {}
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
@@ -348,8 +358,6 @@ class StagedPlan(InferencePlan):
                 repeats = repeats and not (forward.loads or forward.stores)
                 writer.stage(number, timings.timing(batch), batch, repeats=repeats)
         return writer.build()
-
-    # -- blocks of a paged cache ------------------------------------------------------------------
 
     @cached_property
     def block_moves(self) -> BlockMoves | None:

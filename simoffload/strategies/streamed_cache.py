@@ -161,18 +161,20 @@ def streamed_updates(
 ) -> tuple[StreamedUpdate, ...]:
     """Return what each layer of ``part`` moves in a pass."""
     loads = any(one.new_tokens < one.context for one in batch)
-    before = {layer: _tensors(cache, part, layer, batch, past=True) for layer, _ in part.kinds}
-    new = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
-    layers = part.layers
+
+    def sizes(*, past: bool) -> tuple[tuple[int, ...], ...]:
+        return part.by_layer(lambda layer: _tensors(cache, part, layer, batch, past=past))
+
+    before, new = sizes(past=True), sizes(past=False)
     return tuple(
         StreamedUpdate(
             tier=cache.tier,
             first=not number,
-            own=before[layer] if loads and not number else None,
-            following=before[layers[number + 1]] if loads and number + 1 < len(layers) else None,
-            stored=new[layer],
+            own=before[0] if loads and not number else None,
+            following=before[number + 1] if loads and number + 1 < len(before) else None,
+            stored=stored,
         )
-        for number, layer in enumerate(layers)
+        for number, stored in enumerate(new)
     )
 
 
@@ -242,11 +244,10 @@ def streamed_memory(
     return (*found, MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
 
 
-def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> list[tuple[int, ...]]:
+def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
-    sizes = {layer: _tensors(cache, part, layer, batch, past=False) for layer, _ in part.kinds}
-    return [sizes[layer] for layer in part.layers]
+    return part.by_layer(lambda layer: _tensors(cache, part, layer, batch, past=False))
 
 
 def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:

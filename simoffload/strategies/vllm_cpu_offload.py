@@ -15,7 +15,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -26,7 +26,7 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Tunable, refused
@@ -288,7 +288,7 @@ class _OffloadWriter(PassWriter):
 
     more = ("copy",)
     _plan: VllmOffloadPlan
-    _layer = 0
+    _entered = 0
 
     @property
     def _copies(self) -> int:
@@ -298,11 +298,14 @@ class _OffloadWriter(PassWriter):
     def _joined(self) -> Sequence[int]:
         return (len(self._names) - 1,)
 
-    def _enter(self, layer: int) -> None:
-        self._layer = layer
+    def _layer(self, number: int, modules: Layer) -> None:
+        self._entered = number
+        super()._layer(number, modules)
+        self._entered = -1
 
-    def _leave(self, _layer: int) -> None:
-        self._layer = -1
+    def _state(self, number: int, modules: Layer) -> Hashable:
+        """Return the number of the layer in a stage with offloaded layers, which differ in what is."""
+        return number if any(self._plan.offloaded[self._number]) else super()._state(number, modules)
 
     def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
         """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
@@ -321,7 +324,7 @@ class _InPlaceWriter(_OffloadWriter):
 
     def _before_kernels(self, module: Module) -> None:
         layers = self._plan.offloaded[self._number]
-        sizes = layers[self._layer].get(module.name) if self._layer >= 0 else None
+        sizes = layers[self._entered].get(module.name) if self._entered >= 0 else None
         if not sizes:
             return
         if module.share < 1:  # of experts, only those to which a token is routed
@@ -334,17 +337,14 @@ class _InPlaceWriter(_OffloadWriter):
 class _PrefetchWriter(_OffloadWriter):
     """A _PrefetchWriter copies the layers of groups ahead of their use."""
 
-    def _enter(self, layer: int) -> None:
-        """Wait for the copy of an offloaded layer; the first ones were copied by the pass before."""
-        super()._enter(layer)
-        copied = self._copied.get((self._number, layer))
+    def _layer(self, number: int, modules: Layer) -> None:
+        """Wait for the copy of an offloaded layer, unless the pass before made it, and behind the layer begin
+        that of the one that takes its slot."""
+        copied = self._copied.get((self._number, number))
         if copied is not None:
             self._awaited.append((self._copies, copied, -1))
-
-    def _leave(self, layer: int) -> None:
-        """Begin the copy of the offloaded layer that takes the slot of this one."""
-        super()._leave(layer)
-        following = self._following[self._number].get(layer)
+        super()._layer(number, modules)
+        following = self._following[self._number].get(number)
         if following is None:
             return
         weights = self._plan.offloaded[self._number][following]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.models import load_model, module_cost
+from simoffload.models import Layer, load_model, module_cost
 
 # Published totals and active parameters [1e9] (the head and the embedding included), and bytes of cache for a
 # token in 16 bit: config.json of each model and its model card; the totals of gpt-oss include the biases.
@@ -56,6 +56,18 @@ def test_layers_of_several_kinds() -> None:
     assert kinds("glm-4.5") == [3, 89]
     assert kinds("llama-4-maverick") == [24, 12, 12]  # dense; with experts, rotated and not
     assert kinds("llama-4-scout") == [36, 12]
+
+
+def test_values_by_layer_are_in_call_order_and_calculated_once() -> None:
+    shape = load_model("deepseek-v3")
+    asked: list[Layer] = []
+
+    def modules(layer: Layer) -> int:
+        asked.append(layer)
+        return len(layer)
+
+    assert shape.by_layer(modules) == tuple(map(len, shape.layers))
+    assert len(asked) == 2
 
 
 def test_half_of_the_layers_of_gpt_oss_keep_a_window() -> None:

@@ -117,8 +117,11 @@ def test_without_growth_nothing_has_to_be_looked_at() -> None:
         grown(grown(story(LAYER), [(0, 1)], 1), [(0, 2)], 2),
         grown(story(LAYER), [(0, 2)], -1),
         story(LAYER._replace(ops=(*LAYER.ops[:2], wait(GPU, 9, Dependency(HOST))))),
+        story(LAYER._replace(repeat=999)),
+        story(LAYER._replace(repeat=999), LAYER._replace(repeat=1)),
+        story(LAYER._replace(ops=LAYER.ops * 2, repeat=500)),
     ],
-    ids=["two durations", "shorter", "another program"],
+    ids=["two durations", "shorter", "another program", "fewer layers", "two blocks", "pairs of layers"],
 )
 def test_only_one_duration_may_differ_and_be_longer(other: Schedule) -> None:
     assert makespan_for_longer_context(execute(story(LAYER)), other) is None

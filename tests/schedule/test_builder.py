@@ -55,6 +55,17 @@ def test_a_segment_that_is_written_again_is_equal() -> None:
         write()
 
 
+def test_an_earlier_segment_is_written_again_by_its_number() -> None:
+    builder = ScheduleBuilder(name="pass", ranks=1, streams=("gpu",))
+    for op in (A, B):
+        builder.segment("layer")
+        builder.add(op)
+    builder.again(0)
+    builder.again(1)
+    assert builder.written == [4]
+    assert builder.build([]).blocks == (Block("layer", (A, B), 2),)
+
+
 def test_dependencies_count_back_so_equal_layers_are_equal() -> None:
     builder = ScheduleBuilder(name="pass", ranks=1, streams=("host", "gpu"))
     for _ in range(3):

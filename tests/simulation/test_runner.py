@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from simoffload.documents import parse_yaml, yaml_text
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, WorkLimitError
 from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
-from simoffload.scenario import load_scenario
+from simoffload.scenario import load_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.decoding import Decoding, Simulated, verify_decoding
 from simoffload.simulation.runner import verify
@@ -75,3 +76,12 @@ def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
         simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout \(--timeout\) after 1e-09 s"):
         load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.timeout=1 ns"])
+
+
+@pytest.mark.parametrize(("model", "window"), [("gpt-oss-20b", 128), ("gemma-2-9b", 4096)])
+def test_steps_before_and_after_a_window_is_full(model: str, window: int) -> None:
+    """Then layers that were equal differ, so that the schedules of such steps have other blocks."""
+    work = {"batch_size": 1, "prompt_length": window - 20, "output_length": 40}
+    content = {"name": "window", "model": model, "platform": "dgx-h200", "workload": work}
+    content |= {"strategy": {"kind": "resident"}, "engine": {"decode_extrapolation": "verify"}}
+    simulate(resolve(parse_yaml(yaml_text(content), name="window.yaml")))

@@ -13,11 +13,14 @@ import simoffload as so
 from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
-from simoffload.models import Sequences
+from simoffload.models import Layer, Sequences
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.schedule import way_of
+from simoffload.schedule import Schedule, way_of
 from simoffload.simulation.capacity import memory_footprint
+from simoffload.strategies import Phase
 from simoffload.strategies.cache_routes import DEPTH, REQUEST
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.stage_writer import PassWriter
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {
@@ -349,6 +352,64 @@ def test_shortcuts_change_nothing(kind: str, tier: str) -> None:
     """Steady states, equal ranks and steps that are interpolated."""
     checked = dict.fromkeys(("steady_state", "rank_symmetry", "decode_extrapolation"), "verify")
     so.simulate(scenario(engine=checked, strategy=KINDS[kind], cache=cache(tier), steps=20))
+
+
+PIPELINES = {
+    "stages": {"kind": "tensor_parallel", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "vllm in place": {"kind": "vllm_cpu_offload", "cpu_offload_gb": 2},
+}
+
+
+@pytest.mark.parametrize("kind", ["resident", "compiled", "vllm", "vllm prefetching", *PIPELINES])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_layer_that_is_copied_is_that_which_would_be_written(
+    kind: str, model: str, layerwise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the prefill, with sliding layers in turn, and beside blocks that move layer by layer."""
+    strategy = KINDS.get(kind) or PIPELINES[kind]
+    blocks = {"connector": {"tier": "raid", "prefix": 512, "layerwise": True}}
+    if layerwise and strategy["kind"] != "vllm_cpu_offload":
+        strategy = strategy | {"compiled": True, "kind": "tensor_parallel"}
+    found = scenario(model=model, strategy=strategy, cache=blocks if layerwise else cache())
+
+    def schedules() -> list[Schedule]:
+        phases = found.plan().phases
+        return [(one if isinstance(one, Phase) else one.step(1)).schedule({}) for one in phases]
+
+    copied = schedules()
+    layers: list[int] = []
+    write = PassWriter._layer
+
+    def noted(self: PassWriter, number: int, modules: Layer) -> None:
+        layers.append(number)
+        write(self, number, modules)
+
+    monkeypatch.setattr(PassWriter, "_layer", noted)
+    assert schedules() == copied
+    few = len(layers)
+    monkeypatch.setattr(PassWriter, "_state", lambda _, number, __: number)
+    monkeypatch.setattr("simoffload.strategies.vllm_cpu_offload._OffloadWriter._state", PassWriter._state)
+    assert schedules() == copied
+    assert layerwise or kind in {"vllm prefetching", "vllm in place"} or few < len(layers) - few
+
+
+@pytest.mark.parametrize("kind", ["resident", "accelerate", "zero_inference", "compiled"])
+def test_only_steps_that_are_simulated_are_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each moves other bytes, so that none follows from another."""
+    written: list[str] = []
+    found = scenario(strategy=KINDS[kind], cache=cache("dram"), steps=60)
+    owner = type(found.plan())
+    schedule = owner.schedule  # type: ignore[attr-defined]
+
+    def noted(self: Any, forward: ForwardPass) -> Schedule:
+        written.append(forward.name)
+        return schedule(self, forward)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(owner, "schedule", noted)
+    result: Any = so.simulate(found)
+    steps = [one for one in written if one.startswith("decode")]
+    assert sorted(steps) == sorted(one.name for one in result.decode)
 
 
 # -- memory --------------------------------------------------------------------------------------
