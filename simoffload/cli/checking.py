@@ -81,6 +81,7 @@ def _check_scenario(document: Document) -> Warnings:
     try:
         scenario = resolve(document)
         plan = scenario.plan()
+        scenario.check_positions()
     except InputError as error:
         problems += error.problems
     if SWEEP in document.data:

@@ -15,8 +15,8 @@ def replaced(evaluator: Evaluator, change: Change) -> Change:
     """Return a change of the strategy that keeps the key-value cache as it is, where the other program has
     such a cache and it fits as well, and otherwise states what becomes of it.
 
-    Other numbers of GPUs or sequences are stated, too. A change that leaves the strategy, or that is refused,
-    is returned as it is.
+    Other numbers of GPUs, or of sequences on all of them, are stated, too. A change that leaves the strategy,
+    or that is refused, is returned as it is.
     """
     if not any(edit.path == ("strategy",) for edit in change.edits):
         return change
@@ -48,9 +48,11 @@ def _differences(evaluator: Evaluator, change: Change, there: Scenario) -> Itera
     now, other = evaluator.strategy, there.strategy
     if "GPU" not in change.description and other.gpus != now.gpus:
         yield f"{other.gpus} GPU{'s' * (other.gpus > 1)} instead of {now.gpus}"
-    batches = [getattr(work, "batch_size", None) for work in (evaluator.workload, there.workload)]
-    if "batch" not in change.description and batches[0] != batches[1]:
-        each = " per GPU" if other.replicas == other.gpus > 1 else ""
-        yield f"batch {batches[1]}{each} instead of {batches[0]}"
+    sequences = [
+        one.replicas * getattr(work, "batch_size", 0)
+        for one, work in ((now, evaluator.workload), (other, there.workload))
+    ]
+    if "batch" not in change.description and sequences[0] != sequences[1]:
+        yield f"{sequences[1]} sequences at once instead of {sequences[0]}"
     if other.cached != now.cached:
         yield f"key-value cache on {other.cached[0]} instead of {now.cached[0]}"

@@ -123,7 +123,6 @@ class LoadedScenario:
             self.check_passes()
         if workload.kind != "checkpoint":
             self._check_arithmetic()
-            self._check_positions()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
@@ -155,7 +154,7 @@ class LoadedScenario:
             text = f"{gpu.id} does not support {dtype}; write {has}"
             raise InputError([self.document.problem(("model", "dtype"), text)])
 
-    def _check_positions(self) -> None:
+    def check_positions(self) -> None:
         """Raise InputError for a context that a learned table of positions does not have."""
         most, work = self.model.learned_positions, self.scenario.workload
         if most is None or work.max_context <= most:

@@ -26,6 +26,7 @@ def simulate(
     """
     _begin(scenario)
     measures, plan = measures_of(scenario), scenario.plan()
+    scenario.check_positions()
     result = measures.capacity(plan)
     if not result.fits:
         return result

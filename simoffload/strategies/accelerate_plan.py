@@ -12,18 +12,19 @@ tensor on disk is read through a memory map into a new tensor (``load_offloaded_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
 from simoffload.hardware import FsdpCosts, Machine, Provenance
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models.cost import tokens_of
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.accelerate_writer import AccelerateWriter
+from simoffload.strategies.accelerate_writer import AccelerateWriter, Results
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
@@ -275,6 +276,7 @@ class AcceleratePlan(InferencePlan):
         writer = AccelerateWriter(self, forward, self.timings.timing(forward.batch))
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
+        results = [self._results(module, forward.batch) for module in self.modules]
         last, updates = len(self.parts) - 1, self._updates(forward)
         work = [(*part, update) for part, update in zip(self.parts, updates, strict=True)]
         for number, part in enumerate(work):
@@ -288,8 +290,22 @@ class AcceleratePlan(InferencePlan):
                 writer.hook(module, call.sizes, disk=call.on_disk)
                 duration, launch = durations[call.number], launches[call.number]
                 cached = update if module.kind == "attention" else None
-                writer.kernels(module.name, duration, launch, gpu=call.gpu, update=cached)
+                made = results[call.number]
+                writer.kernels(module.name, duration, launch, gpu=call.gpu, results=made, update=cached)
         return writer.end()
+
+    def _results(self, module: Module, batch: Sequence[Sequences]) -> tuple[Results, ...]:
+        """Return what the kernels of a module's call write, as tensors as wide as the hidden states;
+        attention also joins the cache, which may have been fetched."""
+        model = self.model
+        token = model.dtype_bytes * tokens_of(module, batch, self.cache_form)
+        if module.kind == "linear":
+            return (Results(token * module.out_features, 1),)
+        found = Results(token * model.hidden_size, round(module.out_features / model.hidden_size))
+        if module.kind != "attention" or self.cache.streamed:
+            return (found,)
+        held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
+        return found, Results(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
 
     def _updates(self, forward: ForwardPass) -> list[tuple[CacheUpdate, int] | None]:
         """Return for each part of a pass the update of its layer's cache, if it moves, and the GPU of the

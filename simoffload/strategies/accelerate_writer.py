@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
@@ -22,10 +22,34 @@ if TYPE_CHECKING:
 
 _READ_AHEAD = 128 << 10
 """[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
-_MAPPED = 0.65e-12
-"""[s/B] of allocating and releasing memory of a GPU (H100: docs/measurements/hugging-face.md)."""
+_ALLOCATE, _RELEASE = (50e-6, 0.14e-12), (45e-6, 0.51e-12)
+"""Time [s] of allocating and of releasing a block of a GPU's memory, and more for each byte [s/B] (H100:
+docs/measurements/hugging-face.md). The time of small blocks is part of ``EagerCosts.tensor``."""
+_SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
+"""[B] Tensors up to the first size are small; those up to the second share blocks of the third
+(c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kMinLargeAlloc, kLargeBuffer)."""
 _NEVER_WRITTEN = 2.2
 """Rate of copies from pages that were never written, over that from others (measured in the same place)."""
+
+
+class Results(NamedTuple):
+    """Results are the tensors of one size that kernels of a module make."""
+
+    size: int
+    """Size [B] of each."""
+    number: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks that PyTorch allocates for them, if it has none; 0 for small tensors."""
+        if self.size <= _SMALL:
+            return 0
+        return self.number if self.size >= _SHARED else -(-self.number * self.size // _SEGMENT)
+
+    def seconds(self, costs: tuple[float, float]) -> float:
+        """Return the time [s] of allocating or releasing these blocks."""
+        block, byte = costs
+        return self.blocks and self.blocks * block + self.number * self.size * byte
 
 
 class AccelerateWriter(StreamWriter):
@@ -49,6 +73,7 @@ class AccelerateWriter(StreamWriter):
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
         self._threads = plan.machine.host.cpu_optimizer.cores.value
+        self._emptied, self._releasing = False, 0.0
 
     def begin(self, segment: str) -> None:
         """Begin a layer, or the part before or after the layers."""
@@ -67,16 +92,20 @@ class AccelerateWriter(StreamWriter):
             module.parameters or (module.kind == "container" and self._plan.dispatched)
         ):
             self.spend(self._own.hook.value)
+        if module.parameters:
+            self._emptied = bool(sizes)
         for size in sizes:
             if disk:
                 self._read(size)
-            self.spend(self._own.tensor.value + _MAPPED * size)
+            self.spend(self._own.tensor.value + (_ALLOCATE[1] + _RELEASE[1]) * size)
             self.flush()
             compute = 1 + self._plan.main
             route, latency = self._to_gpu(size, disk=disk)
             self.add("copy", compute, fixed=latency, size=size, route=route, after=self.so_far(HOST))
             self.host_waits(compute)
             self.cool(self.transfer_s(route, latency, size))
+            self.spend(self._releasing)
+            self._releasing = 0.0
 
     def _to_gpu(self, size: int, *, disk: bool) -> tuple[int, int]:
         """Return route and latency [ps] of the copy of a tensor to the main GPU."""
@@ -119,15 +148,22 @@ class AccelerateWriter(StreamWriter):
         launch: int,
         *,
         gpu: int,
+        results: Sequence[Results] = (),
         update: tuple[CacheUpdate, int] | None = None,
     ) -> None:
         """Launch the kernels of a module on a GPU, and move the hidden states there if it is another one.
+
+        Its ``results`` need new memory if PyTorch's cache has been emptied, as it will be before the next
+        module that is brought to the GPU.
 
         ``update``: that of the layer's cache, and the GPU of the next layer. The prefetch stream is one of
         the main GPU (``torch.Stream()``), so that copies to another one are on its compute stream.
         """
         if not duration:
             return
+        if self._emptied and gpu == self._plan.main:
+            self.spend(sum(one.seconds(_ALLOCATE) for one in results))
+            self._releasing += sum(one.seconds(_RELEASE) for one in results)
         self.flush()
         self.add("launch", HOST, fixed=launch, label=label)
         if gpu != self._at:

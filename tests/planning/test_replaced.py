@@ -56,11 +56,13 @@ def test_another_format_changes_the_answers(evaluator: Evaluator) -> None:
 
 
 @pytest.mark.parametrize("evaluator", ["{}"], indirect=True)
-def test_fewer_sequences_on_each_gpu_are_stated(evaluator: Evaluator) -> None:
+def test_fewer_sequences_are_stated(evaluator: Evaluator) -> None:
     one = change("zero_inference", ranks=8)
-    one = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 2)))
-    assert replaced(evaluator, one).description == (
-        "with zero_inference, 8 GPUs instead of 1, batch 2 per GPU instead of 16"
+    same = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 2)))
+    assert replaced(evaluator, same).description == "with zero_inference, 8 GPUs instead of 1"
+    fewer = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 1)))
+    assert replaced(evaluator, fewer).description == (
+        "with zero_inference, 8 GPUs instead of 1, 8 sequences at once instead of 16"
     )
 
 

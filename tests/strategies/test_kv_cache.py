@@ -336,7 +336,7 @@ def test_contexts_beyond_the_positions_are_noticed() -> None:
         ({"kind": "training", "batch_size": 1, "sequence_length": 2049}, "sequence_length"),
     ],
 )
-@pytest.mark.parametrize("command", ["check", "run", "fit"])
+@pytest.mark.parametrize("command", ["check", "run", "advise"])
 def test_contexts_beyond_learned_positions_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], work: dict[str, Any], key: str, command: str
 ) -> None:
