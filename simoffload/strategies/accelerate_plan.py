@@ -276,7 +276,7 @@ class AcceleratePlan(InferencePlan):
         writer = AccelerateWriter(self, forward, self.timings.timing(forward.batch))
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
-        results = [self._results(module, forward.batch) for module in self.modules]
+        results = [self.results(module, forward.batch) for module in self.modules]
         last, updates = len(self.parts) - 1, self._updates(forward)
         work = [(*part, update) for part, update in zip(self.parts, updates, strict=True)]
         for number, part in enumerate(work):
@@ -294,14 +294,20 @@ class AcceleratePlan(InferencePlan):
                 writer.kernels(module.name, duration, launch, gpu=call.gpu, results=made, update=cached)
         return writer.end()
 
-    def _results(self, module: Module, batch: Sequence[Sequences]) -> tuple[Results, ...]:
-        """Return what the kernels of a module's call write, as tensors as wide as the hidden states;
-        attention also joins the cache, which may have been fetched."""
+    def results(self, module: Module, batch: Sequence[Sequences]) -> tuple[Results, ...]:
+        """Return the new tensors of a module's call: the product of a linear layer, or half of what other
+        kernels write, as wide as the hidden states; attention also joins the cache, which may be fetched.
+
+        The other half is in memory that the same call has given back: RMSNorm writes eight times the size of
+        its input, and has four at once.
+        """
         model = self.model
         token = model.dtype_bytes * tokens_of(module, batch, self.cache_form)
         if module.kind == "linear":
             return (Results(token * module.out_features, 1),)
-        found = Results(token * model.hidden_size, round(module.out_features / model.hidden_size))
+        found = Results(
+            token * model.hidden_size, max(1, round(module.out_features / (2 * model.hidden_size)))
+        )
         if module.kind != "attention" or self.cache.streamed:
             return (found,)
         held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes

@@ -22,6 +22,7 @@ from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
+from simoffload.strategies.accelerate_writer import Results
 from simoffload.strategies.base import Placement
 from simoffload.strategies.device_map import ModuleTree, homes_of
 from simoffload.workload import Inference
@@ -163,6 +164,41 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
     least = copies + fixed + costs_of_waiting + launches + host.deepspeed.pass_overhead.value
     kernels = sum(timing.compute(found.tree.module(call)) for call, _ in found.placed) * 1e-12
     assert least < step.time_s < least + kernels
+
+
+@pytest.mark.parametrize(("size", "number", "blocks"), [(1 << 20, 9, 0), (2 << 20, 9, 1), (16 << 20, 9, 9)])
+def test_tensors_share_blocks_of_memory(size: int, number: int, blocks: int) -> None:
+    """Up to 1 MiB they are part of the cost of a tensor, up to 10 MiB they share 20 MiB."""
+    found = Results(size, number)
+    assert found.blocks == blocks
+    assert found.seconds((1e-3, 0.0)) == pytest.approx(1e-3 * blocks)
+    assert (found.seconds((0.0, 1e-12)) > 0) == (blocks > 0)
+
+
+def test_results_of_a_prompt_need_new_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's cache is emptied after each tensor, whose copy waits for the kernels before it: no release is
+    hidden behind a kernel. Allocations may be."""
+    prompt = so.load_scenario(str(file), overrides=["workload.prompt_length=8000"])
+    found, times = prompt.plan(), []
+    assert isinstance(found, AcceleratePlan)
+    results = [
+        one
+        for call, _ in found.placed
+        for one in found.results(found.tree.module(call), found.forward("prefill", 8000, 8000).batch)
+    ]
+    times.append(so.simulate(prompt).passes[0].time_s)
+    monkeypatch.setattr(Results, "seconds", lambda *_: 0.0)
+    times.append(so.simulate(prompt).passes[0].time_s)
+    released, allocated = (sum(blocks_s(one, *each) for one in results) for each in (RELEASE, ALLOCATE))
+    assert released > 0.01
+    assert 0.9 * released < times[0] - times[1] < released + allocated
+
+
+RELEASE, ALLOCATE = (45e-6, 0.51e-12), (50e-6, 0.14e-12)
+
+
+def blocks_s(one: Results, block: float, byte: float) -> float:
+    return one.blocks * block + (one.size * one.number * byte if one.blocks else 0.0)
 
 
 def test_pinned_weights_are_copied_at_the_pinned_rate(file: Path) -> None:
