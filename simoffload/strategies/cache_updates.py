@@ -21,7 +21,7 @@ from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import cache_bytes, cache_term, pinned_block, pinned_rounding
+from simoffload.strategies.memory import cache_bytes, cache_term, pinned_block, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
 
 
@@ -241,7 +241,10 @@ def _offloaded_memory(
     if kept := sum(map(sum, sizes)) - sum(offloaded):
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
     if not cache.static:
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(offloaded, default=0)))
+        last = (Sequences(workload.batch_size, 1, workload.max_context),)
+        joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
+        whole = max(*joined, prompt_in_layer(part, workload))
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", whole))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     pool = sum(

@@ -79,6 +79,15 @@ def cache_bytes(model: ModelShape, workload: Inference, *, fused: bool = False) 
     return max(end, model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False))
 
 
+def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
+    """Return the size [B] of the keys and values of all prompts in one layer.
+
+    While a prefill attends to them they are whole and in the model's type, also those of a layer that then
+    keeps only its window (``DynamicSlidingWindowLayer.update``) or fewer bits.
+    """
+    return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
+
+
 def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: bool = False) -> MemoryTerm:
     """Return the memory of keys and values on a tier."""
     remedy = "lower batch_size, prompt_length or output_length"

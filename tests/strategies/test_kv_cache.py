@@ -143,9 +143,34 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
     assert len(copies) == 32
 
 
-def test_a_gpu_without_layers_has_no_cache() -> None:
-    empty = {"kind": "accelerate", "num_gpus": 2, "device_map": {"": 0}}
-    so.simulate(scenario(strategy=empty, cache=OFFLOADED))
+@pytest.mark.parametrize(
+    "cache",
+    [
+        OFFLOADED,
+        {"implementation": "static"},
+        {"format": "int4"},
+        {"tier": "raid", "implementation": "streamed"},
+        {"tier": "dram", "implementation": "streamed", "format": "fp8"},
+    ],
+)
+def test_a_gpu_without_layers_has_no_cache(cache: dict[str, Any]) -> None:
+    """The fullest GPU and the host need what they need without it."""
+    one = {"kind": "accelerate", "num_gpus": 1, "device_map": {"": 0}}
+    found, expected = (
+        so.simulate(scenario(strategy={**one, "num_gpus": gpus}, cache=cache)).capacity for gpus in (2, 1)
+    )
+    assert {use.tier: use.needed for use in found} == {use.tier: use.needed for use in expected}
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("opt-125m", 3), ("gemma-3-1b", 3), ("opt-1.3b", 8)])
+def test_layers_may_be_on_fewer_gpus_than_there_are(model: str, gpus: int) -> None:
+    """As Accelerate puts those of small models."""
+    several = {"kind": "accelerate", "num_gpus": gpus}
+    cache = {"tier": "raid", "implementation": "streamed"}
+    found = scenario(model=model, strategy=several, cache=cache, prompt_length=100)
+    on_gpus = found.plan().on_gpus  # type: ignore[attr-defined]
+    assert any(all("cache" not in term.name for term in one if term.tier == "hbm") for one in on_gpus)
+    so.simulate(found)
 
 
 # -- times ---------------------------------------------------------------------------------------
@@ -247,6 +272,23 @@ def test_host_memory_is_pinned_in_powers_of_two() -> None:
     fixed = terms(**keys, cache=STATIC)
     assert fixed["dram", "pinned blocks of earlier passes"] == 64 * (256 << 20)
     assert ("hbm", "joined keys and values of a layer") not in fixed
+
+
+@pytest.mark.parametrize("cache", [OFFLOADED, {"tier": "dram", "implementation": "streamed"}])
+def test_a_sliding_layer_joins_the_whole_prompt(cache: dict[str, Any]) -> None:
+    """Mistral 7B 0.1 keeps 4,095 of 30,000 tokens of each layer, after attention."""
+    keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "batch_size": 16, "prompt_length": 30_000}
+    found, token = terms(**keys, cache=cache), 16 * 2 * 8 * 128 * 2
+    assert found["hbm", "key-value cache of two layers"] == 2 * 4095 * token
+    whole = ("joined keys and values of a layer", "keys and values of a prompt in a layer")
+    assert [found["hbm", name] for name in whole if ("hbm", name) in found] == [30_000 * token]
+
+
+def test_a_sliding_layer_joins_its_window_in_later_steps() -> None:
+    """4,095 tokens are kept and one is new."""
+    keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "prompt_length": 2000, "steps": 3000}
+    joined = terms(**keys, cache=OFFLOADED)["hbm", "joined keys and values of a layer"]
+    assert joined == BATCH * 4096 * 2 * 8 * 128 * 2
 
 
 def test_every_process_of_a_host_has_its_cache() -> None:
