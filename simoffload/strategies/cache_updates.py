@@ -21,7 +21,13 @@ from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import cache_bytes, cache_term, pinned_block, pinned_rounding, prompt_in_layer
+from simoffload.strategies.memory import (
+    cache_bytes,
+    cache_term,
+    pinned_block,
+    pinned_rounding,
+    prompt_in_layer,
+)
 from simoffload.workload import Inference
 
 
