@@ -198,18 +198,22 @@ class ModelShape:
         size = self.dtype_bytes
         return max(one.stored_numel(size) for module in self.distinct_modules for one in module.parameters)
 
-    def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True) -> int:
+    def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True, block: int = 1) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
         layers but those of an encoder; positions are those of the prompt and of the result.
 
-        A sliding layer keeps those of its window, or without ``windows`` all of them.
+        A sliding layer keeps those of its window, or without ``windows`` all of them. Every sequence has
+        whole blocks of ``block`` positions; a window that begins within a block touches one more.
         """
         decoder = self.layers[self.num_encoder_layers :] if self.num_encoder_layers else ()
         counted = [(layer, 1) for layer in decoder] if decoder else self.kinds
         positions = 0
         for layer, count in counted:
             window = next((one.window for one in layer if one.kind == "attention"), None)
-            positions += count * (tokens if window is None or not windows else min(tokens, window))
+            blocks = -(-tokens // block)
+            if window is not None and windows:
+                blocks = min(blocks, -(-(window - 1) // block) + 1)
+            positions += count * blocks * block
         return batch * positions * self.cache_width * self.dtype_bytes
 
     @property

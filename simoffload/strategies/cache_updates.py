@@ -20,7 +20,7 @@ from typing import NamedTuple
 from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
-from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.kv_cache import VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import (
     cache_bytes,
     cache_term,
@@ -201,13 +201,13 @@ def cache_memory(
     """Return the memory of the cache of one GPU that has ``part`` of the model, and with ``copies`` such
     parts on a host that of its host memory.
 
-    ``paged``: in pages as in vLLM.
+    ``paged``: in blocks as in vLLM, of which every sequence has whole ones.
     """
     if cache.offloaded:
         return _offloaded_memory(cache, part, workload, copies)
     if cache.static:
         return (cache_term("hbm", sum(map(sum, _tensors(cache, part, workload)))),)
-    size = cache_bytes(part, workload, fused=paged)
+    size = cache_bytes(part, workload, block=VLLM_BLOCK if paged else 0)
     if cache.format is None:
         return (cache_term("hbm", size),)
     stored = round(size * cache.element_bytes(part.dtype_bytes) / part.dtype_bytes)

@@ -57,6 +57,8 @@ ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cp
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
 VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+VLLM_BLOCK = 16
+"""Number of tokens of a block in vLLM; LMCache has larger ones."""
 STREAMED = CacheEngine(
     "a streamed cache",
     ("dram", "nvme", "nfs", "pfs", "nvmeof", "remote"),

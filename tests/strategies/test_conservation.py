@@ -71,11 +71,11 @@ class Shape(NamedTuple):
 
 
 @st.composite
-def shapes(draw: st.DrawFn, *families: str, head: st.SearchStrategy[int] = st.just(HEAD)) -> Shape:
+def shapes(draw: st.DrawFn, *families: str, widths: Sequence[int] = (HEAD,)) -> Shape:
     heads = draw(st.sampled_from([8, 16]))
     family = draw(st.sampled_from(families))
     kept = draw(st.sampled_from([4, heads])) if family == "llama" else heads
-    return Shape(family, draw(st.integers(1, 5)), heads, kept, draw(head))
+    return Shape(family, draw(st.integers(1, 5)), heads, kept, draw(st.sampled_from(widths)))
 
 
 class Work(NamedTuple):
@@ -372,7 +372,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=some(30))
-@given(shape=shapes("opt", head=st.sampled_from([32, 64, 80, 128])), work=works, policy=policies())
+@given(shape=shapes("opt", widths=(32, 64, 80, 128)), work=works, policy=policies())
 def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
     """Weights come once; caches of whole sequences that are not on the GPU come whole and their new tokens
     go, in 4 bits with each head filled up to whole groups; hidden states go home after every slot and come

@@ -467,8 +467,8 @@ def test_vllm_fills_as_much_as_is_needed() -> None:
     full = scenario("llama-2-70b", batch=1000, tensor_parallel_size=2, compiled=True)
     (stage,) = full.plan().memory_stages
     filled = sum(one.size for one in stage.terms if one.tier == "hbm") / full.machine.tiers["hbm"].capacity
-    assert 0.93 < filled < 0.94
-    assert "--gpu-memory-utilization 0.94" in full.exports()["vllm-serve.sh"]
+    assert 0.96 < filled < 0.97
+    assert "--gpu-memory-utilization 0.97" in full.exports()["vllm-serve.sh"]
 
 
 def test_every_command_knows_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
