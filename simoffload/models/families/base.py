@@ -140,7 +140,7 @@ class FamilyConfig(Frozen, ABC):
             vocab_size=self.vocab_size,
             dtype=dtype,
             attention=attention or self.default_attention,
-            traits=self.traits,
+            traits=self.own_traits,
             routing=routing or self.routing,
             modules_before=modules.before,
             groups=grouped(_marked(modules.layers, self.windows())),
@@ -156,6 +156,11 @@ class FamilyConfig(Frozen, ABC):
     def default_attention(self) -> Attention:
         """The implementation of attention that transformers 5 uses by default."""
         return self.traits.attention
+
+    @property
+    def own_traits(self) -> Traits:
+        """The traits of the family, where they depend on the model those of the model."""
+        return self.traits
 
     @abstractmethod
     def derived(self) -> Derived:
