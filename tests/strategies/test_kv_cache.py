@@ -11,7 +11,7 @@ import simoffload as so
 from simoffload.calibration.launch import case_data
 from simoffload.calibration.runs import request
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 
@@ -32,7 +32,7 @@ OFFLOADED = {"tier": "dram"}
 STATIC = {"tier": "dram", "implementation": "static"}
 
 
-def text(*, model: str = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
+def text(*, model: Any = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
     work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
     strategy = keys.pop("strategy", KINDS["resident"])
     if (cache := keys.pop("cache", None)) is not None:
@@ -326,6 +326,7 @@ def test_fit_counts_the_cache_where_it_is() -> None:
 # -- mistakes ------------------------------------------------------------------------------------
 
 VLLM = {"kind": "vllm_cpu_offload"}
+FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -334,8 +335,21 @@ VLLM = {"kind": "vllm_cpu_offload"}
         ({"cache": {"tier": "attic"}}, "tier", 'no tier "attic" on platform "dgx-h200"'),
         ({"cache": {"tier": "raid"}}, "tier", "transformers keeps no cache there; use hbm or dram"),
         ({"cache": OFFLOADED, "strategy": VLLM}, "tier", "vLLM keeps no cache there; use hbm"),
-        ({"cache": {"format": "int8"}}, "format", "has no cache of this format; use fp8 or int4 or int2"),
-        ({"cache": {"format": "int3"}}, "format", "must be"),
+        (
+            {"cache": {"format": "int8"}},
+            "format",
+            "no cache of this format; use fp8, int4 or int2, or leave",
+        ),
+        ({"cache": {"format": "int3"}}, "format", 'must be "fp16", "bf16", "fp8", "int8", "int4" or "int2"'),
+        ({"cache": {"format": "bf16"}}, "format", "is in float16, and its cache too"),
+        ({"cache": {"format": "bf16"}}, "format", "use fp16, fp8, int4 or int2, or leave it out"),
+        ({"cache": {"format": "fp16"}, "model": FLOAT32}, "format", "use fp8, int4 or int2, or leave it out"),
+        ({"cache": {"tier": 5}}, "tier", "must be the name of a tier of the platform, such as hbm, dram or"),
+        (
+            {"cache": {"implementation": 7}},
+            "implementation",
+            'must be "dynamic", "static", "cpu_attention" or',
+        ),
         ({"cache": {"format": "int4", "tier": "dram"}}, "tier", "stays on the GPU; set it to hbm"),
         ({"cache": {"format": "int4", "implementation": "static"}}, "implementation", "set it to dynamic"),
         ({"cache": {"format": "int4"}, "model": "gemma-2-9b"}, "format", "sliding layers"),
@@ -362,6 +376,36 @@ def test_mistakes_are_one_line(
     assert f"s.yaml:{number}:" in line
     assert f"strategy.kv_cache.{key}:" in line
     assert message in line
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("float16", "fp16"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize("kind", [*KINDS.values(), VLLM], ids=[*KINDS, "vllm"])
+def test_a_format_may_state_the_data_type(kind: dict[str, Any], dtype: str, form: str) -> None:
+    """It is the default, in reports and files, too."""
+    model = {"name": "llama-3.1-8b", "dtype": dtype}
+    plain, written = (scenario(model=model, strategy=kind, cache=cache) for cache in (None, {"format": form}))
+    assert written.plan() == plain.plan()
+    assert written.exports() == plain.exports()
+    changes = [
+        [one.key for one in found.scenario.strategy.caches(found.plan())] for found in (plain, written)
+    ]
+    assert changes[0] == changes[1]
+    moved = next(
+        one for one in written.scenario.strategy.caches(written.plan()) if one.key == "cache-hbm-fp8"
+    )
+    assert [str(edit) for edit in moved.edits] == [str(Edit.at("strategy.kv_cache.format", "fp8"))]
+
+
+def test_flexgen_places_its_cache_with_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text(model="opt-6.7b", strategy={"kind": "flexgen"}, cache=OFFLOADED))
+    assert main(["run", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s.yaml:" in line
+    assert "strategy.kv_cache: unknown key: FlexGen" in line
+    for key in ("cache_gpu_percent", "cache_cpu_percent", "compress_cache", "cpu_attention"):
+        assert key in line
+    assert "did you mean" not in line
 
 
 def test_contexts_beyond_the_positions_are_noticed() -> None:
