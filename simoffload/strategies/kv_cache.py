@@ -32,8 +32,8 @@ CacheFormat = Literal["fp16", "bf16", "fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
 _GROUP, _RESIDUAL = 64, 128
-"""Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
-``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
+"""Elements that share a scale and a shift in 16 bit, and the number of tokens that are not quantized at which
+all are (defaults of ``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
 _SCALES = 4 / _GROUP
 _ELEMENTS: dict[CacheFormat, float] = {
     "fp16": 2.0,
@@ -205,8 +205,8 @@ class KvCache(Frozen):
 
         Notes
         -----
-        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 128. Every pass
-        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128 tokens
+        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 127. Every pass
+        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128th pass
         all are quantized again, which is spread over these passes. The prompt is copied (``contiguous``) and
         quantized. ``Fp8QuantizedLayer`` appends in 8 bit and decodes all in single precision: cast (1 B read,
         4 B written), multiply (4, 4), cast; for the prompt ``abs``, ``amax``, cast, divide, cast.
@@ -270,7 +270,8 @@ class KvCache(Frozen):
 
     @property
     def residual(self) -> int:
-        """Number of the last tokens that are kept in the model's type at most."""
+        """Number of the last tokens at which those that are in the model's type are quantized; 0 if all are
+        at once."""
         return 0 if self.format in (None, "fp8") else _RESIDUAL
 
     @property

@@ -300,14 +300,51 @@ def test_every_process_of_a_host_has_its_cache() -> None:
     assert four == 4 * one == 4 * terms(strategy=divided, cache=OFFLOADED)["dram", "key-value cache"]
 
 
-def test_a_quantized_cache_keeps_the_last_tokens() -> None:
-    plain, four, two, eight = (
-        terms(cache=cache, steps=200)["hbm", "key-value cache"]
-        for cache in ({}, {"format": "int4"}, {"format": "int2"}, {"format": "fp8"})
+@pytest.mark.parametrize(
+    ("steps", "quantized", "recent", "joined"),
+    [
+        (0, PROMPT, 0, 0),
+        (1, PROMPT, 1, 2 * PROMPT + 1),
+        (127, PROMPT, 127, 2 * PROMPT + 127),
+        (128, PROMPT, 127, 2 * PROMPT + 128),
+        (129, PROMPT, 127, 2 * PROMPT + 128),
+        (256, PROMPT + 128, 127, 2 * PROMPT + 384),
+        (383, PROMPT + 256, 127, 2 * PROMPT + 639),
+    ],
+)
+@pytest.mark.parametrize(("form", "element"), [("int4", 0.5625), ("int2", 0.3125)])
+def test_a_quantized_cache_keeps_the_last_tokens(
+    steps: int, quantized: int, recent: int, joined: int, form: str, element: float
+) -> None:
+    """Until they would be 128: that update decodes what is quantized, joins all, and quantizes them."""
+    found = terms(cache={"format": form}, steps=steps)
+    token = BATCH * 32 * 2 * 8 * 128 * 2
+    assert found["hbm", "key-value cache"] == quantized * token * element / 2
+    assert found.get(("hbm", "tokens that are not quantized yet"), 0) == recent * token
+    assert found.get(("hbm", "decoded keys and values of a layer"), 0) == joined * token / 32
+
+
+def test_no_token_of_a_quantized_cache_counts_twice() -> None:
+    """Replayed step by step as ``QuantizedLayer.update``."""
+    token = BATCH * 32 * 2 * 8 * 128 * 2
+    quantized, recent, most = PROMPT, 0, 0.0
+    for step in range(1, 301):
+        joined = quantized + PROMPT + step
+        most = max(most, token * (quantized * 0.28125 + min(recent + 1, 127) + joined / 32))
+        quantized, recent = (PROMPT + step, 0) if recent == 127 else (quantized, recent + 1)
+        found = terms(cache={"format": "int4"}, steps=step) if step % 50 < 3 else {}
+        names = ("key-value cache", "tokens that are not quantized yet", "decoded keys and values of a layer")
+        assert sum(found["hbm", name] for name in names if found) == (most if found else 0)
+
+
+def test_a_cache_in_eight_bit_is_decoded_in_single_precision() -> None:
+    """Keys are in the model's type when values are multiplied by their scale."""
+    plain = terms(steps=200)["hbm", "key-value cache"]
+    found = terms(cache={"format": "fp8"}, steps=200)
+    assert found["hbm", "key-value cache"] == plain / 2
+    assert found["hbm", "decoded keys and values of a layer"] == BATCH * (PROMPT + 200) * 8 * 128 * (
+        2 + 4 + 4
     )
-    assert (four, two, eight) == (plain * 0.5625 / 2, plain * 0.3125 / 2, plain / 2)
-    recent = terms(cache={"format": "int4"}, steps=200)["hbm", "tokens that are not quantized yet"]
-    assert recent == 128 * BATCH * 32 * 2 * 8 * 128 * 2
     paged = {"kind": "tensor_parallel", "compiled": True}
     assert terms(strategy=paged, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
 
