@@ -62,6 +62,9 @@ class ModelShape:
     attention: Attention
     traits: Traits
     """Properties of the family beyond the shape."""
+    projected_key_value_heads: int | None = None
+    """Number of heads of keys that the projection computes, where transformers expands them to
+    ``num_key_value_heads`` before it caches them; None where it caches what is computed."""
     value_head_dim: int | None = None
     """Width of a head of values where it is not that of keys, ``head_dim``."""
     latent_width: int | None = None
@@ -142,6 +145,14 @@ class ModelShape:
     def uniform(self) -> bool:
         """Whether all layers have the same modules and tensors."""
         return len(self.groups) == 1 and len(self.groups[0].layers) == 1
+
+    def as_served(self) -> Self:
+        """Return the model as vLLM runs it, which caches keys and values as they are projected."""
+        if self.projected_key_value_heads is None:
+            return self
+        return replace(
+            self, num_key_value_heads=self.projected_key_value_heads, projected_key_value_heads=None
+        )
 
     def of_layers(self, count: int) -> Self:
         """Return the model with ``count`` layers: its first ones, more only of a model whose layers are

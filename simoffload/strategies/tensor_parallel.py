@@ -143,6 +143,7 @@ class TensorParallel(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
+        model = model.as_served() if self._uses_vllm else model
         plan = TensorParallelPlan(
             model=model,
             workload=workload,

@@ -40,6 +40,7 @@ class Derived(NamedTuple):
     head_dim: int
     intermediate_size: int
     max_position_embeddings: int | None
+    projected_key_value_heads: int | None = None
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
