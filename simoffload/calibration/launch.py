@@ -265,6 +265,7 @@ def _run_group(
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
     """Return a case in the form that the process with PyTorch reads."""
     request = case.request
+    cache = request.strategy.kv_cache.plain
     return {
         "index": index,
         "name": request.name,
@@ -276,7 +277,7 @@ def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any
         "ranks": case.ranks,
         "ds_config": None if case.ds_config is None else dict(case.ds_config),
         "strategy": None if case.ds_config is not None else _section(request),
-        "kv_cache": None if request.strategy.kv_cache == DEFAULT else request.strategy.kv_cache.model_dump(),
+        "kv_cache": None if cache == DEFAULT else cache.model_dump(),
         "homes": None if case.homes is None else dict(case.homes),
         "trace": trace,
     }

@@ -13,6 +13,7 @@ from simoffload.documents import Document, Frozen, quoted, read_document, valida
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape, ModelSpec
 from simoffload.strategies.accelerate import Accelerate
+from simoffload.strategies.cache_checks import check_native
 from simoffload.strategies.device_map import ModuleTree
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, KvCache
@@ -244,7 +245,8 @@ def _check_cache(
         text = f'"{cache.tier}" is not possible: transformers keeps no cache there; use hbm or dram'
         raise InputError([document.problem((*place, "tier"), text)])
     try:
-        cache.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape)
+        check_native(cache, TRANSFORMERS, shape)
+        cache.plain.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape)
     except InputError as error:
         keys = ((*place, *one.key.split(".")[2:]) for one in error.problems)
         found = zip(keys, error.problems, strict=True)

@@ -35,6 +35,7 @@ _EXPECTED = {
         "a finite number": "finite_number",
         "true or false": "bool_type bool_parsing",
         "text": "string_type path_type",
+        "the name of a tier of the platform, such as hbm, dram or raid": "tier_type",
         "null": "none_required",
         "a list": "list_type tuple_type set_type frozen_set_type",
         "a mapping": "dict_type mapping_type model_type model_attributes_type",
@@ -120,6 +121,9 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
     if kind == "extra_forbidden":
         names = key_names(place.around)
         word = str(location[-1])
+        for one in _models(place.around):
+            if told := getattr(one, "elsewhere", {}).get(word):
+                return finding._replace(message=f"unknown key: {told}", at_key=True)
         message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
         return finding._replace(message=message, at_key=True, meant=meant)

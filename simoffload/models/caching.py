@@ -108,3 +108,5 @@ class CpuAttentionCode(NamedTuple):
     """Whether the CPU casts the result to the model's data type, before it is copied to the GPU."""
     biases: bool = False
     """Whether a bias of every score is copied to host memory (ALiBi), in single precision."""
+    obstacle: str = ""
+    """What of the model the fork's version of transformers does not load; "" if it loads the model."""

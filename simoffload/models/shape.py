@@ -63,6 +63,9 @@ class ModelShape:
     attention: Attention
     traits: Traits
     """Properties of the family beyond the shape."""
+    projected_key_value_heads: int | None = None
+    """Number of heads of keys that the projection computes, where transformers expands them to
+    ``num_key_value_heads`` before it caches them; None where it caches what is computed."""
     value_head_dim: int | None = None
     """Width of a head of values where it is not that of keys, ``head_dim``."""
     latent_width: int | None = None
@@ -148,6 +151,14 @@ class ModelShape:
         """Whether all layers have the same modules and tensors."""
         return len(self.groups) == 1 and len(self.groups[0].layers) == 1
 
+    def as_served(self) -> Self:
+        """Return the model as vLLM runs it, which caches keys and values as they are projected."""
+        if self.projected_key_value_heads is None:
+            return self
+        return replace(
+            self, num_key_value_heads=self.projected_key_value_heads, projected_key_value_heads=None
+        )
+
     def of_layers(self, count: int) -> Self:
         """Return the model with ``count`` layers: its first ones, more only of a model whose layers are
         alike."""
@@ -203,18 +214,22 @@ class ModelShape:
         size = self.dtype_bytes
         return max(one.stored_numel(size) for module in self.distinct_modules for one in module.parameters)
 
-    def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True) -> int:
+    def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True, block: int = 1) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
         layers but those of an encoder; positions are those of the prompt and of the result.
 
-        A sliding layer keeps those of its window, or without ``windows`` all of them.
+        A sliding layer keeps those of its window, or without ``windows`` all of them. Every sequence has
+        whole blocks of ``block`` positions; a window that begins within a block touches one more.
         """
         decoder = self.layers[self.num_encoder_layers :] if self.num_encoder_layers else ()
         counted = [(layer, 1) for layer in decoder] if decoder else self.kinds
         positions = 0
         for layer, count in counted:
             window = next((one.window for one in layer if one.kind == "attention"), None)
-            positions += count * (tokens if window is None or not windows else min(tokens, window))
+            blocks = -(-tokens // block)
+            if window is not None and windows:
+                blocks = min(blocks, -(-(window - 1) // block) + 1)
+            positions += count * blocks * block
         return batch * positions * self.cache_width * self.dtype_bytes
 
     @property

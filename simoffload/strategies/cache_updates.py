@@ -17,11 +17,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from simoffload.models import Layer, ModelShape, Sequences
+from simoffload.models import SINGLE, Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
-from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import cache_bytes, cache_term, pinned_block, pinned_rounding
+from simoffload.strategies.kv_cache import VLLM_BLOCK, KvCache
+from simoffload.strategies.memory import (
+    cache_bytes,
+    cache_term,
+    pinned_block,
+    pinned_rounding,
+    prompt_in_layer,
+)
 from simoffload.workload import Inference
 
 
@@ -197,25 +203,51 @@ def cache_memory(
     """Return the memory of the cache of one GPU that has ``part`` of the model, and with ``copies`` such
     parts on a host that of its host memory.
 
-    ``paged``: in pages as in vLLM.
+    ``paged``: in blocks as in vLLM, of which every sequence has whole ones.
     """
     if cache.offloaded:
         return _offloaded_memory(cache, part, workload, copies)
     if cache.static:
         return (cache_term("hbm", sum(map(sum, _tensors(cache, part, workload)))),)
-    size = cache_bytes(part, workload, fused=paged)
+    size = cache_bytes(part, workload, block=VLLM_BLOCK if paged else 0)
     if cache.format is None:
         return (cache_term("hbm", size),)
-    stored = round(size * cache.element_bytes(part.dtype_bytes) / part.dtype_bytes)
-    found = [cache_term("hbm", stored)]
-    if paged:
-        return tuple(found)
-    token = size // workload.max_context
     if cache.residual:
-        recent = min(cache.residual, workload.decode_steps) * token
-        found.append(MemoryTerm("hbm", "tokens that are not quantized yet", recent))
-    decoded = 2 * size // part.num_hidden_layers
-    return (*found, MemoryTerm("hbm", "decoded keys and values of a layer", decoded))
+        return _quantized_memory(cache, part, workload)
+    stored = cache_term("hbm", round(size * cache.element_bytes(part.dtype_bytes) / part.dtype_bytes))
+    if paged:
+        return (stored,)
+    first, second = (workload.batch_size * workload.max_context * width for width in _widths(part))
+    # In single precision before and after the scale is multiplied (Fp8QuantizedLayer), values after keys.
+    decoded = max(2 * SINGLE * first, part.dtype_bytes * first + 2 * SINGLE * second)
+    return (stored, MemoryTerm("hbm", _DECODED, decoded))
+
+
+_DECODED = "decoded keys and values of a layer"
+
+
+def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[MemoryTerm, ...]:
+    """Return the memory of a cache whose last tokens are in the model's type, at its largest update.
+
+    An update decodes all quantized tokens of a layer, and joins them with the others (``torch.cat``). The one
+    that would make ``residual`` tokens of the others quantizes all, after which there are none
+    (``QuantizedLayer.update``). The largest is the last such update, in its first layer, or the last update
+    of all. What quantization itself needs is not counted.
+    """
+    prompt, steps, period = workload.prompt_length, workload.decode_steps, cache.residual
+    token = part.kv_cache_bytes(batch=workload.batch_size, tokens=1)
+    element = cache.element_bytes(part.dtype_bytes) / part.dtype_bytes
+    found = []
+    for step in (steps // period * period, steps):
+        again = bool(step) and step % period == 0
+        recent = period - 1 if again else step % period
+        quantized = prompt + step - recent - again
+        joined = (quantized + prompt + step) * bool(step)
+        found.append((round(quantized * token * element), recent * token, joined * token // len(part.layers)))
+    stored, recent, decoded = max(found, key=sum)
+    terms = (("tokens that are not quantized yet", recent), (_DECODED, decoded))
+    more = (MemoryTerm("hbm", name, size) for name, size in terms if size)
+    return (cache_term("hbm", stored), *more)
 
 
 def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
@@ -243,7 +275,10 @@ def _offloaded_memory(
     if kept := sum(map(sum, sizes)) - sum(offloaded):
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
     if not cache.static:
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", max(offloaded, default=0)))
+        last = (Sequences(workload.batch_size, 1, workload.max_context),)
+        joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
+        whole = max(*joined, prompt_in_layer(part, workload))
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", whole))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     blocks = part.by_layer(lambda layer: _pinned_blocks(cache, part, layer, workload))

@@ -27,6 +27,7 @@ from pydantic import Field
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.models import Layer, ModelShape
+from simoffload.strategies.cache_checks import TierName
 
 if TYPE_CHECKING:
     from simoffload.hardware import Machine, Path
@@ -44,7 +45,7 @@ Flag = Annotated[bool, Field(strict=True)]
 class Connector(Frozen):
     """A Connector moves blocks of a paged cache between the GPUs and another tier."""
 
-    tier: Annotated[str, Field(min_length=1)]
+    tier: TierName
     """Tier of the blocks: host memory, storage, or the memory of another host."""
     prefix: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 0
     """Number of tokens at the beginning of each prompt that the tier has; their full blocks are loaded."""

@@ -35,6 +35,11 @@ class FlexGen(Strategy):
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"disk": "storage"}
     placement_words: ClassVar = "{} divided by FlexGen"
+    elsewhere: ClassVar = {
+        "kv_cache": "FlexGen's cache is placed by cache_gpu_percent and cache_cpu_percent (the rest is on "
+        "disk), compress_cache keeps it in 4 bits, and cpu_attention attends to it on the CPU; remove the "
+        "section"
+    }
 
     kind: Literal["flexgen"] = "flexgen"
     ranks: Literal[1] = 1

@@ -81,6 +81,10 @@ SQUEEZE_VALUES: Kernels = (
 )
 """The same of values, and of the keys of a new token."""
 
+PAD: Kernels = (Kernel(4.0),)
+"""Copy of keys or values whose heads are filled up to whole groups (``torch.cat``), or no longer are
+(``contiguous``)."""
+
 
 def kernels_s(kernels: Kernels, numel: int, gpu: Accelerator) -> float:
     """Return the time [s] of kernels on a tensor of ``numel`` elements, one after the other: each takes the

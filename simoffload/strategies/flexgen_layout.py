@@ -17,14 +17,12 @@ from simoffload.models import ModelShape, Module
 
 Home = Literal["disk", "cpu", "gpu"]
 
-_GROUP = 64
+GROUP = 64
 """Number of elements that share a scale and a minimum."""
 _SCALES = 2
 """Number of 16-bit numbers of a group: scale and minimum."""
 _ELEMENT = 2
 """[B] of an element in float16, the only data type of FlexGen."""
-COMPRESSED = 0.5 + _SCALES * _ELEMENT / _GROUP
-"""[B] per element in 4 bits with groups of 64: 0.5625."""
 
 
 class Shares(NamedTuple):
@@ -64,6 +62,11 @@ class FlexGenOptions(NamedTuple):
     """Whether files on disk are in the page cache; None: if they fit in the memory that is free."""
 
 
+def compressed_sizes(groups: int) -> tuple[int, int]:
+    """Return the sizes [B] of packed values, and of scales and minima, of groups in 4 bits."""
+    return groups * GROUP // 2, groups * _SCALES * _ELEMENT
+
+
 class PlacedTensor(NamedTuple):
     """A PlacedTensor is a weight with its home."""
 
@@ -85,9 +88,7 @@ class PlacedTensor(NamedTuple):
         tensor; rows are rounded up to whole groups."""
         if not self.compressed:
             return (self.numel * _ELEMENT,)
-        groups = -(-self.shape[0] // _GROUP)
-        columns = prod(self.shape[1:])
-        return groups * _GROUP // 2 * columns, groups * _SCALES * _ELEMENT * columns
+        return compressed_sizes(-(-self.shape[0] // GROUP) * prod(self.shape[1:]))
 
     @property
     def size(self) -> int:

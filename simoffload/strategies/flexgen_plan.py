@@ -21,16 +21,18 @@ from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.flexgen_kernels import (
     EXPAND_CACHE,
     EXPAND_WEIGHT,
+    PAD,
     SQUEEZE_KEYS,
     SQUEEZE_VALUES,
     kernels_s,
 )
 from simoffload.strategies.flexgen_layout import (
-    COMPRESSED,
+    GROUP,
     BlockSlot,
     BlockSlots,
     FlexGenOptions,
     Home,
+    compressed_sizes,
     sequences_on_gpu,
     slots_of,
 )
@@ -174,11 +176,15 @@ class FlexGenPlan(InferencePlan):
         if slot.attends and options.compress_cache:
             new = sum(one.number * one.new_tokens for one in batch) * self.model.hidden_size
             prefill = self.is_prefill(batch)
-            work += [(SQUEEZE_KEYS if prefill else SQUEEZE_VALUES, new), (SQUEEZE_VALUES, new)]
+            padded = self.padded(new)
+            work += [(SQUEEZE_KEYS if prefill else SQUEEZE_VALUES, padded), (SQUEEZE_VALUES, padded)]
+            work += [(PAD, new)] * 2 if padded > new else []
             if not prefill and not options.cpu_attention:
                 # What is on the GPU is expanded with the room for all tokens.
-                parts = self.cache_parts(self._full(batch) if options.cache.home == "gpu" else batch)
-                work += [(EXPAND_CACHE, sum(parts))] * 2
+                cached = sum(self.cache_parts(self._full(batch) if options.cache.home == "gpu" else batch))
+                padded = self.padded(cached)
+                work += [(EXPAND_CACHE, padded)] * 2
+                work += [(PAD, cached)] * 2 if padded > cached else []
         seconds = sum(kernels_s(kernels, numel, gpu) for kernels, numel in work)
         return sum(times[one] for one in slot.modules) + picoseconds(seconds)
 
@@ -290,11 +296,21 @@ class FlexGenPlan(InferencePlan):
         2: disk), of all layers and GPU batches."""
         batch = (Sequences(self.gpu_batch_size, 1, context),)
         parts = self.cache_parts(batch)[home]
-        return round(2 * parts * self._cache_element * self.slots.layers * self.options.gpu_batches)
+        return 2 * sum(self.cache_sizes(parts)) * self.slots.layers * self.options.gpu_batches
 
-    @property
-    def _cache_element(self) -> float:
-        return COMPRESSED if self.options.compress_cache else self.model.dtype_bytes
+    def padded(self, elements: int) -> int:
+        """Return the number of ``elements`` of keys, or of values, with what fills each head up to whole
+        groups in 4 bits (``TorchCompressedDevice.allocate``, ``group_dim`` 2)."""
+        if not self.options.compress_cache:
+            return elements
+        head = self.model.head_dim
+        return elements * (-(-head // GROUP) * GROUP) // head
+
+    def cache_sizes(self, elements: int) -> tuple[int, ...]:
+        """Return the sizes [B] of the tensors that hold ``elements`` of keys, or of values."""
+        if not self.options.compress_cache:
+            return (elements * self.model.dtype_bytes,)
+        return compressed_sizes(self.padded(elements) // GROUP)
 
     @property
     def _hidden(self) -> int:
@@ -309,12 +325,13 @@ class FlexGenPlan(InferencePlan):
         pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(order)]
         expanded = max(model.dtype_bytes * sum(one.numel for one in slot.expanded) for slot in order)
         parts = self.cache_parts((Sequences(self.gpu_batch_size, 1, most),))
-        loaded = 0.0 if options.cpu_attention else 2 * 2 * parts.offloaded * self._cache_element
+        loaded = 0 if options.cpu_attention else 2 * 2 * sum(self.cache_sizes(parts.offloaded))
         if options.compress_cache and not options.cpu_attention:
-            loaded += 2 * sum(parts) * model.dtype_bytes
+            cached, padded = sum(parts), self.padded(sum(parts))
+            loaded += (2 * cached + (padded if padded > cached else 0)) * model.dtype_bytes
         # Keys and values of the prompt, of this GPU batch and of the one whose are being stored.
-        stored = (2 if options.overlap else 1) * 2 * self._hidden
-        written = stored * self._cache_element / model.dtype_bytes
+        prompt = self._hidden // model.dtype_bytes
+        written = (2 if options.overlap else 1) * 2 * sum(self.cache_sizes(prompt))
         kept = options.gpu_batches if options.activations == "gpu" else 3
         terms = (
             ("weights", slots.weight_bytes("gpu"), _FEWER),
@@ -325,7 +342,7 @@ class FlexGenPlan(InferencePlan):
                 self.cache_bytes(0, most),
                 "lower cache_gpu_percent, batch_size or prompt_length",
             ),
-            ("cache in use and new", round(max(loaded, written)), _SPLIT),
+            ("cache in use and new", max(loaded, written), _SPLIT),
             ("hidden states", kept * self._hidden, _SPLIT),
             ("activations", self._activations(), _SPLIT),
             ("CUDA context and workspace", self.machine.accelerator.reserved_bytes, ""),
@@ -349,7 +366,7 @@ class FlexGenPlan(InferencePlan):
         workspace = 0
         if options.cpu_attention:  # keys and values of one GPU batch in single precision
             batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
-            workspace = 2 * 4 * sum(self.cache_parts(batch))
+            workspace = 2 * 4 * self.padded(sum(self.cache_parts(batch)))
         held = self._hidden * options.gpu_batches if options.activations == "cpu" else 0
         terms = (
             ("weights", slots.weight_bytes("cpu") - pageable, True),

@@ -45,6 +45,8 @@ _CPU_EXPANDED = 23
 """[B] moved for each element that ``decompress`` writes in single precision on the CPU: two shifts or masks
 of packed bytes (1 each), two copies of the halves into the result (2.5 each), a division and an addition in
 place (8 each)."""
+_CPU_CUT = 8
+"""[B] moved for each element that is copied without the padding of its head (``contiguous``)."""
 
 
 class _Operations(NamedTuple):
@@ -280,7 +282,9 @@ class FlexGenWriter(CopyWriter):
         tier = self._disk if parts.disk else "dram" if parts.cpu else "hbm"
         self.flush()
         if self._options.compress_cache:
-            self.on_cpu("expanding the cache", 2 * _CPU_EXPANDED * elements, cache=tier)
+            padded = self._plan.padded(elements)
+            copied = _CPU_CUT * elements if padded > elements else 0
+            self.on_cpu("expanding the cache", 2 * (_CPU_EXPANDED * padded + copied), cache=tier)
         traffic = 2 * _SINGLE * elements
         route = self.loops(traffic, share=ONE_QUERY, name="attention on the CPU", cache=tier)
         self.add("cpu", HOST, size=traffic, route=route, label="attention")
@@ -300,8 +304,4 @@ class FlexGenWriter(CopyWriter):
 
     def _pair(self, elements: int) -> list[int]:
         """Return the sizes [B] of the tensors that hold so many elements of keys, and as many of values."""
-        if not elements:
-            return []
-        if not self._options.compress_cache:
-            return [elements * self._plan.model.dtype_bytes] * 2
-        return [elements // 2, elements // 16] * 2
+        return [*self._plan.cache_sizes(elements)] * 2 if elements else []

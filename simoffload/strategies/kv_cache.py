@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
@@ -19,16 +17,27 @@ from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses
 from simoffload.strategies.base import Plan, Strategy, TierChoice
+from simoffload.strategies.cache_checks import (
+    NATIVE,
+    TierName,
+    check_cpu_attention,
+    check_native,
+    check_quantized,
+    check_streamed,
+    refused,
+)
 from simoffload.strategies.connector import Connector
 
-CacheFormat = Literal["fp8", "int8", "int4", "int2"]
+CacheFormat = Literal["fp16", "bf16", "fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
 _GROUP, _RESIDUAL = 64, 128
-"""Elements that share a scale and a shift in 16 bit, and tokens that are not quantized at most (defaults of
-``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
+"""Elements that share a scale and a shift in 16 bit, and the number of tokens that are not quantized at which
+all are (defaults of ``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
 _SCALES = 4 / _GROUP
 _ELEMENTS: dict[CacheFormat, float] = {
+    "fp16": 2.0,
+    "bf16": 2.0,
     "fp8": 1.0,
     "int8": 1.0 + _SCALES,
     "int4": 0.5 + _SCALES,
@@ -57,6 +66,8 @@ ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cp
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
 VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+VLLM_BLOCK = 16
+"""Number of tokens of a block in vLLM; LMCache has larger ones."""
 STREAMED = CacheEngine(
     "a streamed cache",
     ("dram", "nvme", "nfs", "pfs", "nvmeof", "remote"),
@@ -70,10 +81,10 @@ _WHAT_IF = "; or try a what-if, implementation: streamed"
 class KvCache(Frozen):
     """Where and how the keys and values of all earlier tokens are kept."""
 
-    tier: Annotated[str, Field(min_length=1)] = "hbm"
+    tier: TierName = "hbm"
     """Tier that holds the cache."""
     format: CacheFormat | None = None
-    """Format of keys and values; by default the model's data type."""
+    """Format of keys and values; by default the model's data type, which ``fp16`` or ``bf16`` only states."""
     implementation: Implementation | None = None
     """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
     context from the start; by default dynamic. Under ZeRO-Inference also ``cpu_attention``: the CPU computes
@@ -125,6 +136,11 @@ class KvCache(Frozen):
         """
         own = 0 if self.streamed else {None: 0, "fp8": 12}.get(self.format, 10)
         return own + 8 * self.moves + 3 * self.static
+
+    @property
+    def plain(self) -> KvCache:
+        """The cache without a format that only states the model's data type."""
+        return self.model_copy(update={"format": None}) if self.format in NATIVE.values() else self
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -189,8 +205,8 @@ class KvCache(Frozen):
 
         Notes
         -----
-        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 128. Every pass
-        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128 tokens
+        ``QuantizedLayer`` of quanto keeps the last tokens in the model's type, at most 127. Every pass
+        decodes all others (read as stored, written in full) and joins both (``torch.cat``); every 128th pass
         all are quantized again, which is spread over these passes. The prompt is copied (``contiguous``) and
         quantized. ``Fp8QuantizedLayer`` appends in 8 bit and decodes all in single precision: cast (1 B read,
         4 B written), multiply (4, 4), cast; for the prompt ``abs``, ``amax``, cast, divide, cast.
@@ -209,18 +225,19 @@ class KvCache(Frozen):
         return CacheForm(room=length if self.static else 0, operations=self.operations)
 
     def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
-        """Return the section itself. Raises InputError for what the program does not have."""
-        if self == DEFAULT:
-            return self
+        """Return the plain section. Raises InputError for what the program does not have."""
         engine = STREAMED if self.streamed else engine
+        check_native(self, engine, model)
+        if (plain := self.plain) == DEFAULT:
+            return plain
         names = [name for name, tier in machine.tiers.items() if tier.kind in engine.tiers]
         if self.streamed:
-            _check_streamed(self, names)
+            check_streamed(self, names)
         elif self.tier not in names:
             why = f"{engine.program} keeps no cache there"
-            raise _refused("tier", self.tier, names, why, more=_WHAT_IF)
-        self.check(engine, model, more="" if self.streamed else _WHAT_IF)
-        return self
+            raise refused("tier", self.tier, names, why, more=_WHAT_IF)
+        plain.check(engine, model, more="" if self.streamed else _WHAT_IF)
+        return plain
 
     def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "") -> None:
         """Raise InputError for a format, an implementation or a model that the program does not have.
@@ -230,11 +247,11 @@ class KvCache(Frozen):
         more = more if self.format in STREAMED.formats else ""
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
-            raise _refused("format", self.format, engine.formats, why, more=more)
+            raise refused("format", self.format, engine.formats, why, more=more)
         if self.implementation is not None and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
-            raise _refused("implementation", self.implementation, engine.implementations, why)
+            raise refused("implementation", self.implementation, engine.implementations, why)
         if self.connector is not None and not engine.connects:
             text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload"
             text = f"{text}, or tensor_parallel with compiled: true, or remove it"
@@ -244,16 +261,17 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
-        _check_cpu_attention(self, model)
+        check_cpu_attention(self, model)
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
         if self.format is not None and engine.implementations and not self.streamed:
-            _check_quantized(self, model, more=more)
+            check_quantized(self, model, more=more)
 
     @property
     def residual(self) -> int:
-        """Number of the last tokens that are kept in the model's type at most."""
+        """Number of the last tokens at which those that are in the model's type are quantized; 0 if all are
+        at once."""
         return 0 if self.format in (None, "fp8") else _RESIDUAL
 
     @property
@@ -270,61 +288,6 @@ class KvCache(Frozen):
 
 
 DEFAULT = KvCache()
-
-
-def _refused(
-    key: str, value: str, valid: tuple[str, ...] | list[str], why: str, *, more: str = ""
-) -> InputError:
-    """Return the error for a value that the program does not have."""
-    choice = f"use {' or '.join(valid)}, or leave it out" if valid else "leave it out"
-    return InputError.at(f"strategy.kv_cache.{key}", f'"{value}" is not possible: {why}; {choice}{more}')
-
-
-def _check_streamed(cache: KvCache, tiers: list[str]) -> None:
-    """Raise InputError for a streamed cache that is not on one of ``tiers``, as of one on the GPU nothing
-    would be streamed, and for one with a connector."""
-    key = "strategy.kv_cache.implementation"
-    if cache.tier not in tiers:
-        text = f"a streamed cache is not on the GPU, and tier is {cache.tier}"
-        raise InputError.at(key, f"{text}; set tier to {' or '.join(tiers)}, or remove implementation")
-    if cache.connector is not None:
-        raise InputError.at(key, "a connector stores blocks of a cache in HBM; remove it, or implementation")
-
-
-def _check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
-    """Raise InputError for what DeepSpeed's example with attention on the CPU cannot do."""
-    if not cache.attends_on_cpu:
-        for key in ("pin_memory", "asynchronous"):
-            if getattr(cache, key):
-                text = "only a cache with implementation: cpu_attention has this choice; remove it"
-                raise InputError.at(f"strategy.kv_cache.{key}", text)
-        return
-    if model.traits.cpu_attention is None:
-        text = (
-            "DeepSpeed's fork of transformers has attention on the CPU for OPT, BLOOM and Llama only, not "
-            f"for {model.family}; remove it"
-        )
-        raise InputError.at("strategy.kv_cache.implementation", text)
-    if cache.tier == "hbm":
-        raise _refused("tier", cache.tier, ["dram"], "attention on the CPU needs the cache in host memory")
-    if cache.format is not None:
-        text = "the cache of cpu_attention has no format with fewer bits; remove it"
-        raise InputError.at("strategy.kv_cache.format", text)
-
-
-def _check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
-    """Raise InputError for what ``QuantizedCache`` refuses or has no option for; ``more`` is possible instead
-    of offloading one."""
-    text = "a quantized cache of transformers grows, and stays on the GPU"
-    if cache.offloaded:
-        raise InputError.at("strategy.kv_cache.tier", f"{text}; set it to hbm, or remove format{more}")
-    if cache.static:
-        raise InputError.at(
-            "strategy.kv_cache.implementation", f"{text}; set it to dynamic, or remove format"
-        )
-    if model.num_sliding_layers:
-        text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
-        raise InputError.at("strategy.kv_cache.format", f"{text}; remove it")
 
 
 class CachingStrategy(Strategy):
@@ -349,7 +312,7 @@ class CachingStrategy(Strategy):
     def _others(self, plan: Plan) -> Iterator[KvCache]:
         """Yield the caches that the program can have, and streamed ones beside one that is streamed; the
         present one is among them."""
-        now, tiers = self.kv_cache, plan.machine.tiers
+        now, tiers = self.kv_cache.plain, plan.machine.tiers
         for engine in (self.cache_engine, STREAMED) if now.streamed else (self.cache_engine,):
             places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
             for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
@@ -360,13 +323,14 @@ class CachingStrategy(Strategy):
 
     def caches(self, plan: Plan) -> Iterator[Change]:
         """Yield the tiers, formats and implementations of the cache that the program has."""
+        now = self.kv_cache.plain
         for other in self._others(plan):
-            edits, same = self.kv_cache.edits(other), other.format == self.kv_cache.format
+            edits, same = now.edits(other), other.format == now.format
             yield Change("placement", other.description, edits, key=other.key, same_work=same)
 
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
-        now = self.kv_cache
+        now = self.kv_cache.plain
         uses = peak_uses(plan.memory_stages, plan.machine.tiers)
         if all(use.fits for use in uses if use.tier in now.tiers):
             return
@@ -381,7 +345,7 @@ class CachingStrategy(Strategy):
     def generation_config(self) -> dict[str, Any]:
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
         the default cache."""
-        cache, content = self.kv_cache, dict[str, Any]()
+        cache, content = self.kv_cache.plain, dict[str, Any]()
         plain = cache in (DEFAULT, KvCache(implementation="dynamic"))
         if plain or cache.streamed or self.cache_engine.program != TRANSFORMERS.program:
             return {}

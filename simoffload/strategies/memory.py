@@ -65,18 +65,28 @@ def _of_experts(model: ModelShape, *, fused: bool) -> int:
     return model.experts_per_token * each
 
 
-def cache_bytes(model: ModelShape, workload: Inference, *, fused: bool = False) -> int:
-    """Return the largest size [B] of keys and values during generation.
+def cache_bytes(model: ModelShape, workload: Inference, *, block: int = 0) -> int:
+    """Return the largest size [B] of keys and values during generation, in a paged cache if ``block``, the
+    tokens of a block, is not 0.
 
     Until the first decode step, transformers' sliding layers hold all of the prompt: what they keep of it is
-    a view (``DynamicSlidingWindowLayer.update``). The paged cache of ``fused`` code holds no more than the
-    window.
+    a view (``DynamicSlidingWindowLayer.update``). A paged cache holds no more than the blocks of the window
+    (vLLM's ``SlidingWindowManager.remove_skipped_blocks``).
     """
     batch = workload.batch_size
+    if block:
+        return model.kv_cache_bytes(batch=batch, tokens=workload.max_context, block=block)
     end = model.kv_cache_bytes(batch=batch, tokens=workload.max_context)
-    if fused:
-        return end
     return max(end, model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False))
+
+
+def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
+    """Return the size [B] of the keys and values of all prompts in one layer.
+
+    While a prefill attends to them they are whole and in the model's type, also those of a layer that then
+    keeps only its window (``DynamicSlidingWindowLayer.update``) or fewer bits.
+    """
+    return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
 
 
 def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: bool = False) -> MemoryTerm:
@@ -116,7 +126,7 @@ def working_memory(
     largest = dequantized_bytes(model, tokens=batch * workload.prompt_length)
     return (
         *([MemoryTerm("hbm", "largest weight written in full", largest)] if largest else ()),
-        *([cache_term("hbm", cache_bytes(model, workload, fused=fused))] if cache is None else cache),
+        *([cache_term("hbm", cache_bytes(model, workload))] if cache is None else cache),
         MemoryTerm(
             "hbm",
             "activations",

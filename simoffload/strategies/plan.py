@@ -154,9 +154,11 @@ class InferencePlan(Plan):
         return streamed_traffic(self.cache, self.cached_parts, self.workload, self.machine)
 
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
-        """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has
-        ``copies``."""
+        """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;
+        () for a part without layers."""
         cache, work = self.cache, self.workload
+        if not part.groups:
+            return ()
         if cache.streamed:
             parts = self.cached_parts
             return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)

@@ -33,7 +33,7 @@ from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.cache_routes import CacheRoutes
 from simoffload.strategies.cache_updates import CACHE_LABEL, CacheStreams, LayerUpdate, tensor_sizes
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import cache_term, pinned_rounding
+from simoffload.strategies.memory import cache_term, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
 
 PAGE = 4096
@@ -226,8 +226,7 @@ def streamed_memory(
     layers = _kept(cache, part, workload)
     most = max((sum(one) + sum(other) for one, other in pairwise(layers)), default=sum(layers[0]))
     found = [cache_term("hbm", most, name="key-value cache of two layers")]
-    prompt = workload.batch_size * workload.prompt_length * part.cache_width * part.dtype_bytes
-    if prompt > max(map(sum, layers)):
+    if (prompt := prompt_in_layer(part, workload)) > max(map(sum, layers)):
         found.append(cache_term("hbm", prompt, name="keys and values of a prompt in a layer"))
     if cache.tier == "dram":
         pinned = [size for one in layers for size in one]

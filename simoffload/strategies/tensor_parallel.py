@@ -29,7 +29,15 @@ from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.blocks import BLOCK_TERMS
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.kv_cache import DEFAULT, TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
+from simoffload.strategies.kv_cache import (
+    DEFAULT,
+    TRANSFORMERS,
+    VLLM,
+    VLLM_BLOCK,
+    CacheEngine,
+    CachingStrategy,
+    KvCache,
+)
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.stage_writer import StagedPlan
@@ -135,6 +143,7 @@ class TensorParallel(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
+        model = model.as_served() if self._uses_vllm else model
         plan = TensorParallelPlan(
             model=model,
             workload=workload,
@@ -210,8 +219,6 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
 
 
 _GIB = 1 << 30
-_OWN_BLOCK = 16
-"""Number of tokens of a block in vLLM; LMCache has larger ones."""
 _UTILIZATION = 0.92
 """Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
 vllm/config/cache.py)."""
@@ -261,7 +268,7 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
         options.append(f"--kv-cache-dtype {plan.cache.format}")
     if (connector := plan.cache.connector) is not None and connector.tier == "dram":
         held = sum(one.size for stage in plan.memory_stages for one in stage.terms if one.name in BLOCK_TERMS)
-        backend = "lmcache" if connector.layerwise or connector.block_tokens > _OWN_BLOCK else "native"
+        backend = "lmcache" if connector.layerwise or connector.block_tokens > VLLM_BLOCK else "native"
         options += [f"--kv-offloading-size {max(1, -(-held // _GIB))}", f"--kv-offloading-backend {backend}"]
     stored = plan.model.quantization
     if stored in _AT_LOADING:

@@ -145,6 +145,7 @@ class VllmCpuOffload(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""
+        model = model.as_served()
         plan = VllmOffloadPlan(
             model=model,
             workload=workload,

@@ -160,6 +160,9 @@ def test_falcon_caches_what_it_repeats() -> None:
     assert large.kv_cache_bytes(batch=1, tokens=1) == 2 * 60 * 8192 * 2
     projection = module(large, "self_attention.query_key_value")
     assert projection.num_parameters == 8192 * (128 + 2 * 8) * 64
+    assert large.as_served().kv_cache_bytes(batch=1, tokens=1) == 2 * 60 * 8 * 64 * 2
+    for name in ("falcon-7b", "llama-3.1-8b"):
+        assert load_model(name).as_served() == load_model(name)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,7 +27,7 @@ from simoffload.schedule.bounds import Contention
 from tests.examples import some
 
 HEAD, VOCABULARY = 64, 1000
-"""Elements of a head, and tokens of the vocabulary, of all models here."""
+"""Elements of a head of most models here, and tokens of the vocabulary of all."""
 
 
 class Shape(NamedTuple):
@@ -37,15 +38,22 @@ class Shape(NamedTuple):
     heads: int
     kept: int
     """Heads of keys and values."""
+    head: int = HEAD
+    """Elements of a head."""
 
     @property
     def hidden(self) -> int:
-        return self.heads * HEAD
+        return self.heads * self.head
 
     @property
     def token(self) -> int:
         """Bytes of a token in the cache of one layer."""
-        return 2 * self.kept * HEAD * 2
+        return 2 * self.kept * self.head * 2
+
+    @property
+    def groups(self) -> int:
+        """Groups of 64 elements, of 36 bytes in 4 bits, of which heads have whole numbers."""
+        return 2 * self.kept * ceil(self.head / 64)
 
     @property
     def section(self) -> dict[str, Any]:
@@ -63,11 +71,11 @@ class Shape(NamedTuple):
 
 
 @st.composite
-def shapes(draw: st.DrawFn, *families: str) -> Shape:
+def shapes(draw: st.DrawFn, *families: str, widths: Sequence[int] = (HEAD,)) -> Shape:
     heads = draw(st.sampled_from([8, 16]))
     family = draw(st.sampled_from(families))
     kept = draw(st.sampled_from([4, heads])) if family == "llama" else heads
-    return Shape(family, draw(st.integers(1, 5)), heads, kept)
+    return Shape(family, draw(st.integers(1, 5)), heads, kept, draw(st.sampled_from(widths)))
 
 
 class Work(NamedTuple):
@@ -356,6 +364,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
         for place, percent in zip(("gpu", "cpu"), pair, strict=True)
     }
     flags = {name: draw(st.booleans()) for name in ("pin_weight", "overlap", "sep_layer")}
+    flags["compress_cache"] = 100 in (*shares["cache"], 100 - sum(shares["cache"])) and draw(st.booleans())
     disk: dict[str, Any] = {}
     if any(sum(pair) < 100 for pair in shares.values()):
         disk = {"disk": "nvme", "page_cache": False, "overlap": True}
@@ -363,10 +372,11 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=some(30))
-@given(shape=shapes("opt"), work=works, policy=policies())
+@given(shape=shapes("opt", widths=(32, 64, 80, 128)), work=works, policy=policies())
 def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
     """Weights come once; caches of whole sequences that are not on the GPU come whole and their new tokens
-    go; hidden states go home after every slot and come back before the next one."""
+    go, in 4 bits with each head filled up to whole groups; hidden states go home after every slot and come
+    back before the next one. Memory has room for the longest context."""
     batches = policy["gpu_batches"]
     each = -(-work.batch // batches)
     work = work._replace(batch=batches * each)
@@ -376,12 +386,17 @@ def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
     on_gpu = each * gpu // 100
     in_host = each - on_gpu if gpu + cpu == 100 else each * cpu // 100
     cached = [batches * number for number in (in_host, each - on_gpu - in_host)]
+    token = 36 * shape.groups if policy["compress_cache"] else shape.token
+    longest = shape.layers * (work.prompt + work.output - 1) * token
+    memory = {term.tier: term.size for term in found.plan().memory if term.name == "key-value cache"}  # type: ignore[attr-defined]
+    placed = dict(zip(("hbm", "dram", "nvme"), (batches * on_gpu, *cached), strict=True))
+    assert memory == {tier: longest * number for tier, number in placed.items() if number}
     home = policy["activations_gpu_percent"], policy["activations_cpu_percent"]
     turns = (2 if policy["sep_layer"] else 1) * shape.layers + 1
     for number, own in enumerate(passes(found, 1)):
         new, before = (1, work.prompt + 1) if number else (work.prompt, 0)
         hidden = 0 if home[0] else turns * work.batch * new * shape.hidden * 2
-        old, fresh = ([one * shape.layers * shape.token * n for one in cached] for n in (before, new))
+        old, fresh = ([one * shape.layers * token * n for one in cached] for n in (before, new))
         on_disk = 0 if sum(home) else hidden
         weights = slots.weight_bytes("cpu") + slots.weight_bytes("disk")
         assert booked(found, own)[:4] == (

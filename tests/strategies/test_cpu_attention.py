@@ -12,7 +12,7 @@ import simoffload as so
 from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
-from simoffload.models import Sequences
+from simoffload.models import Sequences, load_model
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.cpu_attention import cpu_attention, cpu_rate
 
@@ -268,6 +268,16 @@ def test_the_command_is_that_of_the_example() -> None:
     ("keys", "key", "message"),
     [
         ({"model": "mistral-7b"}, "implementation", "for OPT, BLOOM and Llama only, not for mistral"),
+        (
+            {"model": "llama-3.1-8b"},
+            "implementation",
+            "does not load llama-3.1-8b: rope_scaling of type llama3",
+        ),
+        (
+            {"model": "llama-3.3-70b"},
+            "implementation",
+            "use dynamic or static, or a model such as llama-3",
+        ),
         ({"strategy": {"kind": "resident"}}, "implementation", "use dynamic or static, or leave it out"),
         ({"strategy": {"kind": "accelerate"}}, "implementation", "use dynamic or static, or leave it out"),
         (
@@ -293,6 +303,37 @@ def test_mistakes_are_one_line(
     assert "s.yaml:" in line
     assert f"strategy.kv_cache.{key}:" in line
     assert message in line
+
+
+LLAMA = {"name": "llama-2-7b", "attention": "eager", "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("rope", "obstacle"),
+    [
+        ({}, ""),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ""),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, ""),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling of type yarn"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_scaling with rope_theta",
+        ),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling of type llama3"),
+    ],
+)
+def test_what_transformers_4_32_refuses_of_llama(rope: dict[str, Any], obstacle: str) -> None:
+    code = load_model({**LLAMA, **rope}).traits.cpu_attention
+    assert code is not None
+    assert code.obstacle == obstacle
+
+
+def test_it_is_proposed_only_for_what_it_loads() -> None:
+    for model, proposed in (("llama-3-8b", True), ("llama-3.1-8b", False), ("llama-3.2-1b", False)):
+        found = scenario(model=model, cache=None)
+        others = found.scenario.strategy.caches(found.plan())
+        assert any("attention on the CPU" in one.description for one in others) == proposed
 
 
 def test_real_runs_of_a_newer_transformers_have_none() -> None:

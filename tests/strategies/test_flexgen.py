@@ -292,6 +292,24 @@ def test_compressed_states_and_files() -> None:
     assert terms["hbm", "weights written in full"].size == 8 * SQUARE, "the MLP"
 
 
+@pytest.mark.parametrize("home", ["gpu", "cpu"])
+def test_heads_are_filled_up_to_whole_groups_in_four_bits(home: str) -> None:
+    """Those of OPT-2.7B have 80 elements, which take two groups of 64, of 36 bytes each."""
+    placed = CACHE_IN_HOST if home == "cpu" else {}
+    found = plan(model="opt-2.7b", compress_cache=True, **placed)
+    token = 8 * 2 * 32 * 32 * 2 * 36
+    tier = {"gpu": "hbm", "cpu": "dram"}[home]
+    terms = {(term.tier, term.name): term.size for term in found.memory}
+    assert terms[tier, "key-value cache"] == 515 * token
+    moved = 513 * token + token if home == "cpu" else 0
+    assert bytes_of(decode(found), "copy", "cache") == moved
+    on_cpu = plan(model="opt-2.7b", compress_cache=True, cpu_attention=True, **CACHE_IN_HOST)
+    workspace = {term.name: term.size for term in on_cpu.memory}["workspace of attention on the CPU"]
+    assert workspace == 2 * 8 * 515 * 32 * 128 * 4
+    elements, filled = 8 * 513 * 2 * 32 * 32 * 80, 8 * 513 * 2 * 32 * 32 * 128
+    assert bytes_of(decode(on_cpu), "cpu", "expanding") == 23 * filled + 8 * elements
+
+
 # -- settings ---------------------------------------------------------------------------------------
 
 

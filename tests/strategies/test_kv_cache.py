@@ -11,7 +11,7 @@ import simoffload as so
 from simoffload.calibration.launch import case_data
 from simoffload.calibration.runs import request
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 
@@ -32,7 +32,7 @@ OFFLOADED = {"tier": "dram"}
 STATIC = {"tier": "dram", "implementation": "static"}
 
 
-def text(*, model: str = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
+def text(*, model: Any = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
     work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
     strategy = keys.pop("strategy", KINDS["resident"])
     if (cache := keys.pop("cache", None)) is not None:
@@ -143,9 +143,34 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
     assert len(copies) == 32
 
 
-def test_a_gpu_without_layers_has_no_cache() -> None:
-    empty = {"kind": "accelerate", "num_gpus": 2, "device_map": {"": 0}}
-    so.simulate(scenario(strategy=empty, cache=OFFLOADED))
+@pytest.mark.parametrize(
+    "cache",
+    [
+        OFFLOADED,
+        {"implementation": "static"},
+        {"format": "int4"},
+        {"tier": "raid", "implementation": "streamed"},
+        {"tier": "dram", "implementation": "streamed", "format": "fp8"},
+    ],
+)
+def test_a_gpu_without_layers_has_no_cache(cache: dict[str, Any]) -> None:
+    """The fullest GPU and the host need what they need without it."""
+    one = {"kind": "accelerate", "num_gpus": 1, "device_map": {"": 0}}
+    found, expected = (
+        so.simulate(scenario(strategy={**one, "num_gpus": gpus}, cache=cache)).capacity for gpus in (2, 1)
+    )
+    assert {use.tier: use.needed for use in found} == {use.tier: use.needed for use in expected}
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("opt-125m", 3), ("gemma-3-1b", 3), ("opt-1.3b", 8)])
+def test_layers_may_be_on_fewer_gpus_than_there_are(model: str, gpus: int) -> None:
+    """As Accelerate puts those of small models."""
+    several = {"kind": "accelerate", "num_gpus": gpus}
+    cache = {"tier": "raid", "implementation": "streamed"}
+    found = scenario(model=model, strategy=several, cache=cache, prompt_length=100)
+    on_gpus = found.plan().on_gpus  # type: ignore[attr-defined]
+    assert any(all("cache" not in term.name for term in one if term.tier == "hbm") for one in on_gpus)
+    so.simulate(found)
 
 
 # -- times ---------------------------------------------------------------------------------------
@@ -249,6 +274,23 @@ def test_host_memory_is_pinned_in_powers_of_two() -> None:
     assert ("hbm", "joined keys and values of a layer") not in fixed
 
 
+@pytest.mark.parametrize("cache", [OFFLOADED, {"tier": "dram", "implementation": "streamed"}])
+def test_a_sliding_layer_joins_the_whole_prompt(cache: dict[str, Any]) -> None:
+    """Mistral 7B 0.1 keeps 4,095 of 30,000 tokens of each layer, after attention."""
+    keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "batch_size": 16, "prompt_length": 30_000}
+    found, token = terms(**keys, cache=cache), 16 * 2 * 8 * 128 * 2
+    assert found["hbm", "key-value cache of two layers"] == 2 * 4095 * token
+    whole = ("joined keys and values of a layer", "keys and values of a prompt in a layer")
+    assert [found["hbm", name] for name in whole if ("hbm", name) in found] == [30_000 * token]
+
+
+def test_a_sliding_layer_joins_its_window_in_later_steps() -> None:
+    """4,095 tokens are kept and one is new."""
+    keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "prompt_length": 2000, "steps": 3000}
+    joined = terms(**keys, cache=OFFLOADED)["hbm", "joined keys and values of a layer"]
+    assert joined == BATCH * 4096 * 2 * 8 * 128 * 2
+
+
 def test_every_process_of_a_host_has_its_cache() -> None:
     one, four = (
         terms(strategy={"kind": "resident", "ranks": ranks}, cache=OFFLOADED)["dram", "key-value cache"]
@@ -258,14 +300,51 @@ def test_every_process_of_a_host_has_its_cache() -> None:
     assert four == 4 * one == 4 * terms(strategy=divided, cache=OFFLOADED)["dram", "key-value cache"]
 
 
-def test_a_quantized_cache_keeps_the_last_tokens() -> None:
-    plain, four, two, eight = (
-        terms(cache=cache, steps=200)["hbm", "key-value cache"]
-        for cache in ({}, {"format": "int4"}, {"format": "int2"}, {"format": "fp8"})
+@pytest.mark.parametrize(
+    ("steps", "quantized", "recent", "joined"),
+    [
+        (0, PROMPT, 0, 0),
+        (1, PROMPT, 1, 2 * PROMPT + 1),
+        (127, PROMPT, 127, 2 * PROMPT + 127),
+        (128, PROMPT, 127, 2 * PROMPT + 128),
+        (129, PROMPT, 127, 2 * PROMPT + 128),
+        (256, PROMPT + 128, 127, 2 * PROMPT + 384),
+        (383, PROMPT + 256, 127, 2 * PROMPT + 639),
+    ],
+)
+@pytest.mark.parametrize(("form", "element"), [("int4", 0.5625), ("int2", 0.3125)])
+def test_a_quantized_cache_keeps_the_last_tokens(
+    steps: int, quantized: int, recent: int, joined: int, form: str, element: float
+) -> None:
+    """Until they would be 128: that update decodes what is quantized, joins all, and quantizes them."""
+    found = terms(cache={"format": form}, steps=steps)
+    token = BATCH * 32 * 2 * 8 * 128 * 2
+    assert found["hbm", "key-value cache"] == quantized * token * element / 2
+    assert found.get(("hbm", "tokens that are not quantized yet"), 0) == recent * token
+    assert found.get(("hbm", "decoded keys and values of a layer"), 0) == joined * token / 32
+
+
+def test_no_token_of_a_quantized_cache_counts_twice() -> None:
+    """Replayed step by step as ``QuantizedLayer.update``."""
+    token = BATCH * 32 * 2 * 8 * 128 * 2
+    quantized, recent, most = PROMPT, 0, 0.0
+    for step in range(1, 301):
+        joined = quantized + PROMPT + step
+        most = max(most, token * (quantized * 0.28125 + min(recent + 1, 127) + joined / 32))
+        quantized, recent = (PROMPT + step, 0) if recent == 127 else (quantized, recent + 1)
+        found = terms(cache={"format": "int4"}, steps=step) if step % 50 < 3 else {}
+        names = ("key-value cache", "tokens that are not quantized yet", "decoded keys and values of a layer")
+        assert sum(found["hbm", name] for name in names if found) == (most if found else 0)
+
+
+def test_a_cache_in_eight_bit_is_decoded_in_single_precision() -> None:
+    """Keys are in the model's type when values are multiplied by their scale."""
+    plain = terms(steps=200)["hbm", "key-value cache"]
+    found = terms(cache={"format": "fp8"}, steps=200)
+    assert found["hbm", "key-value cache"] == plain / 2
+    assert found["hbm", "decoded keys and values of a layer"] == BATCH * (PROMPT + 200) * 8 * 128 * (
+        2 + 4 + 4
     )
-    assert (four, two, eight) == (plain * 0.5625 / 2, plain * 0.3125 / 2, plain / 2)
-    recent = terms(cache={"format": "int4"}, steps=200)["hbm", "tokens that are not quantized yet"]
-    assert recent == 128 * BATCH * 32 * 2 * 8 * 128 * 2
     paged = {"kind": "tensor_parallel", "compiled": True}
     assert terms(strategy=paged, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
 
@@ -284,6 +363,7 @@ def test_fit_counts_the_cache_where_it_is() -> None:
 # -- mistakes ------------------------------------------------------------------------------------
 
 VLLM = {"kind": "vllm_cpu_offload"}
+FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -292,8 +372,21 @@ VLLM = {"kind": "vllm_cpu_offload"}
         ({"cache": {"tier": "attic"}}, "tier", 'no tier "attic" on platform "dgx-h200"'),
         ({"cache": {"tier": "raid"}}, "tier", "transformers keeps no cache there; use hbm or dram"),
         ({"cache": OFFLOADED, "strategy": VLLM}, "tier", "vLLM keeps no cache there; use hbm"),
-        ({"cache": {"format": "int8"}}, "format", "has no cache of this format; use fp8 or int4 or int2"),
-        ({"cache": {"format": "int3"}}, "format", "must be"),
+        (
+            {"cache": {"format": "int8"}},
+            "format",
+            "no cache of this format; use fp8, int4 or int2, or leave",
+        ),
+        ({"cache": {"format": "int3"}}, "format", 'must be "fp16", "bf16", "fp8", "int8", "int4" or "int2"'),
+        ({"cache": {"format": "bf16"}}, "format", "is in float16, and its cache too"),
+        ({"cache": {"format": "bf16"}}, "format", "use fp16, fp8, int4 or int2, or leave it out"),
+        ({"cache": {"format": "fp16"}, "model": FLOAT32}, "format", "use fp8, int4 or int2, or leave it out"),
+        ({"cache": {"tier": 5}}, "tier", "must be the name of a tier of the platform, such as hbm, dram or"),
+        (
+            {"cache": {"implementation": 7}},
+            "implementation",
+            'must be "dynamic", "static", "cpu_attention" or',
+        ),
         ({"cache": {"format": "int4", "tier": "dram"}}, "tier", "stays on the GPU; set it to hbm"),
         ({"cache": {"format": "int4", "implementation": "static"}}, "implementation", "set it to dynamic"),
         ({"cache": {"format": "int4"}, "model": "gemma-2-9b"}, "format", "sliding layers"),
@@ -320,6 +413,36 @@ def test_mistakes_are_one_line(
     assert f"s.yaml:{number}:" in line
     assert f"strategy.kv_cache.{key}:" in line
     assert message in line
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("float16", "fp16"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize("kind", [*KINDS.values(), VLLM], ids=[*KINDS, "vllm"])
+def test_a_format_may_state_the_data_type(kind: dict[str, Any], dtype: str, form: str) -> None:
+    """It is the default, in reports and files, too."""
+    model = {"name": "llama-3.1-8b", "dtype": dtype}
+    plain, written = (scenario(model=model, strategy=kind, cache=cache) for cache in (None, {"format": form}))
+    assert written.plan() == plain.plan()
+    assert written.exports() == plain.exports()
+    changes = [
+        [one.key for one in found.scenario.strategy.caches(found.plan())] for found in (plain, written)
+    ]
+    assert changes[0] == changes[1]
+    moved = next(
+        one for one in written.scenario.strategy.caches(written.plan()) if one.key == "cache-hbm-fp8"
+    )
+    assert [str(edit) for edit in moved.edits] == [str(Edit.at("strategy.kv_cache.format", "fp8"))]
+
+
+def test_flexgen_places_its_cache_with_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text(model="opt-6.7b", strategy={"kind": "flexgen"}, cache=OFFLOADED))
+    assert main(["run", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s.yaml:" in line
+    assert "strategy.kv_cache: unknown key: FlexGen" in line
+    for key in ("cache_gpu_percent", "cache_cpu_percent", "compress_cache", "cpu_attention"):
+        assert key in line
+    assert "did you mean" not in line
 
 
 def test_contexts_beyond_the_positions_are_noticed() -> None:

@@ -534,9 +534,9 @@ CONNECTED = {**cache("raid"), "connector": {"tier": "dram"}}
     ("keys", "key", "message"),
     [
         ({"cache": {"tier": "attic", "implementation": "streamed"}}, "tier", 'no tier "attic" on platform'),
-        ({"cache": cache("hbm")}, "implementation", "set tier to dram or raid or nfs or pfs or nvmeof, or"),
+        ({"cache": cache("hbm")}, "implementation", "set tier to dram, raid, nfs, pfs or nvmeof, or"),
         ({"cache": {"implementation": "streamed"}}, "implementation", "is not on the GPU, and tier is hbm"),
-        ({"cache": cache("raid", "int2")}, "format", "use fp8 or int8 or int4, or leave it out"),
+        ({"cache": cache("raid", "int2")}, "format", "use fp8, int8 or int4, or leave it out"),
         ({"cache": {"tier": "raid"}}, "tier", "use hbm or dram, or leave it out; or try a what-if"),
         ({"cache": {"format": "int8"}}, "format", "implementation: streamed"),
         ({"cache": {"tier": "dram", "format": "int4"}}, "tier", "implementation: streamed"),

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import load_model
+from simoffload.scenario import resolve
 from simoffload.strategies.memory import activation_bytes, cache_bytes
 from simoffload.workload import Inference
 
 
-@pytest.mark.parametrize(("prompt", "output"), [(32_768, 8), (4_000, 8_000), (100, 50)])
-def test_transformers_keeps_the_whole_prompt_until_the_first_decode_step(prompt: int, output: int) -> None:
-    """Every layer of Mistral 7B 0.1 has a window of 4,096 tokens; those of a paged cache keep no more."""
+@pytest.mark.parametrize(
+    ("prompt", "output", "paged"), [(32_768, 8, 4112), (4_000, 8_000, 4112), (100, 50, 160)]
+)
+def test_transformers_keeps_the_whole_prompt_until_the_first_decode_step(
+    prompt: int, output: int, paged: int
+) -> None:
+    """Every layer of Mistral 7B 0.1 has a window of 4,096 tokens, which in a paged cache can begin within a
+    block of 16 and end in the 257th."""
     model = load_model("mistral-7b-v0.1")
     workload = Inference(batch_size=8, prompt_length=prompt, output_length=output)
     each = 8 * 32 * 2 * 8 * 128 * 2
     window = min(4096, workload.max_context)
-    assert cache_bytes(model, workload, fused=True) == each * window
+    assert cache_bytes(model, workload, block=16) == each * paged
     assert cache_bytes(model, workload) == each * max(prompt, window)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"kind": "tensor_parallel", "compiled": True}, {"kind": "vllm_cpu_offload"}]
+)
+@pytest.mark.parametrize(("form", "element"), [(None, 2), ("fp8", 1)])
+def test_a_paged_cache_has_whole_blocks(kind: dict[str, Any], form: str | None, element: int) -> None:
+    """400 sequences of 17 tokens have two blocks of 16 each."""
+    work = {"batch_size": 400, "prompt_length": 10, "output_length": 8}
+    content = {"name": "blocks", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}
+    strategy = {**kind, "kv_cache": {"format": form}}
+    found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
+    (stage,) = found.plan().memory_stages
+    (cache,) = (one.size for one in stage.terms if one.name == "key-value cache")
+    assert cache == 400 * 2 * 16 * 32 * 2 * 8 * 128 * element
 
 
 def test_experts_gather_their_tokens() -> None:

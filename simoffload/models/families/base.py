@@ -40,6 +40,7 @@ class Derived(NamedTuple):
     head_dim: int
     intermediate_size: int
     max_position_embeddings: int | None
+    projected_key_value_heads: int | None = None
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
@@ -140,7 +141,7 @@ class FamilyConfig(Frozen, ABC):
             vocab_size=self.vocab_size,
             dtype=dtype,
             attention=attention or self.default_attention,
-            traits=self.traits,
+            traits=self.own_traits,
             routing=routing or self.routing,
             modules_before=modules.before,
             groups=grouped(_marked(modules.layers, self.windows())),
@@ -156,6 +157,11 @@ class FamilyConfig(Frozen, ABC):
     def default_attention(self) -> Attention:
         """The implementation of attention that transformers 5 uses by default."""
         return self.traits.attention
+
+    @property
+    def own_traits(self) -> Traits:
+        """The traits of the family, where they depend on the model those of the model."""
+        return self.traits
 
     @abstractmethod
     def derived(self) -> Derived:

@@ -2,10 +2,10 @@
 
 Modules and their order: transformers/models/falcon/modeling_falcon.py at 5.23.0. It expands grouped keys and
 values to every query head before it caches them: ``num_kv_heads`` makes the projection smaller, not the
-cache. Operations: Llama's measured ones, minus six views of queries, keys and values, which are split in
-eleven operations; plus one to transpose each weight, and one to add the result of attention. ALiBi
-(Falcon-RW) is not modelled. Memory in training with eager attention is overestimated by up to 16 % for short
-sequences.
+cache. vLLM caches what is projected (``total_num_kv_heads`` in vllm/model_executor/models/falcon.py).
+Operations: Llama's measured ones, minus six views of queries, keys and values, which are split in eleven
+operations; plus one to transpose each weight, and one to add the result of attention. ALiBi (Falcon-RW) is
+not modelled. Memory in training with eager attention is overestimated by up to 16 % for short sequences.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Falcon(FamilyConfig):
         cached = self.num_attention_heads if self.new_decoder_architecture else self._projected
         return Derived(
             num_key_value_heads=cached,
+            projected_key_value_heads=self._projected if self._projected < cached else None,
             head_dim=self.hidden_size // self.num_attention_heads,
             intermediate_size=self.ffn_hidden_size or 4 * self.hidden_size,
             max_position_embeddings=self.max_position_embeddings,

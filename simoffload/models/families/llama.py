@@ -31,6 +31,14 @@ class Llama(RotaryConfig):
     attention_bias: Flag = False
     mlp_bias: Flag = False
 
+    @property
+    def own_traits(self) -> Traits:
+        """The traits of the family, with what the version of transformers that attends on the CPU does not
+        load."""
+        code = self.traits.cpu_attention
+        assert code is not None
+        return self.traits._replace(cpu_attention=code._replace(obstacle=self.unknown_to_4_32))
+
     def modules(self) -> ModuleLists:
         """Return the modules of ``LlamaForCausalLM`` in call order."""
         attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)

@@ -139,6 +139,19 @@ class RotaryConfig(FamilyConfig):
         )
 
     @property
+    def unknown_to_4_32(self) -> str:
+        """What transformers 4.32 refuses of the rotary positions (``_rope_scaling_validation`` of
+        ``LlamaConfig``: all but linear and dynamic ones with a factor); "" if it refuses nothing."""
+        scaling = self.rope_scaling or {}
+        both = scaling, self.rope_parameters or {}
+        kinds = [one.get("rope_type", one.get("type", "default")) for one in both]
+        for kind in kinds:
+            if kind not in ("default", "linear", "dynamic"):
+                return f"rope_scaling of type {kind}"
+        more = sorted(scaling.keys() - {"rope_type", "type", "factor"})
+        return f"rope_scaling with {', '.join(more)}" if more else ""
+
+    @property
     def _widths(self) -> tuple[int, int]:
         """The number of elements of all queries and of all keys of a token."""
         sizes = self.derived()
