@@ -22,10 +22,9 @@ from simoffload.workload import Checkpointing, Inference, Training, TrainingChec
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
 """Largest number of nodes and of ranks that a scenario accepts."""
-_MOST_DRIVES = 256
+_MOST_DRIVES, _TERABYTE = 256, 10**12
 _MODULE = 64 << 30
 """[B] Host memory is counted in steps of 64 GiB: a module in each of some channels; our choice."""
-_TERABYTE = 10**12
 Kind = Callable[[Evaluator], Iterator[Change]]
 
 

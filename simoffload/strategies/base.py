@@ -81,8 +81,7 @@ class PhaseSeries:
     durations: Callable[[int], tuple[int, ...]]
     """Function from the number of a phase to the GPU time of each module [ps]."""
     cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
-    """Function from the number of a phase to the bytes that it moves with each update of a key-value cache:
-    phases with equal times and bytes are equal."""
+    """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +242,6 @@ class Strategy(Frozen, ABC):
     """Settings with which no run of that group was made; None: without this key."""
     calibration: ClassVar[str] = "simoffload calibrate micro"
     """Command that measures the host thread's costs under it."""
-
     method: ClassVar[str] = ""
     """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
     cached: ClassVar[tuple[str, str]] = ("hbm", "")

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.models import Layer, ModelShape
+from simoffload.models import Layer, ModelShape, window_of
 from simoffload.strategies.cache_checks import TierName
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Connector(Frozen):
     for the whole prefix."""
     cross_layer_blocks: Flag | None = None
     """Whether a block is contiguous over all layers; false: keys and values of each layer are apart. By
-    default true (vLLM from 0.12 on), except layer by layer and for models with sliding layers."""
+    default true (vLLM from 0.12 on, 0.33 with VLLM_KV_CACHE_LAYOUT=BLHNC), except layer by layer and for
+    models with sliding layers."""
     direct: Flag = False
     """Whether GPUs read and write storage without host memory (GPUDirect Storage), or the memory of another
     host (GPUDirect RDMA)."""
@@ -73,6 +74,12 @@ class Connector(Frozen):
         after the prefill."""
         tokens = workload.prompt_length if self.layerwise else workload.max_context
         return tokens // self.block_tokens - self.loaded // self.block_tokens if self.store else 0
+
+    def across_layers(self, model: ModelShape) -> bool:
+        """Return whether a block is contiguous over all layers."""
+        if self.cross_layer_blocks is not None:
+            return self.cross_layer_blocks
+        return not (self.layerwise or model.num_sliding_layers)
 
     def staged(self, machine: Machine) -> bool:
         """Return whether blocks go through pinned buffers in host memory."""
@@ -139,34 +146,32 @@ def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: 
 
     Of a sliding layer they are those with tokens in its window. ``element`` is the size of a number [B].
     """
-    return _blocks_of(one, part, sequences, one.loaded, element=element, windows=True)
+    number = one.loaded // one.block_tokens
+    return _blocks_of(one, part, sequences, number, element=element, windows=True)
 
 
 def stored_blocks(
-    one: Connector, part: ModelShape, sequences: int, *, first: int, last: int, element: int
+    one: Connector, part: ModelShape, sequences: int, number: int, *, element: int
 ) -> tuple[Blocks, ...]:
-    """Return the blocks from token ``first`` to ``last`` of each sequence, as they are on the tier."""
-    return _blocks_of(one, part, sequences, last - first, element=element, windows=False)
+    """Return ``number`` blocks of each sequence, as they are on the tier."""
+    return _blocks_of(one, part, sequences, number, element=element, windows=False)
 
 
 def _blocks_of(
-    one: Connector, part: ModelShape, sequences: int, tokens: int, *, element: int, windows: bool
+    one: Connector, part: ModelShape, sequences: int, number: int, *, element: int, windows: bool
 ) -> tuple[Blocks, ...]:
-    number = tokens // one.block_tokens
     if not number:
         return ()
     width = one.block_tokens * part.cache_width * element
     tensors = 1 if part.latent_width is not None else 2
 
     def counted(layer: Layer) -> int:
-        window = next((each.window for each in layer if each.kind == "attention"), None)
+        window = window_of(layer)
         return min(number, -(-window // one.block_tokens)) if windows and window is not None else number
 
     if one.layerwise:
         return tuple(Blocks(sequences * counted(layer), width, tensors) for layer in part.layers)
-    together = one.cross_layer_blocks
-    if together is None:
-        together = not part.num_sliding_layers
+    together = one.across_layers(part)
     layers: dict[int, int] = {}
     for layer, count in part.kinds:
         layers[counted(layer)] = layers.get(counted(layer), 0) + count
@@ -213,5 +218,4 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
 
 def file_rate(path: Path, blocks: Blocks) -> int:
     """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
-    limit = path.curve.rate(blocks.total)
-    return min(limit, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))
+    return path.file_rate(blocks.total, outstanding=THREADS * blocks.size, block=blocks.size)

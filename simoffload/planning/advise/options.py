@@ -40,10 +40,9 @@ _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 """Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
 P = TypeVar("P", bound=Profile)
 
-_FASTER_DRIVES = 2
-"""Kinds of faster drives to try."""
-_AS_MUCH = 1.05
-"""Tolerance within which the rates of both ends of a route count as equal: our choice."""
+_FASTER_DRIVES, _AS_MUCH = 2, 1.05
+"""Kinds of faster drives to try; rates of both ends of a route within this factor count as equal: our
+choice."""
 _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
 
