@@ -67,7 +67,7 @@ class PassWriter:
         self._awaited: list[tuple[int, int, int]] = []  # by the GPU's next operation: stream, number, peers
 
     def build(self) -> Schedule:
-        """Return the schedule; each host ends its pass when its GPU, and stores layer by layer, have ended."""
+        """Return the schedule; each host ends its pass when its GPU and all stores by layer have ended."""
         for number in range(self._degrees.pipeline):
             self._number = number
             if self._blocks.stores or not self._plan.compiled:
