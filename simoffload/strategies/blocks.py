@@ -273,10 +273,13 @@ class PassBlocks:
                 self._loaded[stage] = self._writer(stage).load(loads[layer + 1], after)
         return loaded
 
-    def leave(self, stage: int, layer: int, after: tuple[Dependency, ...]) -> None:
-        """Store the blocks of a layer ``after`` its computation, if that is done layer by layer."""
+    def leave(self, stage: int, layer: int, sequences: int, after: tuple[Dependency, ...]) -> None:
+        """Store the blocks of a layer that ``sequences`` of a micro-batch have filled ``after`` its
+        computation, if that is done layer by layer."""
         if self.stores and self.layerwise and self._moves is not None:
-            self._writer(stage).store(self._moves.stores(stage)[layer], after)
+            blocks = self._moves.stores(stage)[layer]
+            each = blocks.number // self._moves.workload.batch_size
+            self._writer(stage).store(blocks._replace(number=sequences * each), after)
 
     def end(self, stage: int) -> tuple[Dependency, ...]:
         """Return what the end of the pass waits for: layer by layer, the stores."""

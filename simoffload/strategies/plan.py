@@ -151,7 +151,14 @@ class InferencePlan(Plan):
 
     @cached_property
     def _streamed_traffic(self) -> tuple[StorageTraffic, ...]:
-        return streamed_traffic(self.cache, self.cached_parts, self.workload, self.machine)
+        prompt, steps = self.workload.prompt_length, range(1, 1 + self.workload.decode_steps)
+        passes = (self.forward("prefill", prompt, prompt), *map(self.decode_step, steps))
+        batches = [batch for one in passes for batch in self.micro_batches(one)]
+        return streamed_traffic(self.cache, self.cached_parts, batches, self.machine)
+
+    def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
+        """Return the parts in which a pass goes through the model, one after the other: all at once."""
+        return (forward.batch,)
 
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
         """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;

@@ -120,8 +120,9 @@ class PassWriter:
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
         stage, layer = self._plan.divided.stages[number], 0
-        self._number, self._timing, self._batch = number, timing, batch
+        self._number, self._timing = number, timing
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
+        self._sequences = sum(one.number for one in batch)
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
@@ -140,7 +141,8 @@ class PassWriter:
                 else:
                     written[state] = self._builder.segments
                     self._layer(layer, modules)
-                    self._blocks.leave(number, layer, self._dependencies(COMPUTE, *self._reduced))
+                    computed = self._dependencies(COMPUTE, *self._reduced)
+                    self._blocks.leave(number, layer, self._sequences, computed)
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -221,8 +223,9 @@ class PassWriter:
             width = module.width if module.kind == "embedding" else self._plan.model.hidden_size
             self._transfer("all-reduce", "all-reduce", REDUCE, self._tokens * width * 2 * ring)
         elif module.name in divided.gathered:
-            sequences = sum(one.number for one in self._batch)
-            self._transfer("gather", "all-gather", REDUCE, sequences * module.out_features * tensor * ring)
+            self._transfer(
+                "gather", "all-gather", REDUCE, self._sequences * module.out_features * tensor * ring
+            )
 
     def _transfer(self, kind: str, name: str, stream: int, elements: float) -> None:
         """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to

@@ -190,22 +190,19 @@ def _tensors(
 
 
 def streamed_traffic(
-    cache: KvCache, parts: Parts, workload: Inference, machine: Machine
+    cache: KvCache, parts: Parts, batches: Sequence[Sequence[Sequences]], machine: Machine
 ) -> tuple[StorageTraffic, ...]:
-    """Return the bytes that all GPUs read from the tier and write to it in one generation; () for host
-    memory."""
+    """Return the bytes that all GPUs read from the tier and write to it when they process ``batches``, each
+    of which writes pieces of its own; () for host memory."""
     if cache.tier == "dram":
         return ()
-    prompt, batch = workload.prompt_length, workload.batch_size
-    passes = [Sequences(batch, prompt, prompt)]
-    passes += [Sequences(batch, 1, prompt + step) for step in range(1, 1 + workload.decode_steps)]
     paged = machine.tiers[cache.tier].is_storage
     kinds = [(part, layer, gpus * count) for part, gpus in parts for layer, count in part.kinds]
     read, written = (
         sum(
-            times * on_tier(_tensors(cache, part, layer, (one,), past=past), paged=paged)
+            times * on_tier(_tensors(cache, part, layer, batch, past=past), paged=paged)
             for part, layer, times in kinds
-            for one in passes
+            for batch in batches
         )
         for past in (True, False)
     )

@@ -283,6 +283,16 @@ LARGE = {"tier": "dram", "prefix": 256, "block_tokens": 256, "layerwise": False,
     connector={**LARGE, "store": True, "cross_layer_blocks": True},
     weights={},
     gpus=1,
+    stages=1,
+)
+@example(  # micro-batches of two sizes, each of which stores its own blocks
+    shape=Shape("llama", 2, 8, 4),
+    work=Work(5, 200, 3),
+    connector={"tier": "raid", "prefix": 64, "block_tokens": 16, "layerwise": True}
+    | {"direct": False, "store": True},
+    weights={},
+    gpus=1,
+    stages=2,
 )
 @given(
     shape=shapes("llama", "bloom"),
@@ -290,13 +300,16 @@ LARGE = {"tier": "dram", "prefix": 256, "block_tokens": 256, "layerwise": False,
     connector=connectors(),
     weights=st.sampled_from([{}, {"cpu_offload_gb": 0.01}, {"offload_group_size": 1}]),
     gpus=st.sampled_from([1, 2, 4]),
+    stages=st.sampled_from([1, 2]),
 )
 def test_a_connector(
-    shape: Shape, work: Work, connector: dict[str, Any], weights: dict[str, Any], gpus: int
+    shape: Shape, work: Work, connector: dict[str, Any], weights: dict[str, Any], gpus: int, stages: int
 ) -> None:
     """Full blocks of the prefix come before the prefill, new ones go during it, or equal parts of them during
     decode steps; by way of pinned buffers each byte crosses host memory twice."""
-    strategy = {"kind": "vllm_cpu_offload", "tensor_parallel_size": gpus, **weights}
+    shape = shape._replace(layers=stages * shape.layers)
+    degrees = {"tensor_parallel_size": gpus, "pipeline_parallel_size": stages}
+    strategy = {"kind": "vllm_cpu_offload", **degrees, **weights}
     size, tier = connector["block_tokens"], connector["tier"]
     connector["prefix"] = prefix = min(connector["prefix"], work.prompt - 1)
     found = scenario(shape, work, {**strategy, "kv_cache": {"connector": connector}})
@@ -307,8 +320,9 @@ def test_a_connector(
     loads = prefix // size * block
     stores = (last // size - prefix // size) * block * connector["store"]
     during = stores if connector["layerwise"] or not steps else 0
-    part = 0 if connector["layerwise"] or not steps else gpus * -(-(stores // gpus) // steps)
-    piece = size * shape.layers * shape.token // gpus if connector.get("cross_layer_blocks") else 1
+    ranks = gpus * stages
+    part = 0 if connector["layerwise"] or not steps else ranks * -(-(stores // ranks) // steps)
+    piece = size * shape.layers * shape.token // ranks if connector.get("cross_layer_blocks") else 1
     expected = ((loads, during), (0, part))
     for own, other, (down, up) in zip(passes(found, 1), passes(plain, 1), expected, strict=False):
         only_blocks = None if weights or connector["direct"] else piece
@@ -317,6 +331,46 @@ def test_a_connector(
         assert moved[0].less(moved[1]) == (down, up, *beyond)
         memory = 0 if connector["direct"] else down + _from_gpu(found) * up + sum(beyond)
         assert moved[0].memory - moved[1].memory == pytest.approx(memory, rel=0.01)
+    (traffic,) = found.plan().facts.traffic  # type: ignore[attr-defined]
+    assert (traffic.read, traffic.written) == (loads, stores)
+
+
+# -- a streamed cache ----------------------------------------------------------------------------
+
+
+@settings(max_examples=some(15))
+@example(shape=Shape("llama", 1, 8, 4), work=Work(8, 1, 4), tier="raid", gpus=2, stages=4)
+@given(
+    shape=shapes("llama", "bloom"),
+    work=st.builds(Work, st.integers(1, 12), st.integers(1, 100), st.integers(1, 4)),
+    tier=st.sampled_from(["raid", "nfs"]),
+    gpus=st.sampled_from([1, 2]),
+    stages=st.sampled_from([1, 2, 4]),
+)
+def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages: int) -> None:
+    """Keys, and values, of a layer are read and written in whole pages, those of a prompt by each micro-batch
+    on its own; the traffic of a generation is what all passes move."""
+    shape = shape._replace(layers=stages * shape.layers)
+    degrees = {"tensor_parallel_size": gpus, "pipeline_parallel_size": stages}
+    cache = {"tier": tier, "implementation": "streamed"}
+    found = scenario(shape, work, {"kind": "tensor_parallel", "compiled": True, **degrees, "kv_cache": cache})
+
+    def paged(tokens: int) -> int:
+        size = shape.token // 2 // gpus
+        return 2 * gpus * shape.layers * -(-tokens * size // 4096) * 4096
+
+    count = min(stages, work.batch)
+    micro = [(work.batch + number) // count for number in range(count)]
+    expected = [(0, sum(paged(one * work.prompt) for one in micro))]
+    expected += [
+        (paged(work.batch * (work.prompt + step - 1)), paged(work.batch)) for step in range(1, work.output)
+    ]
+    prefill, *_ = passes(found, 1)
+    schedules = [prefill, *(passes(found, step)[1] for step in range(1, work.output))]
+    moved = [booked(found, one) for one in schedules]
+    assert [(one.read, one.written) for one in moved] == expected
+    (traffic,) = found.plan().facts.traffic  # type: ignore[attr-defined]
+    assert (traffic.read, traffic.written) == tuple(map(sum, zip(*expected, strict=True)))
 
 
 # -- attention on the CPU ------------------------------------------------------------------------
