@@ -56,7 +56,8 @@ class Connector(Frozen):
     for the whole prefix."""
     cross_layer_blocks: Flag | None = None
     """Whether a block is contiguous over all layers; false: keys and values of each layer are apart. By
-    default true (vLLM from 0.12 on), except layer by layer and for models with sliding layers."""
+    default true (vLLM from 0.12 on, 0.33 with VLLM_KV_CACHE_LAYOUT=BLHNC), except layer by layer and for
+    models with sliding layers."""
     direct: Flag = False
     """Whether GPUs read and write storage without host memory (GPUDirect Storage), or the memory of another
     host (GPUDirect RDMA)."""
@@ -73,6 +74,12 @@ class Connector(Frozen):
         after the prefill."""
         tokens = workload.prompt_length if self.layerwise else workload.max_context
         return tokens // self.block_tokens - self.loaded // self.block_tokens if self.store else 0
+
+    def across_layers(self, model: ModelShape) -> bool:
+        """Return whether a block is contiguous over all layers."""
+        if self.cross_layer_blocks is not None:
+            return self.cross_layer_blocks
+        return not (self.layerwise or model.num_sliding_layers)
 
     def staged(self, machine: Machine) -> bool:
         """Return whether blocks go through pinned buffers in host memory."""
@@ -164,9 +171,7 @@ def _blocks_of(
 
     if one.layerwise:
         return tuple(Blocks(sequences * counted(layer), width, tensors) for layer in part.layers)
-    together = one.cross_layer_blocks
-    if together is None:
-        together = not part.num_sliding_layers
+    together = one.across_layers(part)
     layers: dict[int, int] = {}
     for layer, count in part.kinds:
         layers[counted(layer)] = layers.get(counted(layer), 0) + count

@@ -26,21 +26,19 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.blocks import BLOCK_TERMS
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
     VLLM,
-    VLLM_BLOCK,
     CacheEngine,
     CachingStrategy,
     KvCache,
 )
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.stage_writer import StagedPlan
+from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
@@ -218,7 +216,6 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
         yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
-_GIB = 1 << 30
 _UTILIZATION = 0.92
 """Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
 vllm/config/cache.py)."""
@@ -255,7 +252,7 @@ _AT_LOADING = {"fp8": "fp8"}
 """Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
-def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bool) -> str:
+def vllm_command(plan: StagedPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
     """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
     work = plan.workload
     sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
@@ -266,16 +263,18 @@ def vllm_command(plan: InferencePlan, degrees: Degrees, *more: str, compiled: bo
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
-    if (connector := plan.cache.connector) is not None and connector.tier == "dram":
-        held = sum(one.size for stage in plan.memory_stages for one in stage.terms if one.name in BLOCK_TERMS)
-        backend = "lmcache" if connector.layerwise or connector.block_tokens > VLLM_BLOCK else "native"
-        options += [f"--kv-offloading-size {max(1, -(-held // _GIB))}", f"--kv-offloading-backend {backend}"]
+    before = ""
+    if (moves := plan.block_moves) is not None:
+        (stage,) = plan.memory_stages
+        command = connector_command(moves, stage.terms, compiled=compiled)
+        options.append(command.option)
+        before = command.before
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")
         stored = None
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"{_advice(stored)}\n{lines}\n"
+    return f"{_advice(stored)}\n{before}{lines}\n"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from fractions import Fraction
 from typing import Any
 
@@ -324,11 +326,82 @@ def test_sizes_of_the_catalogue_agree() -> None:
     assert Fraction(blocks.total, blocks.size) == blocks.number == PREFIX // 16
 
 
-def test_the_exported_command_reserves_host_memory_for_blocks() -> None:
-    def command(**keys: Any) -> str:
-        text: str = simulated(**keys).provenance.exports["vllm-serve.sh"]
-        return text
+def command(**keys: Any) -> tuple[str, dict[str, Any]]:
+    """The exported command, and the settings of its connector with their name and role."""
+    text: str = scenario(**keys).exports()["vllm-serve.sh"]
+    words = shlex.split(text, comments=True)
+    config = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return text, {**config.pop("kv_connector_extra_config"), **config}
 
-    assert "--kv-offloading-size 1 \\\n  --kv-offloading-backend native" in command()
-    assert "--kv-offloading-backend lmcache" in command(block_tokens=256)
-    assert "kv-offloading" not in command(tier="raid")
+
+def test_the_exported_command_of_vllms_own_connector() -> None:
+    text, found = command()
+    assert found == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "cpu_bytes_to_use": 1 << 30,
+        "offload_prompt_only": False,  # blocks of generated tokens are stored, too
+    }
+    assert "VLLM_KV_CACHE_LAYOUT=BLHNC \\\nvllm serve" in text
+    assert "stores" not in text
+    text, apart = command(cross_layer_blocks=False, store=False)
+    assert "VLLM_KV_CACHE_LAYOUT" not in text
+    assert "no option that turns stores off" in text
+    assert "keys and values of a layer together" in text
+    assert apart == found
+
+
+def test_the_exported_command_reserves_host_memory_for_all_blocks() -> None:
+    """Of the connector for each replica, of LMCache for each GPU."""
+    degrees = {"pipeline_parallel_size": 2, "data_parallel_size": 2}
+    _, found = command(batch=16, prompt=8192, strategy=degrees)
+    size = 16 * (8199 // 16) * 16 * 32 * 2 * 1024 * 2  # bytes of the cache of a replica
+    assert found["cpu_bytes_to_use"] == size == 16 << 30
+    _, found = command(batch=16, prompt=8192, strategy=degrees, block_tokens=256, tier="raid")
+    assert found["lmcache.max_local_disk_size"] == found["lmcache.max_local_cpu_size"] == 8
+
+
+def test_the_exported_command_with_files() -> None:
+    text, found = command(tier="raid")
+    threads = {"n_read_threads": 16, "n_write_threads": 16}
+    assert found["spec_name"] == "TieringOffloadingSpec"
+    assert found["secondary_tiers"] == [{"type": "fs", "root_dir": "/mnt/raid", **threads}]
+    assert "Replace /mnt/raid by a directory on raid." in text
+    assert "vLLM keeps blocks in host memory" in text
+
+
+def test_the_exported_command_of_lmcache() -> None:
+    text, found = command(tier="nfs", layerwise=True, block_tokens=256)
+    assert found == {
+        "kv_connector": "LMCacheConnectorV1",
+        "kv_role": "kv_both",
+        "use_layerwise": True,
+        "lmcache.chunk_size": 256,
+        "lmcache.use_layerwise": True,
+        "lmcache.save_decode_cache": False,
+        "lmcache.local_cpu": False,
+        "lmcache.max_local_cpu_size": 1,
+        "lmcache.local_disk": "/mnt/nfs",
+        "lmcache.max_local_disk_size": 1,
+        "lmcache.extra_config": {"disk_io_threads": 16, "use_odirect": True},
+    }
+    assert "PYTHONHASHSEED=0" in text
+    assert "several CUDA graphs" in text
+    _, direct = command(tier="raid", direct=True)
+    assert (direct["lmcache.gds_path"], direct["lmcache.gds_buffer_size"]) == ("/mnt/raid", 1024)
+    assert "lmcache.local_disk" not in direct
+    text, memory = command(block_tokens=256, store=False)
+    assert memory["lmcache.local_cpu"]
+    assert "lmcache.skip_save" in text
+
+
+def test_the_exported_command_of_mooncake() -> None:
+    text, found = command(tier="peer", platform="hgx-h20", layerwise=True, block_tokens=64)
+    assert found["kv_connector"] == "MooncakeStoreConnector"
+    assert found["save_decode_cache"]
+    assert "MOONCAKE_CONFIG_PATH=mooncake.json" in text
+    for words in ("GPU memory", "all layers", "16 tokens; the simulation of 64"):
+        assert words in text
+    text, found = command(tier="peer", platform="hgx-h20", direct=True, store=False)
+    assert found["kv_role"] == "kv_consumer"
+    assert "GPU memory" not in text
