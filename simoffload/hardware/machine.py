@@ -238,9 +238,7 @@ class Machine:
         gpu = self.accelerator
         stated = gpu.gpudirect_storage
         if stated is None:
-            message = (
-                "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
-            )
+            message = "does not say whether it has GPUDirect Storage (gpudirect_storage)"
             return (f"{key}: the profile of {gpu.id} {message}; it is taken to have it",)
         if not stated.value:
             raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")

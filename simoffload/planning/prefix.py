@@ -11,6 +11,7 @@ from simoffload.planning.cache_speed import CacheSpeed, FasterCache
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import InferenceResult, by_name
 from simoffload.scenario import ScenarioSource, loaded
+from simoffload.strategies import Phase
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 
 
@@ -23,6 +24,9 @@ class PrefixLoading:
     """Blocks of the prefixes that are loaded [B], of all GPUs."""
     computed_s: float
     """Time to first token [s] if the whole prompt is computed."""
+    stored_s: float
+    """Time to first token [s] if they are loaded and new blocks are stored as in the scenario; all other
+    times and rates are without stores."""
     break_even: float
     """Lowest rate [B/s] of a host from which loading is faster than computing."""
     speed: CacheSpeed
@@ -49,34 +53,46 @@ class PrefixLoading:
         )
         own = f"each host loads at {format_rate(self.speed.rate)}, limited by {self.speed.limit}"
         even = f"from {format_rate(self.break_even)} on loading is faster than computing"
-        return first, f"{own}; {even}; {self.speed.no_longer_shows}"
+        found = (first, f"{own}; {even}; {self.speed.no_longer_shows}")
+        now, then = format_seconds(self.loaded_s), format_seconds(self.stored_s)
+        if now == then:
+            return found
+        return *found, f"this is without stores: with them, the first token comes after {then}, not {now}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         speed = by_name(self.speed, "rate limit fastest_s enough link=links")
-        return by_name(self, "tier size loaded_s computed_s break_even loads sentences") | speed
+        return by_name(self, "tier size loaded_s computed_s stored_s break_even loads sentences") | speed
 
 
 def prefix_loading(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> PrefixLoading | None:
     """Return whether loading the prefixes of a scenario is faster than computing them, and from which rate
     their tier no longer shows; None for a scenario that loads none.
 
-    Both ways are simulated. The rate is that at which each host loads blocks, whatever their path, so that it
-    can be more than its links carry. Raises InputError where the scenario does not fit, and what ``simulate``
-    raises.
+    Both ways are simulated, without stores of new blocks: who computes a prefix has more to store, which a
+    slower tier would make more expensive than loading. The rate is that at which each host loads blocks,
+    whatever their path, so that it can be more than its links carry. Raises InputError where the scenario
+    does not fit, and what ``simulate`` raises.
     """
     evaluator = evaluator or Evaluator(loaded(scenario))
     result, _ = evaluator.timed()
-    faster = FasterCache.of(evaluator)
-    if faster is None or not isinstance(result, InferenceResult) or result.load is None:
+    if not isinstance(result, InferenceResult) or result.load is None:
         return None
-    _, other = evaluator.answer(Edit.at("strategy.kv_cache.connector.prefix", 0))
-    computed_s = cast("InferenceResult", other).ttft_s
+    stored_s, key = result.ttft_s, "strategy.kv_cache.connector"
+    phases = (one for one in evaluator.plan.phases if isinstance(one, Phase))
+    if any(one.kind == "prefill" and one.ends_with for one in phases):  # the pass stores blocks
+        evaluator = Evaluator(evaluator.edited(Edit.at(f"{key}.store", False)))
+    _, other = evaluator.answer(Edit.at(f"{key}.prefix", 0))
+    computed_s, faster = cast("InferenceResult", other).ttft_s, FasterCache.of(evaluator)
     assert computed_s is not None
+    assert stored_s is not None
+    if faster is None:
+        return None
     return PrefixLoading(
         tier=result.traffic[0].tier,
         size=result.traffic[0].read,
         computed_s=computed_s,
+        stored_s=stored_s,
         break_even=faster.least(lambda time: time < computed_s),
         speed=faster.speed(),
     )

@@ -318,6 +318,28 @@ def test_load_or_compute() -> None:
     assert so.prefix_loading(scenario(prefix=0)) is None
 
 
+@pytest.mark.parametrize(
+    "keys", [{"layerwise": True}, {"output": 1}, {"layerwise": True, "prefix": 6400}, {"tier": "raid"}]
+)
+def test_load_or_compute_is_asked_without_stores(keys: dict[str, Any]) -> None:
+    """A store that takes longer than the loads determines neither their rate nor the break-even, at which
+    both ways take equally long; what it costs is a sentence of its own."""
+    keys = {"batch": 3, "prompt": 7000, "tier": "nfs", "prefix": 512, **keys}
+    found: Any = so.prefix_loading(scenario(**keys))
+    without: Any = so.prefix_loading(scenario(store=False, **keys))
+    assert found.speed == without.speed
+    assert found.speed.way in ("nfs read", "raid read", "host to GPU")
+    assert (found.computed_s, found.break_even) == (without.computed_s, without.break_even)
+    assert found.loads == (found.speed.rate > found.break_even)
+    result = simulated(**keys)
+    assert found.stored_s == result.ttft_s
+    assert without.stored_s == without.loaded_s
+    assert len(without.sentences) == 2
+    if "layerwise" in keys:  # the pass ends with its stores
+        *_, last = found.sentences
+        assert last.startswith("this is without stores: with them, the first token comes after 1.3")
+
+
 def test_sizes_of_the_catalogue_agree() -> None:
     """One block is what the model's cache of its tokens takes."""
     model = load_model("llama-3.1-8b")

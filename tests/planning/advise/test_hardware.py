@@ -243,7 +243,7 @@ def test_a_card_that_does_not_say_is_warned_of_and_gets_no_advice(tmp_path: Path
     own = re.sub(r"gpudirect_storage: .*\n", "", text).replace("id: l40s", "id: mine")
     (tmp_path / "mine.yaml").write_text(own)
     mine = scenario(tmp_path, DESKTOP, "equipment.accelerator=mine.yaml", DIRECT)
-    assert [
-        one for one in mine.plan().warnings if "the profile of mine does not say whether it has GPUD" in one
-    ]
+    text = "the profile of mine does not say whether it has GPUDirect Storage (gpudirect_storage)"
+    key = "strategy.ds_config.aio.use_gds"
+    assert f"{key}: {text}; it is taken to have it" in mine.plan().warnings
     assert "use_gds" not in options(scenario(tmp_path, DESKTOP, "equipment.accelerator=mine.yaml"))
