@@ -92,6 +92,10 @@ class Path:
         per_request = self.request_latency + block / (self.request_rate * devices)
         return max(1, int(outstanding / per_request))
 
+    def file_rate(self, size: int, *, outstanding: int, block: int) -> int:
+        """Return the rate [B/s] of a transfer of ``size`` [B] alone, at most that of ``outstanding_rate``."""
+        return min(self.curve.rate(size), self.outstanding_rate(outstanding, block=block))
+
 
 Hops = tuple[tuple[int, Fraction], ...]
 

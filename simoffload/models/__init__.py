@@ -35,7 +35,7 @@ from simoffload.models.modules import (
     ModuleKind,
     Parameter,
 )
-from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of
+from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
 from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
 
 __all__ = [
@@ -73,4 +73,5 @@ __all__ = [
     "training_cost",
     "training_forward_flops",
     "weight_cost",
+    "window_of",
 ]

@@ -15,6 +15,12 @@ Layer = tuple[Module, ...]
 """The modules of one layer, that of the layer itself first."""
 
 
+def window_of(layer: Layer) -> int | None:
+    """Return the number of tokens to which a token attends in a layer, itself included; None: all before
+    it."""
+    return next((one.window for one in layer if one.kind == "attention"), None)
+
+
 class LayerGroup(NamedTuple):
     """A LayerGroup is a sequence of layers that occurs ``repeat`` times in a row."""
 
@@ -225,7 +231,7 @@ class ModelShape:
         counted = [(layer, 1) for layer in decoder] if decoder else self.kinds
         positions = 0
         for layer, count in counted:
-            window = next((one.window for one in layer if one.kind == "attention"), None)
+            window = window_of(layer)
             blocks = -(-tokens // block)
             if window is not None and windows:
                 blocks = min(blocks, -(-(window - 1) // block) + 1)

@@ -132,8 +132,8 @@ class AccelerateWriter(StreamWriter):
         if not self._plan.cached:
             tier = self._plan.target
             path, hops = self.way((tier,), partial(machine.storage_read, tier))
-            in_flight = path.outstanding_rate(min(size, self._threads * _READ_AHEAD), block=_READ_AHEAD)
-            rate = min(path.curve.rate(size), in_flight)
+            ahead = min(size, self._threads * _READ_AHEAD)
+            rate = path.file_rate(size, outstanding=ahead, block=_READ_AHEAD)
             route = self.builder.route(name=f"{tier} read", hops=hops, cap=rate)
             self.add("read", HOST, fixed=picoseconds(path.latency), size=size, route=route)
         cpu = machine.host.cpu_optimizer

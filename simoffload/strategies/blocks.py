@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.base import Phase
+from simoffload.strategies.cache_routes import TransferRoute
 from simoffload.strategies.connector import (
     Blocks,
     Connector,
@@ -56,12 +57,9 @@ class BlockMoves:
         by layer only those of the prompt."""
         return self._of(stage, self.connector.new_blocks(self.workload))
 
-    def _of(self, stage: int, blocks: int) -> tuple[Blocks, ...]:
-        last = blocks * self.connector.block_tokens
-        sequences = self.workload.batch_size
-        return stored_blocks(
-            self.connector, self.stages[stage], sequences, first=0, last=last, element=self.element
-        )
+    def _of(self, stage: int, number: int) -> tuple[Blocks, ...]:
+        part, sequences = self.stages[stage], self.workload.batch_size
+        return stored_blocks(self.connector, part, sequences, number, element=self.element)
 
     @property
     def concurrent(self) -> bool:
@@ -134,15 +132,6 @@ def stream_names(connector: Connector | None, machine: Machine) -> tuple[str, ..
     return ("load", "store", "read", "write") if connector.staged(machine) else ("load", "store")
 
 
-class _Way(NamedTuple):
-    """A _Way is the transfer of all GPUs of a stage in one direction, over the link or to storage."""
-
-    kind: str
-    name: str
-    first: Path
-    hops: tuple[Hops, ...]
-
-
 @dataclass
 class BlockWriter:
     """A BlockWriter writes the operations of the GPUs of one stage that move blocks.
@@ -163,7 +152,7 @@ class BlockWriter:
 
     def __post_init__(self) -> None:
         self._started: set[int] = set()
-        self._known: dict[tuple[int, int], _Way] = {}
+        self._known: dict[tuple[int, int], TransferRoute] = {}
 
     def load(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
         """Write loads of ``blocks``; return the number of the last one on the stream of loads."""
@@ -199,8 +188,10 @@ class BlockWriter:
     def _transfer(
         self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
     ) -> int:
-        kind, name, first, hops = self._way(way, blocks.part)
-        if name.startswith(self.connector.tier):
+        name, first, hops = self._way(way, blocks.part)
+        kind = "copy"
+        if self._on_tier(way):
+            kind = "read" if way in (LOAD, READ) else "write"
             stored = self.machine.tiers[self.connector.tier].is_storage
             rate = file_rate(first, blocks) if stored else first.curve.rate(blocks.total)
         else:
@@ -211,22 +202,25 @@ class BlockWriter:
         size = -(-blocks.total // parts)
         return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, size, route, after))
 
-    def _way(self, way: int, size: int) -> _Way:
+    def _on_tier(self, way: int) -> bool:
+        """Return whether a half of the way is that of the tier."""
+        return way in (READ, WRITE) or self.connector.direct
+
+    def _way(self, way: int, size: int) -> TransferRoute:
         """Return one half of the way: between GPU and host memory in copies of ``size`` [B], or that of the
         tier."""
         if (way, size) not in self._known:
             machine, one, inward = self.machine, self.connector, way in (LOAD, READ)
-            if way in (READ, WRITE) or one.direct:
-                kind = "read" if inward else "write"
+            if self._on_tier(way):
                 reach = machine.storage_read if inward else machine.storage_write
                 paths = [reach(one.tier, gpu, gds=one.direct) for gpu in self.gpus]
-                name = f"{one.tier} {kind}"
+                name = f"{one.tier} {'read' if inward else 'write'}"
             else:
-                kind, reach_host = "copy", machine.host_to_device if inward else machine.device_to_host
+                reach_host = machine.host_to_device if inward else machine.device_to_host
                 paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
                 name = copy_name(to_device=inward, pinned=True)
             name = cache_route(name, one.tier)
-            self._known[way, size] = _Way(kind, name, paths[0], self.hops(paths))
+            self._known[way, size] = TransferRoute(name, paths[0], self.hops(paths))
         return self._known[way, size]
 
 

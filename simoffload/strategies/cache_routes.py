@@ -63,5 +63,5 @@ class CacheRoutes:
         if machine.tiers[tier].is_storage:
             block = min(size, REQUEST)
             outstanding = DEPTH * block if written else min(2 * size, DEPTH * block)
-            rate = min(rate, first.outstanding_rate(outstanding, block=block))
+            rate = first.file_rate(size, outstanding=outstanding, block=block)
         return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(first.latency)

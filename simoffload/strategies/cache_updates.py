@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from simoffload.models import SINGLE, Layer, ModelShape, Sequences
+from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import VLLM_BLOCK, KvCache
@@ -76,7 +76,7 @@ def layer_updates(
     layers = part.layers
     if not cache.offloaded:
         return (None,) * len(layers)
-    offloaded = [number for number, layer in enumerate(layers) if not (cache.static and _window(layer))]
+    offloaded = [number for number, layer in enumerate(layers) if not (cache.static and window_of(layer))]
 
     def sizes(contexts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, contexts, length=length))
@@ -105,7 +105,7 @@ def tensor_sizes(
 
     They are keys and values, or with latent attention the latent vectors and the rotated elements of keys.
     """
-    window, tokens = _window(layer), 0
+    window, tokens = window_of(layer), 0
     for one, context in zip(batch, contexts, strict=True):
         if not context:
             continue
@@ -127,15 +127,11 @@ def _widths(part: ModelShape) -> tuple[int, int]:
 def _joined(cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequences]) -> int:
     """Return the traffic [B] of ``torch.cat``, which reads and writes all of both tensors; in place only new
     tokens."""
-    window, tokens = _window(layer), 0
+    window, tokens = window_of(layer), 0
     for number, new_tokens, context in batch:
         held = context if window is None else min(context, window - 1 + new_tokens)
         tokens += number * (new_tokens if cache.static else held)
     return 2 * tokens * part.cache_width * part.dtype_bytes
-
-
-def _window(layer: Layer) -> int | None:
-    return next((one.window for one in layer if one.kind == "attention"), None)
 
 
 class CacheStreams(NamedTuple):
@@ -267,7 +263,7 @@ def _offloaded_memory(
     as the host thread is ahead of the GPU; PyTorch keeps blocks that have become too small.
     """
     sizes = _tensors(cache, part, workload)
-    moves = [not (cache.static and _window(layer)) for layer in part.layers]
+    moves = [not (cache.static and window_of(layer)) for layer in part.layers]
     offloaded = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
     pairs = zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True)
     most = max((one + following for one, following in pairs), default=0)

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.models import Layer, ModelShape
+from simoffload.models import Layer, ModelShape, window_of
 from simoffload.strategies.cache_checks import TierName
 
 if TYPE_CHECKING:
@@ -146,27 +146,27 @@ def loaded_blocks(one: Connector, part: ModelShape, sequences: int, *, element: 
 
     Of a sliding layer they are those with tokens in its window. ``element`` is the size of a number [B].
     """
-    return _blocks_of(one, part, sequences, one.loaded, element=element, windows=True)
+    number = one.loaded // one.block_tokens
+    return _blocks_of(one, part, sequences, number, element=element, windows=True)
 
 
 def stored_blocks(
-    one: Connector, part: ModelShape, sequences: int, *, first: int, last: int, element: int
+    one: Connector, part: ModelShape, sequences: int, number: int, *, element: int
 ) -> tuple[Blocks, ...]:
-    """Return the blocks from token ``first`` to ``last`` of each sequence, as they are on the tier."""
-    return _blocks_of(one, part, sequences, last - first, element=element, windows=False)
+    """Return ``number`` blocks of each sequence, as they are on the tier."""
+    return _blocks_of(one, part, sequences, number, element=element, windows=False)
 
 
 def _blocks_of(
-    one: Connector, part: ModelShape, sequences: int, tokens: int, *, element: int, windows: bool
+    one: Connector, part: ModelShape, sequences: int, number: int, *, element: int, windows: bool
 ) -> tuple[Blocks, ...]:
-    number = tokens // one.block_tokens
     if not number:
         return ()
     width = one.block_tokens * part.cache_width * element
     tensors = 1 if part.latent_width is not None else 2
 
     def counted(layer: Layer) -> int:
-        window = next((each.window for each in layer if each.kind == "attention"), None)
+        window = window_of(layer)
         return min(number, -(-window // one.block_tokens)) if windows and window is not None else number
 
     if one.layerwise:
@@ -218,5 +218,4 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
 
 def file_rate(path: Path, blocks: Blocks) -> int:
     """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
-    limit = path.curve.rate(blocks.total)
-    return min(limit, path.outstanding_rate(THREADS * blocks.size, block=blocks.size))
+    return path.file_rate(blocks.total, outstanding=THREADS * blocks.size, block=blocks.size)

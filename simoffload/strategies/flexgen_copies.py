@@ -154,7 +154,7 @@ class CopyWriter(StreamWriter):
         rate = path.curve.rate(size)
         if not written:
             ahead = min(size, self._cores * _READ_AHEAD)
-            in_flight = path.outstanding_rate(ahead, block=_READ_AHEAD)
-            rate = min(rate, in_flight, machine.host.mapped_read_rate)
+            rate = path.file_rate(size, outstanding=ahead, block=_READ_AHEAD)
+            rate = min(rate, machine.host.mapped_read_rate)
         name = cache_route(f"{tier} write" if written else f"{tier} read", job.cache)
         return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)

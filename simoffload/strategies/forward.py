@@ -321,9 +321,9 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             way = machine.storage_write if written else machine.storage_read
             path, hops = self.way((tier, written, gds), lambda rank: way(tier, rank, gds=gds))
             block = min(settings.block_size, size)
-            in_flight = path.outstanding_rate(min(settings.outstanding_bytes, size), block=block)
+            outstanding = min(settings.outstanding_bytes, size)
             name = f"{tier} write" if written else f"{tier} read"
-            rate = min(path.curve.rate(size), in_flight)
+            rate = path.file_rate(size, outstanding=outstanding, block=block)
             route = self.builder.route(name=name, hops=hops, cap=rate)
             self._known[key] = route, picoseconds(path.latency)
         return self._known[key]

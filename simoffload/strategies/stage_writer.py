@@ -120,9 +120,8 @@ class PassWriter:
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
         stage, layer = self._plan.divided.stages[number], 0
-        self._number, self._timing = number, timing
+        self._number, self._timing, self._sequences = number, timing, sum(one.number for one in batch)
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
-        self._sequences = sum(one.number for one in batch)
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
@@ -141,8 +140,6 @@ class PassWriter:
                 else:
                     written[state] = self._builder.segments
                     self._layer(layer, modules)
-                    computed = self._dependencies(COMPUTE, *self._reduced)
-                    self._blocks.leave(number, layer, self._sequences, computed)
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -152,10 +149,11 @@ class PassWriter:
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
 
     def _layer(self, number: int, modules: Layer) -> None:
-        """Write a layer of the stage, and the loads of blocks that it waits for or begins."""
+        """Write a layer of the stage with its loads and stores of blocks."""
         if self._blocks.layerwise:
             self._await_blocks(number)
         self._write("layer", modules)
+        self._blocks.leave(self._number, number, self._sequences, self._dependencies(COMPUTE, *self._reduced))
 
     def _state(self, number: int, modules: Layer) -> Hashable:
         """Return what determines the operations of the layer that begins: they are those of an earlier layer
@@ -380,8 +378,7 @@ class StagedPlan(InferencePlan):
     @property
     def cached_parts(self) -> Parts:
         """The part of each stage on each of its GPUs."""
-        each = self.degrees.tensor * self.degrees.data
-        return tuple((stage, each) for stage in self.divided.stages)
+        return tuple((stage, self.degrees.tensor * self.degrees.data) for stage in self.divided.stages)
 
     def decode_step(self, number: int) -> ForwardPass:
         """Return a decode step, during which a part of the new blocks is stored."""

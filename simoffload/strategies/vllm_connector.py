@@ -22,11 +22,10 @@ from typing import Any, ClassVar
 from simoffload.results import MemoryTerm
 from simoffload.strategies.blocks import BLOCK_TERMS, BlockMoves
 from simoffload.strategies.connector import THREADS
+from simoffload.strategies.kv_cache import VLLM_BLOCK
 from simoffload.units import plural
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_OWN_BLOCK = 16
-"""Number of tokens of a block in vLLM (``CacheConfig.DEFAULT_BLOCK_SIZE``)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class ConnectorCommand(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """``kv_connector_extra_config`` of vLLM."""
+        """Settings of the connector, ``kv_connector_extra_config`` of vLLM."""
 
     @abstractmethod
     def differences(self) -> Iterator[str]:
@@ -55,12 +54,12 @@ class ConnectorCommand(ABC):
 
     @property
     def role(self) -> str:
-        """``kv_role`` of vLLM."""
+        """Whether it loads and stores, ``kv_role`` of vLLM: both."""
         return "kv_both"
 
     @property
     def option(self) -> str:
-        """The option of ``vllm serve``."""
+        """The option of ``vllm serve`` that names and configures the connector."""
         names = {"kv_connector": self.program, "kv_role": self.role}
         config = json.dumps({**names, "kv_connector_extra_config": self.settings})
         return f"--kv-transfer-config {quote(config)}"
@@ -197,7 +196,7 @@ class _Mooncake(ConnectorCommand):
 
     @property
     def role(self) -> str:
-        """A consumer stores nothing."""
+        """The role of a consumer, which stores nothing, for a connector without stores."""
         return super().role if self.moves.connector.store else "kv_consumer"
 
     @property
@@ -214,8 +213,8 @@ class _Mooncake(ConnectorCommand):
             yield "Mooncake transfers to and from GPU memory; the simulation by way of host memory."
         if one.layerwise:
             yield "Mooncake transfers all layers of a block at once; the simulation layer by layer."
-        if one.block_tokens != _OWN_BLOCK:
-            yield f"vLLM has blocks of {_OWN_BLOCK} tokens; the simulation of {one.block_tokens}."
+        if one.block_tokens != VLLM_BLOCK:
+            yield f"vLLM has blocks of {VLLM_BLOCK} tokens; the simulation of {one.block_tokens}."
 
 
 def connector_command(
@@ -226,6 +225,6 @@ def connector_command(
     kind: type[ConnectorCommand] = _LMCache
     if moves.machine.tiers[one.tier].kind == "remote":
         kind = _Mooncake
-    elif one.block_tokens == _OWN_BLOCK and not (one.layerwise or one.direct):
+    elif one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
         kind = _Own
     return kind(moves, terms, compiled)

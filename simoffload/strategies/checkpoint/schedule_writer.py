@@ -133,7 +133,7 @@ class PhaseWriter(StreamWriter):
         one = min(each or size, size)
         rate = path.curve.rate(one)
         if outstanding is not None:
-            rate = min(rate, path.outstanding_rate(min(outstanding, one), block=min(block, one)))
+            rate = path.file_rate(one, outstanding=min(outstanding, one), block=min(block, one))
         fixed = -(-size // one) * path.latency
         self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
 
@@ -147,7 +147,7 @@ class PhaseWriter(StreamWriter):
         ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
         if self.machine.tiers[tier].kind == "pfs":
             ahead = _LUSTRE_READ_AHEAD
-        rate = min(path.curve.rate(size), path.outstanding_rate(ahead, block=ahead))
+        rate = path.file_rate(size, outstanding=ahead, block=ahead)
         self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
 
     def collective(
