@@ -70,8 +70,9 @@ class PassWriter:
         """Return the schedule; each host ends its pass when its GPU and all stores by layer have ended."""
         for number in range(self._degrees.pipeline):
             self._number = number
-            if self._blocks.stores or not self._plan.compiled:
-                overhead = 0 if self._plan.compiled else picoseconds(self._costs.pass_overhead.value)
+            compiled = self._plan.compiled
+            if self._blocks.stores or not compiled:
+                overhead = 0 if compiled else picoseconds(self._costs.pass_overhead.value)
                 after = (*self._dependencies(COMPUTE, *self._reduced), *self._blocks.end(number))
                 self._builder.add(Op("hook", "pass", self._stream(HOST), overhead, after=after))
             if self._blocks.stores:  # which may continue after the pass: its end is that of the last host
@@ -118,9 +119,8 @@ class PassWriter:
     def stage(self, number: int, timing: Timing, batch: tuple[Sequences, ...], *, repeats: bool) -> None:
         """Write one micro-batch in one stage; with ``repeats`` the longest group of layers only once."""
         stage, layer = self._plan.divided.stages[number], 0
-        self._number, self._timing = number, timing
+        self._number, self._timing, self._sequences = number, timing, sum(one.number for one in batch)
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
-        self._sequences = sum(one.number for one in batch)
         self._tokens = sum(one.number * one.new_tokens for one in batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
@@ -139,8 +139,6 @@ class PassWriter:
                 else:
                     written[state] = self._builder.segments
                     self._layer(layer, modules)
-                    computed = self._dependencies(COMPUTE, *self._reduced)
-                    self._blocks.leave(number, layer, self._sequences, computed)
                 layer += 1
             if short:  # a schedule can repeat one of its parts
                 self._builder.repeat(first, group.repeat - 1)
@@ -150,10 +148,11 @@ class PassWriter:
             self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
 
     def _layer(self, number: int, modules: Layer) -> None:
-        """Write a layer of the stage, and the loads of blocks that it waits for or begins."""
+        """Write a layer of the stage with its loads and stores of blocks."""
         if self._blocks.layerwise:
             self._await_blocks(number)
         self._write("layer", modules)
+        self._blocks.leave(self._number, number, self._sequences, self._dependencies(COMPUTE, *self._reduced))
 
     def _state(self, number: int, modules: Layer) -> Hashable:
         """Return what determines the operations of the layer that begins: they are those of an earlier layer
@@ -377,8 +376,7 @@ class StagedPlan(InferencePlan):
     @property
     def cached_parts(self) -> Parts:
         """The part of each stage on each of its GPUs."""
-        each = self.degrees.tensor * self.degrees.data
-        return tuple((stage, each) for stage in self.divided.stages)
+        return tuple((stage, self.degrees.tensor * self.degrees.data) for stage in self.divided.stages)
 
     def decode_step(self, number: int) -> ForwardPass:
         """Return a decode step, during which a part of the new blocks is stored."""

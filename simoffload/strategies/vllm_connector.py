@@ -46,7 +46,7 @@ class ConnectorCommand(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """``kv_connector_extra_config`` of vLLM."""
+        """Settings of the connector, ``kv_connector_extra_config`` of vLLM."""
 
     @abstractmethod
     def differences(self) -> Iterator[str]:
@@ -54,12 +54,12 @@ class ConnectorCommand(ABC):
 
     @property
     def role(self) -> str:
-        """``kv_role`` of vLLM."""
+        """Whether it loads and stores, ``kv_role`` of vLLM: both."""
         return "kv_both"
 
     @property
     def option(self) -> str:
-        """The option of ``vllm serve``."""
+        """The option of ``vllm serve`` that names and configures the connector."""
         names = {"kv_connector": self.program, "kv_role": self.role}
         config = json.dumps({**names, "kv_connector_extra_config": self.settings})
         return f"--kv-transfer-config {quote(config)}"
@@ -196,7 +196,7 @@ class _Mooncake(ConnectorCommand):
 
     @property
     def role(self) -> str:
-        """A consumer stores nothing."""
+        """The role of a consumer, which stores nothing, for a connector without stores."""
         return super().role if self.moves.connector.store else "kv_consumer"
 
     @property
