@@ -275,8 +275,8 @@ def _offloaded_memory(
     if not cache.static:
         last = (Sequences(workload.batch_size, 1, workload.max_context),)
         joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
-        whole = max(*joined, prompt_in_layer(part, workload))
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", whole))
+        largest = max(*joined, prompt_in_layer(part, workload))
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", largest))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     pool = sum(

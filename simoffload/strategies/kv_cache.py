@@ -161,7 +161,7 @@ class KvCache(Frozen):
         blocks = None if self.connector is None else self.connector.tier
         return "-".join(filter(None, ("cache", self.tier, self.format, self.implementation, blocks)))
 
-    def moved(self, tier: str, stored: CacheFormat | None, how: Implementation | None) -> KvCache:
+    def with_placement(self, tier: str, stored: CacheFormat | None, how: Implementation | None) -> KvCache:
         """Return the cache on a tier, in a format and by an implementation."""
         kept = how == "cpu_attention"
         return self.model_copy(
@@ -181,8 +181,8 @@ class KvCache(Frozen):
             yield self
             return
         for tier in tiers:
-            moved = now.model_copy(update={"tier": tier, "direct": now.direct and tier == now.tier})
-            yield self.model_copy(update={"connector": moved})
+            there = now.model_copy(update={"tier": tier, "direct": now.direct and tier == now.tier})
+            yield self.model_copy(update={"connector": there})
 
     def edits(self, other: KvCache) -> tuple[Edit, ...]:
         """Return the edits that make another cache of this one."""
@@ -312,9 +312,9 @@ class CachingStrategy(Strategy):
             places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
             for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
                 with suppress(InputError):
-                    now.moved(*way).check(engine, plan.model)
+                    now.with_placement(*way).check(engine, plan.model)
                     others = (tier for tier in tiers if tier not in places)
-                    yield from now.moved(*way).with_blocks_on(others)
+                    yield from now.with_placement(*way).with_blocks_on(others)
 
     def caches(self, plan: Plan) -> Iterator[Change]:
         """Yield the tiers, formats and implementations of the cache that the program has."""
