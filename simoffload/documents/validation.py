@@ -122,8 +122,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         names = key_names(place.around)
         word = str(location[-1])
         for one in _models(place.around):
-            if elsewhere := getattr(one, "elsewhere", {}).get(word):
-                return finding._replace(message=f"unknown key: {elsewhere}", at_key=True)
+            if advice := getattr(one, "elsewhere", {}).get(word):
+                return finding._replace(message=f"unknown key: {advice}", at_key=True)
         message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
         return finding._replace(message=message, at_key=True, meant=meant)

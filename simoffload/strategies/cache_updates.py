@@ -273,8 +273,8 @@ def _offloaded_memory(
     if not cache.static:
         last = (Sequences(workload.batch_size, 1, workload.max_context),)
         joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
-        joined_size = max(*joined, prompt_in_layer(part, workload))
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", joined_size))
+        largest = max(*joined, prompt_in_layer(part, workload))
+        found.append(MemoryTerm("hbm", "joined keys and values of a layer", largest))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     blocks = part.by_layer(lambda layer: _pinned_blocks(cache, part, layer, workload))

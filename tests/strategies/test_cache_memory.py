@@ -1,0 +1,137 @@
+"""Memory of the key-value cache of every family, in every format, against closed forms."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from simoffload.documents import parse_yaml, yaml_text
+from simoffload.models import FAMILIES
+from simoffload.scenario import resolve
+
+BATCH, PROMPT, STEPS = 3, 9000, 40
+LONGEST = PROMPT + STEPS
+
+
+class Shape(NamedTuple):
+    """What the released config.json of a model says of its cache."""
+
+    name: str
+    layers: int
+    token: int
+    """Elements of a token in one layer."""
+    window: int = 0
+    sliding: int = 0
+    """Layers with the window."""
+    served: int = 0
+    """Elements of a token in vLLM, if others."""
+
+
+SHAPES = {
+    "bloom": Shape("bloom-560m", 24, 2 * 16 * 64),
+    "opt": Shape("opt-125m", 12, 2 * 12 * 64),
+    "llama": Shape("llama-3.1-8b", 32, 2 * 8 * 128),
+    "mixtral": Shape("mixtral-8x7b", 32, 2 * 8 * 128),
+    "qwen2": Shape("qwen2.5-0.5b", 24, 2 * 2 * 64),
+    "qwen3": Shape("qwen3-0.6b", 28, 2 * 8 * 128),
+    "mistral": Shape("mistral-7b-v0.1", 32, 2 * 8 * 128, 4096, 32),
+    "gemma2": Shape("gemma-2-2b", 26, 2 * 4 * 256, 4096, 13),
+    "gemma3_text": Shape("gemma-3-1b", 26, 2 * 1 * 256, 512, 22),
+    "phi3": Shape("phi-3-mini", 32, 2 * 32 * 96, 2047, 32),
+    "gpt_neox": Shape("pythia-70m", 6, 2 * 8 * 64),
+    "falcon": Shape("falcon-40b", 60, 2 * 128 * 64, served=2 * 8 * 64),
+    "qwen2_moe": Shape("qwen1.5-moe-a2.7b", 24, 2 * 16 * 128),
+    "qwen3_moe": Shape("qwen3-30b-a3b", 48, 2 * 4 * 128),
+    "deepseek_v2": Shape("deepseek-v2-lite", 27, 512 + 64),
+    "deepseek_v3": Shape("deepseek-v3", 61, 512 + 64),
+    "kimi_k2": Shape("kimi-k2", 61, 512 + 64),
+    "gpt_oss": Shape("gpt-oss-20b", 24, 2 * 8 * 64, 128, 12),
+    "llama4_text": Shape("llama-4-scout", 48, 2 * 8 * 128, 8192, 36),
+    "glm4_moe": Shape("glm-4.5", 92, 2 * 8 * 128),
+    "phimoe": Shape("phi-3.5-moe", 32, 2 * 8 * 128, 131_072, 32),
+}
+"""Models by family; Switch Transformers is in ``tests/models/test_switch_transformers.py``."""
+
+
+def terms(shape: Shape, *, steps: int = STEPS, **strategy: Any) -> dict[tuple[str, str], int]:
+    work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
+    model = {"name": shape.name, "dtype": "bfloat16"}
+    content = {"name": "cache", "model": model, "platform": "dgx-h200", "workload": work}
+    found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
+    (stage,) = found.plan().memory_stages
+    return {(one.tier, one.name): one.size for one in stage.terms}
+
+
+def positions(shape: Shape, *, full: int, sliding: int) -> int:
+    """Return the positions of all layers, of which those with a window have at most ``sliding``."""
+    return (shape.layers - shape.sliding) * full + shape.sliding * min(full, sliding)
+
+
+def test_every_family_has_a_closed_form() -> None:
+    assert set(SHAPES) == set(FAMILIES) - {"switch_transformers"}
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_cache_in_hbm(family: str) -> None:
+    """Sliding layers keep a view of the whole prompt until the first decode step."""
+    shape = SHAPES[family]
+    held = max(positions(shape, full=LONGEST, sliding=shape.window), shape.layers * PROMPT)
+    size = BATCH * held * shape.token * 2
+    assert terms(shape, kind="resident")["hbm", "key-value cache"] == size
+
+
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize(("form", "element"), [(None, 2), ("bf16", 2), ("fp8", 1)])
+def test_a_paged_cache(family: str, form: str | None, element: int) -> None:
+    """Whole blocks of 16 tokens; a window touches one more if it begins within a block."""
+    shape = SHAPES[family]
+    blocks = -(-LONGEST // 16), -(-(shape.window - 1) // 16) + 1
+    held = 16 * positions(shape, full=blocks[0], sliding=blocks[1])
+    found = terms(shape, kind="vllm_cpu_offload", kv_cache={"format": form})
+    assert found["hbm", "key-value cache"] == BATCH * held * (shape.served or shape.token) * element
+
+
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize(("form", "element"), [("fp8", 1), ("int4", 0.5625), ("int2", 0.3125)])
+def test_a_quantized_cache(family: str, form: str, element: float) -> None:
+    """Of the last 40 tokens, only fp8 keeps none in the model's type."""
+    shape = SHAPES[family]
+    if shape.sliding:
+        return  # transformers refuses it
+    found = terms(shape, kind="resident", kv_cache={"format": form})
+    token = BATCH * shape.layers * shape.token
+    stored = LONGEST if form == "fp8" else PROMPT
+    assert found["hbm", "key-value cache"] == token * stored * element
+    recent = found.get(("hbm", "tokens that are not quantized yet"), 0)
+    assert recent == token * (LONGEST - stored) * 2
+
+
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("way", ["dynamic", "static"])
+def test_an_offloaded_cache(family: str, way: str) -> None:
+    """A dynamic one has a token less than the window; a static one leaves sliding layers on the GPU."""
+    shape = SHAPES[family]
+    if way == "static" and shape.sliding == shape.layers:
+        return  # nothing would be offloaded
+    found = terms(shape, kind="resident", kv_cache={"tier": "dram", "implementation": way})
+    token = BATCH * shape.token * 2
+    sliding = 0 if way == "static" else shape.window - 1
+    assert found["dram", "key-value cache"] == token * positions(shape, full=LONGEST, sliding=sliding)
+    if way == "static":
+        kept = shape.sliding * min(shape.window, LONGEST)
+        assert found.get(("hbm", "key-value cache of sliding layers"), 0) == token * kept
+    else:
+        last = LONGEST if shape.sliding < shape.layers else min(shape.window, LONGEST)
+        assert found["hbm", "joined keys and values of a layer"] == token * max(PROMPT, last)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize(("form", "element"), [(None, 2.0), ("fp8", 1.0), ("int8", 1.0625), ("int4", 0.5625)])
+def test_a_streamed_cache(family: str, form: str | None, element: float) -> None:
+    """All that is kept is in host memory, of a layer with a window one token less."""
+    shape = SHAPES[family]
+    cache = {"tier": "dram", "implementation": "streamed", "format": form}
+    found = terms(shape, kind="resident", kv_cache=cache)
+    held = positions(shape, full=LONGEST, sliding=shape.window - 1)
+    assert found["dram", "key-value cache"] == BATCH * held * shape.token * element
