@@ -115,6 +115,9 @@ class Host(Profile):
     pageable_traffic: Sourced[Multiple] | None = None
     """Bytes of ``memory_rate`` that each byte copied from pageable memory to a GPU consumes, where it was
     measured; otherwise 3 is assumed, as the CPU reads and writes a staging buffer, which DMA then reads."""
+    pageable_rate: Sourced[BytesPerSecond] | None = None
+    """Rate of large copies between pageable memory and a GPU, which one thread of the CPU stages in pinned
+    buffers, where it is known of this CPU; otherwise ``pageable`` of the link's profile."""
     memcpy_rate: Sourced[BytesPerSecond]
     """Rate at which one thread copies (each byte is read once and written once)."""
     mapped_read: Sourced[BytesPerSecond] | None = None

@@ -294,7 +294,8 @@ class Machine:
         start, end = (cpu, device) if to_device else (device, cpu)
         curve = pcie_link.pcie.copy_curve(to_device=to_device, lanes=pcie_link.lanes)
         if not pinned:
-            curve = curve.lower(Curve(pcie_link.pcie.pageable.points))
+            own = self.host.pageable_rate
+            curve = curve.lower(Curve.flat(own.value) if own else Curve(pcie_link.pcie.pageable.points))
         load = Load()
         for index in topology.graph.route(start, end):
             load.put((index,), self.resources[index].share(size))

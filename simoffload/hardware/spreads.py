@@ -84,7 +84,11 @@ def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Proven
         TimeInput.COPIES: own.spread(
             TimeInput.COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]
         ),
-        TimeInput.PAGEABLE: own.spread(TimeInput.PAGEABLE, f"pcie/{pcie.id}", [pcie.pageable]),
+        TimeInput.PAGEABLE: own.spread(
+            TimeInput.PAGEABLE,
+            f"host/{machine.host.id}" if machine.host.pageable_rate else f"pcie/{pcie.id}",
+            [machine.host.pageable_rate or pcie.pageable],
+        ),
         TimeInput.LINKS: own.spread(
             TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []
         ),
