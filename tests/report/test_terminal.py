@@ -37,17 +37,16 @@ Speed
   time to first token                      2.5 s  2.08 to 3.01  ttft_s = time to first token: time
                                                                 of the prefill pass, after a warm-up
                                                                 pass
-  time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps,
-                                                                with kv_allocation_s / number of
-                                                                decode steps (time per output token
-                                                                of a sequence)
+  time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps /
+                                                                number of decode steps (time per
+                                                                output token of a sequence)
   throughput                       3.86 tokens/s  3.25 to 4.58  tokens_per_s = output_length x
                                                                 batch_size x replicas / e2e_s, of
                                                                 all sequences together
   decode throughput                3.97 tokens/s  3.35 to 4.71  decode_tokens_per_s = batch_size x
                                                                 replicas / tpot_s
   end-to-end time                         16.6 s    14 to 19.7  e2e_s = ttft_s + sum of the decode
-                                                                steps, with kv_allocation_s
+                                                                steps
   first pass after loading                   4 s                first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
@@ -113,8 +112,7 @@ Comparison
   raid     1.87 to 2.71 s   1.53 to 2.15 s    3.61 to 5.09
   nfs        22 to 25.7 s   17.5 to 20.9 s  0.372 to 0.443
   ttft_s = time to first token: time of the prefill pass, after a warm-up pass
-  tpot_s = sum of the decode steps, with kv_allocation_s / number of decode steps (time per output
-  token of a sequence)
+  tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
   ratio: TPOT (time per output token of a sequence) over that of the baseline; share of the bound:
   time of the step if its busiest link, GPU or host thread never waited, over its time
