@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simoffload.results import SimulationResult
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.replaced import replaced
+from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for, strategy_of
 
@@ -27,12 +29,15 @@ def without_offloading(
             if name in found or name in known:
                 continue
             edits = other.baseline(strategy, scenario.model, work, scenario.machine)
-            twin = scenario.edited(*edits) if edits else scenario
-            if edits and not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
-                gpus = twin.scenario.strategy.gpus
-                held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
-                remark = f"added for comparison: {held}, without offloading"
-                found[name] = replace(twin, remarks=(remark,))
+            if not edits:
+                continue
+            gpus = scenario.edited(*edits).scenario.strategy.gpus
+            held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
+            change = Change("placement", f"added for comparison: {held}, without offloading", edits)
+            change = replaced(Evaluator(scenario), change)
+            twin = scenario.edited(*change.edits)
+            if not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
+                found[name] = replace(twin, remarks=(change.description,))
     return list(found.items())
 
 

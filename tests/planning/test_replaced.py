@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import Edit
+from simoffload.planning.baselines import without_offloading
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.results import Change
 from simoffload.scenario import load_scenario
+from simoffload.simulation import simulate
 
 
 @pytest.fixture
@@ -73,3 +75,18 @@ def test_other_changes_and_refused_ones_are_as_they_were(evaluator: Evaluator) -
         change("zero_inference", ranks=2, unknown=1),
     ):
         assert replaced(evaluator, one) == one
+
+
+def test_a_baseline_of_compare_states_its_cache(tmp_path: Path) -> None:
+    """vLLM has no cache in 4 bits."""
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        "name: t\nmodel: llama-3.1-8b\nplatform: dgx-h200\n"
+        "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
+        "strategy: {kind: zero_inference, weights: dram, kv_cache: {format: int4}}\n"
+    )
+    scenario = load_scenario(file)
+    ((_, twin),) = without_offloading({"dram": scenario}, {"dram": simulate(scenario)})
+    (remark,) = twin.remarks
+    assert remark.startswith("added for comparison: one GPU holds the weights, without offloading")
+    assert remark.endswith("key-value cache on hbm instead of hbm, int4 (answers change)")
