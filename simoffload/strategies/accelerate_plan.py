@@ -302,7 +302,7 @@ class AcceleratePlan(InferencePlan):
         its input, and has four at once.
         """
         model = self.model
-        token = model.dtype_bytes * tokens_of(module, batch, self.cache_form)
+        token = round(model.dtype_bytes * tokens_of(module, batch, self.cache_form) * module.share)
         if module.kind == "linear":
             return (Results(token * module.out_features, 1),)
         found = Results(
