@@ -251,7 +251,8 @@ class KvCache(Frozen):
         if self.implementation is not None and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
-            raise refused("implementation", self.implementation, engine.implementations, why)
+            other = "; strategy.kind zero_inference has it" if self.attends_on_cpu else ""
+            raise refused("implementation", self.implementation, engine.implementations, why, more=other)
         if self.connector is not None and not engine.connects:
             text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload"
             text = f"{text}, or tensor_parallel with compiled: true, or remove it"
