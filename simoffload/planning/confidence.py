@@ -282,12 +282,9 @@ def _unseen(result: SimulationResult) -> str:
     """Return what of the strategy no real run used, to follow these words; empty if some were like it."""
     kind, strategy = _strategy(result)
     settings = result.provenance.scenario.get("strategy") or {}
-    found = [
-        key if value is True else f"{key}: {value}"
-        for key, value in strategy.unseen.items()
-        if _setting(settings, key) == value
-    ]
-    named = [one for one in found if not one.endswith(": None")]
+    values = {key: _setting(settings, key) for key in strategy.unseen}
+    found = {key: value for key, value in values.items() if value in strategy.unseen[key]}
+    named = [key if value is True else f"{key}: {value}" for key, value in found.items() if value is not None]
     with_settings = f" with {' and '.join(named)}" if named else ""
     return f"used strategy.kind {kind}{with_settings}" if found or not strategy.evidence else ""
 

@@ -326,7 +326,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
-    found = [replaced(evaluator, change) for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
+    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
     barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
     if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
         found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
@@ -337,9 +337,9 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
         if not found and not lora:
             both = product(steps[-1:], first_steps(evaluator))
             lora = _first_of(_threes(evaluator, both, most=_LORA_THREES))
-    return Remedies(
-        (*sorted(found, key=_parts), *sorted(lora, key=_parts)), tuple(evaluator.effort.tried), barred
-    )
+    changes = (*sorted(found, key=_parts), *sorted(lora, key=_parts))
+    kept = tuple(replaced(evaluator, one) for one in changes)
+    return Remedies(kept, tuple(evaluator.effort.tried), barred)
 
 
 def _of_several(evaluator: Evaluator) -> list[Change]:

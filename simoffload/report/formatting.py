@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from simoffload.errors import printable
@@ -84,7 +85,7 @@ def percent(fraction: float) -> str:
 
 def at_most(fraction: float) -> str:
     """Return the limit of a fraction: "of at most 1.2 %", or "below 0.1 %"."""
-    return "below 0.1 %" if fraction < 0.001 else f"of at most {percent(fraction)}"
+    return "below 0.1 %" if fraction < 0.001 else f"of at most {percent(ceil(1000 * fraction) / 1000)}"
 
 
 def span(low: str, high: str, *, value: str = "") -> str:

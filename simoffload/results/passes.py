@@ -313,9 +313,9 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     ranks = [members[0] for members in timeline.ranks_by_class]
     for (_, stream), time in stream_times(schedule, ranks).items():
         if schedule.streams[stream] in _WORK:
-            kind = schedule.device_of(stream).kind
-            name = f"compute stream of the {kind}" if stream in copying else f"{kind} compute"
-            name = kind if kind == "host thread" else name
+            name: str = schedule.device_of(stream).kind
+            if name != "host thread":
+                name = f"compute stream of the {name}" if stream in copying else f"{name} compute"
             bounds[name] = max(bounds.get(name, 0.0), seconds(time))
     for link, load in zip(schedule.links, timeline.link_loads, strict=True):
         if load:

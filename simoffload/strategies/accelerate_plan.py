@@ -24,7 +24,7 @@ from simoffload.models.cost import tokens_of
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.accelerate_writer import AccelerateWriter, Results
+from simoffload.strategies.accelerate_writer import AccelerateWriter, NewTensors
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
@@ -276,7 +276,7 @@ class AcceleratePlan(InferencePlan):
         writer = AccelerateWriter(self, forward, self.timings.timing(forward.batch))
         durations = self.durations(forward)
         launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
-        results = [self.results(module, forward.batch) for module in self.modules]
+        results = [self.new_tensors(module, forward.batch) for module in self.modules]
         last, updates = len(self.parts) - 1, self._updates(forward)
         work = [(*part, update) for part, update in zip(self.parts, updates, strict=True)]
         for number, part in enumerate(work):
@@ -294,7 +294,7 @@ class AcceleratePlan(InferencePlan):
                 writer.kernels(module.name, duration, launch, gpu=call.gpu, results=made, update=cached)
         return writer.end()
 
-    def results(self, module: Module, batch: Sequence[Sequences]) -> tuple[Results, ...]:
+    def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:
         """Return the new tensors of a module's call: the product of a linear layer, or half of what other
         kernels write, as wide as the hidden states; attention also joins the cache, which may be fetched.
 
@@ -304,14 +304,14 @@ class AcceleratePlan(InferencePlan):
         model = self.model
         token = round(model.dtype_bytes * tokens_of(module, batch, self.cache_form) * module.share)
         if module.kind == "linear":
-            return (Results(token * module.out_features, 1),)
-        found = Results(
+            return (NewTensors(token * module.out_features, 1),)
+        found = NewTensors(
             token * model.hidden_size, max(1, round(module.out_features / (2 * model.hidden_size)))
         )
         if module.kind != "attention" or self.cache.streamed:
             return (found,)
         held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
-        return found, Results(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
+        return found, NewTensors(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
 
     def _updates(self, forward: ForwardPass) -> list[tuple[CacheUpdate, int] | None]:
         """Return for each part of a pass the update of its layer's cache, if it moves, and the GPU of the

@@ -32,8 +32,8 @@ _NEVER_WRITTEN = 2.2
 """Rate of copies from pages that were never written, over that from others (measured in the same place)."""
 
 
-class Results(NamedTuple):
-    """Results are the tensors of one size that kernels of a module make."""
+class NewTensors(NamedTuple):
+    """NewTensors are the results of one size that kernels of a module make."""
 
     size: int
     """Size [B] of each."""
@@ -148,7 +148,7 @@ class AccelerateWriter(StreamWriter):
         launch: int,
         *,
         gpu: int,
-        results: Sequence[Results] = (),
+        results: Sequence[NewTensors] = (),
         update: tuple[CacheUpdate, int] | None = None,
     ) -> None:
         """Launch the kernels of a module on a GPU, and move the hidden states there if it is another one.

@@ -238,8 +238,8 @@ class Strategy(Frozen, ABC):
     """Phrase for its placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
     evidence: ClassVar[str] = ""
     """Group of the real runs with which its predictions were compared; "" for none."""
-    unseen: ClassVar[Mapping[str, Any]] = {}
-    """Settings with which no run of that group was made; None: without this key."""
+    unseen: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Values of settings with which no run of that group was made; None: without this key."""
     calibration: ClassVar[str] = "simoffload calibrate micro"
     """Command that measures the host thread's costs under it."""
     method: ClassVar[str] = ""

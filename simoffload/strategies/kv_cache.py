@@ -296,7 +296,7 @@ class CachingStrategy(Strategy):
 
     cache_engine: ClassVar[CacheEngine] = TRANSFORMERS
     """What the program's cache can do."""
-    unseen: ClassVar = {"kv_cache.implementation": "streamed"}
+    unseen: ClassVar = {"kv_cache.implementation": ("streamed",)}
 
     kv_cache: KvCache = DEFAULT
     """Where and how keys and values are kept."""
@@ -304,7 +304,8 @@ class CachingStrategy(Strategy):
     @property
     def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
         """Description and format of the cache that ``kv_cache`` sets."""
-        return self.kv_cache.description, self.kv_cache.format or ""
+        cache = self.kv_cache.plain
+        return cache.description, cache.format or ""
 
     def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program does not have."""

@@ -35,7 +35,7 @@ class Resident(CachingStrategy):
     placement_name: ClassVar = "resident"
     placement_words: ClassVar = "a whole copy of {} in each GPU"
     evidence: ClassVar = "accelerate"  # runs with all weights on the GPU, and the cache in host memory
-    unseen: ClassVar = {**CachingStrategy.unseen, "kv_cache.tier": None}
+    unseen: ClassVar = {**CachingStrategy.unseen, "kv_cache.tier": (None, "hbm")}
 
     kind: Literal["resident"] = "resident"
 

@@ -54,7 +54,7 @@ class DividedStrategy(CachingStrategy):
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
     evidence: ClassVar = "tensor_parallel"
-    unseen: ClassVar = {**CachingStrategy.unseen, "compiled": True}
+    unseen: ClassVar = {**CachingStrategy.unseen, "compiled": (True,)}
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
 

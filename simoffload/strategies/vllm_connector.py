@@ -106,7 +106,7 @@ class ConnectorCommand(ABC):
         return self.moves.connector.across_layers(self.moves.stages[0])
 
 
-class _Own(ConnectorCommand):
+class _Offloading(ConnectorCommand):
     """Blocks of 16 tokens in host memory, and in files behind it."""
 
     program = "OffloadingConnector"
@@ -226,5 +226,5 @@ def connector_command(
     if moves.machine.tiers[one.tier].kind == "remote":
         kind = _Mooncake
     elif one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
-        kind = _Own
+        kind = _Offloading
     return kind(moves, terms, compiled)

@@ -7,7 +7,7 @@ from math import exp, hypot, sqrt
 
 import pytest
 
-from simoffload.documents import parse_yaml
+from simoffload.documents import Edit, parse_yaml
 from simoffload.hardware import Spread, TimeInput
 from simoffload.planning import confidence as module
 from simoffload.planning.calibration_errors import CalibrationError
@@ -151,3 +151,23 @@ def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
     nothing = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
     with pytest.raises(ValueError, match="only a scenario that fits has a time"):
         tie(drives, nothing)
+
+
+@pytest.mark.parametrize(
+    ("cache", "unlike"),
+    [
+        ({"tier": "dram"}, ""),
+        ({"format": "int4"}, "used strategy.kind resident"),
+        ({"tier": "hbm", "format": "int4"}, "used strategy.kind resident with kv_cache.tier: hbm"),
+        (
+            {"tier": "dram", "implementation": "streamed"},
+            "used strategy.kind resident with kv_cache.implementation: streamed",
+        ),
+    ],
+)
+def test_runs_with_the_cache_in_host_memory_stand_for_no_other_cache(
+    cache: dict[str, str], unlike: str
+) -> None:
+    scenario = load_scenario("ddn/bloom-7b1").on("resident")
+    edits = [Edit.at(f"strategy.kv_cache.{key}", value) for key, value in cache.items()]
+    assert confidence(fit(scenario.edited(*edits))).unlike == unlike

@@ -47,6 +47,14 @@ def test_another_place_is_stated(evaluator: Evaluator) -> None:
     assert other.same_work
 
 
+@pytest.mark.parametrize("evaluator", ["{format: fp16}"], indirect=True)
+def test_a_format_that_only_states_the_data_type_is_none(evaluator: Evaluator) -> None:
+    """FlexGen has no section for its cache, which is in HBM in 16 bits by default."""
+    one = change("flexgen")
+    assert replaced(evaluator, one) == one
+    assert replaced(evaluator, change("vllm_cpu_offload")).description == "with vllm_cpu_offload"
+
+
 @pytest.mark.parametrize("evaluator", ["{format: int4}"], indirect=True)
 def test_another_format_changes_the_answers(evaluator: Evaluator) -> None:
     other = replaced(evaluator, change("vllm_cpu_offload", cpu_offload_gb=0, tensor_parallel_size=2))

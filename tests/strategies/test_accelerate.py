@@ -22,7 +22,7 @@ from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
-from simoffload.strategies.accelerate_writer import Results
+from simoffload.strategies.accelerate_writer import NewTensors
 from simoffload.strategies.base import Placement
 from simoffload.strategies.device_map import ModuleTree, homes_of
 from simoffload.workload import Inference
@@ -169,7 +169,7 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
 @pytest.mark.parametrize(("size", "number", "blocks"), [(1 << 20, 9, 0), (2 << 20, 9, 1), (16 << 20, 9, 9)])
 def test_tensors_share_blocks_of_memory(size: int, number: int, blocks: int) -> None:
     """Up to 1 MiB they are part of the cost of a tensor, up to 10 MiB they share 20 MiB."""
-    found = Results(size, number)
+    found = NewTensors(size, number)
     assert found.blocks == blocks
     assert found.seconds((1e-3, 0.0)) == pytest.approx(1e-3 * blocks)
     assert (found.seconds((0.0, 1e-12)) > 0) == (blocks > 0)
@@ -184,10 +184,10 @@ def test_results_of_a_prompt_need_new_memory(file: Path, monkeypatch: pytest.Mon
     results = [
         one
         for call, _ in found.placed
-        for one in found.results(found.tree.module(call), found.forward("prefill", 8000, 8000).batch)
+        for one in found.new_tensors(found.tree.module(call), found.forward("prefill", 8000, 8000).batch)
     ]
     times.append(so.simulate(prompt).passes[0].time_s)
-    monkeypatch.setattr(Results, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(NewTensors, "seconds", lambda *_: 0.0)
     times.append(so.simulate(prompt).passes[0].time_s)
     released, allocated = (sum(blocks_s(one, *each) for one in results) for each in (RELEASE, ALLOCATE))
     assert released > 0.01
@@ -197,7 +197,7 @@ def test_results_of_a_prompt_need_new_memory(file: Path, monkeypatch: pytest.Mon
 RELEASE, ALLOCATE = (45e-6, 0.51e-12), (50e-6, 0.14e-12)
 
 
-def blocks_s(one: Results, block: float, byte: float) -> float:
+def blocks_s(one: NewTensors, block: float, byte: float) -> float:
     return one.blocks * block + (one.size * one.number * byte if one.blocks else 0.0)
 
 
