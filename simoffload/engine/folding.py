@@ -9,9 +9,10 @@ Max-min fair rates are unique, so on such classes they are equal, and one link w
 all its flows represents its class: n flows of rate x and coefficient c load a link, compete for it and round
 like one flow of coefficient n c.
 
-Nothing in the engine depends on a rank's number: no queue is served in the order of ranks, no time is drawn
-at random. A schedule in which something does says so with ``Schedule.distinct``, which gives its ranks their
-initial colours, and ranks of different colours are never folded.
+Nothing in the engine depends on a rank's number: no queue is served in the order of ranks, and times are
+drawn at random only in samples of ranks that are not in step. A schedule in which something does says so
+with ``Schedule.distinct``, which gives its ranks their initial colours, and ranks of different colours are
+never folded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simoffload.results import Timeline
-from simoffload.schedule import Link, Peers, Program, Schedule
+from simoffload.schedule import Link, Peers, Program, Route, Schedule
 
 _Hops = tuple[tuple[int, int], ...]
 
@@ -50,7 +51,8 @@ class Folding(NamedTuple):
 
 def fold_ranks(schedule: Schedule) -> Folding:
     """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
-    shape = tuple(route.hops for route in schedule.routes)
+    eased = [route.sharing for route in schedule.routes if route.sharing]
+    shape = (*[route.hops for route in schedule.routes], *eased)
     programs = tuple(program.ranks for program in schedule.parts)
     classes, links, hops, peers = _quotient(
         programs, schedule.links, shape, schedule.distinct, schedule.peers
@@ -61,12 +63,23 @@ def fold_ranks(schedule: Schedule) -> Folding:
     folded = schedule._replace(
         ranks=len(classes),
         links=tuple(firsts.values()),
-        routes=tuple(route._replace(hops=own) for route, own in zip(schedule.routes, hops, strict=True)),
+        routes=_folded_routes(schedule, hops),
         distinct=(),
         programs=_folded_programs(schedule, classes),
         peers=peers,
     )
     return Folding(folded, classes, links)
+
+
+def _folded_routes(schedule: Schedule, hops: Sequence[tuple[_Hops, ...]]) -> tuple[Route, ...]:
+    """Return the routes with the hops of classes: first those of all routes, then ``sharing`` of those that
+    have it."""
+    routes = schedule.routes
+    eased = iter(hops[len(routes) :])
+    return tuple(
+        route._replace(hops=own, sharing=next(eased) if route.sharing else ())
+        for route, own in zip(routes, hops, strict=False)
+    )
 
 
 def _folded_programs(schedule: Schedule, classes: Sequence[Sequence[int]]) -> tuple[Program, ...]:

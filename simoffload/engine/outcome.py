@@ -104,10 +104,11 @@ def _use(
             for rate in set(rates)
             if rate
         }
-        for hops, rate in zip(schedule.routes[route].hops[ranks.start : ranks.stop], rates, strict=True):
+        hops_of_ranks, scale = schedule.routes[route].competing
+        for hops, rate in zip(hops_of_ranks[ranks.start : ranks.stop], rates, strict=True):
             for link, coefficient in hops if rate else ():
                 busy[link] += times[rate]
-                if coefficient * (rate + 1) > schedule.links[link].capacity:
+                if coefficient * (rate + 1) > schedule.links[link].capacity * scale:
                     saturated[link] += times[rate]
     for link, intervals in _wide(schedule, contention, stream_states).items():
         busy[link] = _time(intervals, skips)

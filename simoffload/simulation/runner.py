@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from simoffload.engine import execute
+from simoffload.engine import Gains, execute, gains_out_of_step, ranks_out_of_step
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
@@ -21,6 +21,9 @@ from simoffload.simulation.decoding import (
 )
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
+_ALIKE = 0.01
+"""Difference of the times of two passes up to which their ranks are equally far from being in step."""
+
 Progress = Callable[[str], None]
 """Function that is called with a line of text when a pass begins."""
 
@@ -31,18 +34,29 @@ def labelled(progress: Progress | None, label: str) -> Progress | None:
 
 
 class Runner:
-    """A Runner executes the passes of one scenario."""
+    """A Runner executes the passes of one scenario; those of ``alike`` have the same gains of ranks that are
+    not in step, which are not sampled again."""
 
-    def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        scenario: LoadedScenario,
+        *,
+        keep: bool,
+        progress: Progress | None,
+        alike: Sequence[PassWork] = (),
+    ) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
+        self._sampled: list[tuple[int, Gains]] = []
+        self._kept = {one.name: dict(one.gains) for one in alike}
 
     def restart(self) -> None:
         """Discard all executed phases, so that they can be executed again with other rates."""
         self.timelines.clear()
         self.work.clear()
+        self._sampled.clear()
 
     def phases(self, phases: Sequence[Phase]) -> tuple[PassResult, ...]:
         """Execute phases in the order of their dependencies; return their results in the order given.
@@ -84,9 +98,11 @@ class Runner:
         def durations(step: int) -> Durations:
             return (*series.durations(step), *transfers(step))
 
+        gains: list[Gains] = []  # of the first step, for all
+
         def run(step: int) -> Simulated:
             phase = series.step(step)
-            timeline = self.execute(phase.name, phase.schedule({}))
+            timeline = self.execute(phase.name, phase.schedule({}), gains)
             result = summarize_pass(
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
@@ -109,15 +125,27 @@ class Runner:
             verify_decoding(decode(series.steps, durations, known.__getitem__, later), full)
         return full
 
+    def _gains(self, name: str, timeline: Timeline) -> Gains:
+        """Return how much faster the transfers of ranks that are not in step are; a pass that takes as long
+        as an earlier one, such as a step after a short prompt, has the same gains."""
+        if name in self._kept:
+            return self._kept[name]
+        for makespan, gains in self._sampled:
+            if abs(timeline.makespan - makespan) <= _ALIKE * makespan:
+                return gains
+        self._sampled.append((timeline.makespan, gains_out_of_step(timeline)))
+        return self._sampled[-1][1]
+
     def time_s(self, phase: Phase) -> float:
         """Return the time [s] of a phase that is not part of the result."""
         return execute(phase.schedule({})).makespan * 1e-12
 
-    def execute(self, name: str, schedule: Schedule) -> Timeline:
+    def execute(self, name: str, schedule: Schedule, gains: list[Gains] | None = None) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.
 
-        Raises SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
-        changes the timeline.
+        Ranks that are not in step are first executed in step, to find how much faster their transfers are;
+        ``gains`` keeps it for the other schedules of a series. Raises SimulationError if the engine cannot
+        finish it, and ShortcutError if a shortcut with ``verify`` changes the timeline.
         """
         now_doing(f"simulating {name}")
         if self._progress:
@@ -125,9 +153,16 @@ class Runner:
         options = self._options
         rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
         timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
+        known = [] if gains is None else gains
+        if not (schedule.in_step or known):
+            known.append(self._gains(name, timeline))
+        if known and known[0]:
+            schedule = ranks_out_of_step(timeline, known[0])
+            timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
         if "verify" in (options.rank_symmetry, options.steady_state):
             verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
-        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
+        found = tuple(known[0].items()) if known else ()
+        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how, found))
         if self._keep:
             self.timelines[name] = timeline
         now_doing("planning")

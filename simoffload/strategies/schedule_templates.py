@@ -248,7 +248,8 @@ class ScheduleTemplates:
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break
-        return writer.build()
+        # With prefetching, a rank copies while others are behind; without it, each tensor waits for all.
+        return writer.build()._replace(in_step=not warm)
 
 
 class _Known(threading.local):
