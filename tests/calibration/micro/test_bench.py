@@ -152,17 +152,40 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
         measure(request("collectives", gpus=2), progress=ignore)
 
 
-@pytest.mark.parametrize(("quick", "most"), [(False, 230.0), (True, 83.0)])
-def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
-    players: Path, quick: bool, most: float
+@pytest.mark.parametrize(
+    ("gpus", "quick", "most", "rounds"),
+    [
+        (1, False, 230.0, (10, 20)),
+        (1, True, 83.0, (10, 10)),
+        (2, False, 450.0, (16, 34)),
+        (4, False, 480.0, (16, 34)),
+        (4, True, 170.0, (16, 16)),
+        (8, False, 480.0, (16, 34)),
+        (8, True, 170.0, (16, 16)),
+    ],
+)
+def test_one_gpu_takes_four_minutes_and_eight_take_eight(
+    players: Path, gpus: int, quick: bool, most: float, rounds: tuple[int, int]
 ) -> None:
-    """Ten of the seconds are for the imports of the processes."""
-    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
+    """Ten of the seconds of one GPU are for the imports of the processes."""
+    play(players, gpu=f'{{"name": "NVIDIA H200", "count": {gpus}}}')
     asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
     with session.open_bench(asked, ignore) as machine:
         assert most - 30 < session._usual_seconds(machine, quick=quick) <= most
-        rounds = sum(len(section.rounds) for section in machine.sections)
-        assert (len(machine.sections), rounds) == (10, 10 if quick else 20)
+        number = sum(len(section.rounds) for section in machine.sections)
+        assert (len(machine.sections), number) == rounds
+
+
+def test_all_sections_of_several_gpus_run_in_one_group(players: Path) -> None:
+    """The script leaves a line for each section: the number of processes, and its name."""
+    play(players, gpu='{"name": "NVIDIA H200", "count": 4}')
+    raw = measure(request("copies", "collectives", "cpu_adam", gpus=2), progress=ignore)
+    assert {"copies", "copies_together", "collectives", "cpu_adam", "cpu_adam_together"} == set(
+        raw["sections"]
+    )
+    several = {line.split()[1] for line in seen(players) if line.startswith("2 ")}
+    assert several == {"copies_together", "collectives", "cpu_adam_together"}
+    assert {line.split()[0] for line in seen(players)} == {"1", "2"}
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:

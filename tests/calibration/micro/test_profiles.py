@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import simoffload
-from simoffload.calibration.micro.profiles import base_platform, check_names, profile_from_micro
+from simoffload.calibration.micro.bases import base_platform
+from simoffload.calibration.micro.profiles import check_names, profile_from_micro
 from simoffload.errors import InputError
 from simoffload.hardware import load_platform
 from simoffload.hardware.topology import Platform
