@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         return work
 
     links._copy = copy
-    links._host_buffer = lambda size, *, pinned: torch.empty(size, dtype=torch.uint8)
+    links._host_buffer = lambda size, **_: torch.empty(size, dtype=torch.uint8)
     links._TOGETHER, links._SUBSET, links._SUBSETS = [1 << 10, 1 << 12], 1 << 12, 12
     data = {"counts": [1, 2, 3, ranks], "round": 1}
     job = MeasurementJob(rank, ranks, "cpu", False, data, {}, time.monotonic() + 300)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,16 +177,36 @@ def test_one_gpu_takes_four_minutes_and_eight_take_eight(
         assert (len(machine.sections), number) == rounds
 
 
-def test_all_sections_of_several_gpus_run_in_one_group(players: Path) -> None:
-    """The script leaves a line for each section: the number of processes, and its name."""
-    play(players, gpu='{"name": "NVIDIA H200", "count": 4}')
-    raw = measure(request("copies", "collectives", "cpu_adam", gpus=2), progress=ignore)
-    assert {"copies", "copies_together", "collectives", "cpu_adam", "cpu_adam_together"} == set(
-        raw["sections"]
-    )
-    several = {line.split()[1] for line in seen(players) if line.startswith("2 ")}
-    assert several == {"copies_together", "collectives", "cpu_adam_together"}
-    assert {line.split()[0] for line in seen(players)} == {"1", "2"}
+def test_all_sections_of_several_gpus_run_in_one_group(
+    players: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is not started here: its tasks are recorded."""
+    play(players, gpu='{"name": "NVIDIA H200", "count": 8}')
+    tasks: dict[str, tuple[int, Any]] = {}
+    start, call = bench._WorkerGroups.start, bench._WorkerGroups.call
+
+    def started(groups: Any, process: str, ranks: int) -> None:
+        if ranks == 1:
+            start(groups, process, ranks)
+
+    def called(groups: Any, process: str, ranks: int, task: Any, *, seconds: float) -> dict[str, Any]:
+        if ranks == 1:
+            return call(groups, process, ranks, task, seconds=seconds)
+        tasks[task["work"]] = ranks, task.get("counts")
+        return {}
+
+    monkeypatch.setattr(bench._WorkerGroups, "start", started)
+    monkeypatch.setattr(bench._WorkerGroups, "call", called)
+    measure(request("copies", "collectives", "cpu_adam", "hooks", "eager"), progress=ignore)
+    assert tasks == {
+        "facts": (8, None),
+        "eager_together": (8, None),
+        "hooks_decode": (8, None),
+        "hooks_training": (8, None),
+        "cpu_adam_together": (8, None),
+        "copies_together": (8, [1, 2, 3, 4, 6, 8]),
+        "collectives": (8, [2, 4, 8]),
+    }
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:

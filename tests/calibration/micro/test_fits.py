@@ -83,6 +83,30 @@ def test_interconnect(sections: dict[str, Any]) -> None:
     assert fit_interconnect({}) is None
 
 
+def test_collectives_of_subgroups_are_rows_of_the_group_of_all(sections: dict[str, Any]) -> None:
+    apart = fit_interconnect(sections)
+    rows = [
+        {**row, "ranks": int(ranks)}
+        for ranks, section in sections["collectives"].items()
+        for row in section["calls"]
+    ]
+    assert fit_interconnect({"collectives": {"4": {"calls": rows}}}) == apart
+    assert apart is not None
+    assert apart[2].what.startswith("all-gathers of 32 KiB to 1 GiB among 2, 4 GPUs")
+
+
+def test_copies_of_subsets_are_rows_of_the_group_of_all(sections: dict[str, Any]) -> None:
+    apart = fit_memory(sections)
+    rows = [
+        {**row, "gpus": list(range(int(ranks)))}
+        for ranks, section in sections["copies_together"].items()
+        for row in reversed(section["together"])
+    ]
+    rows.append({**rows[0], "gpus": [0], "seconds": rows[0]["seconds"][:1]})
+    sections["copies_together"] = {"4": {"together": rows}}
+    assert fit_memory(sections) == apart
+
+
 def test_residuals_are_told(sections: dict[str, Any]) -> None:
     sections["collectives"]["4"]["calls"][-1]["seconds"] *= 1.2
     found = fit_interconnect(sections)
