@@ -163,7 +163,8 @@ def counts_of(plan: SectionPlan, ranks: int) -> list[int]:
 
 _GIVES = {
     "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml",
-    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml",
+    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml and the switches "
+    "of platform.yaml",
     "collectives": "interconnect of accelerator.yaml",
     "hbm": "hbm_efficiency of accelerator.yaml",
     "matmul": "matmul_efficiency and float16_share of accelerator.yaml",

@@ -321,7 +321,7 @@ class _Profiles:
     def _platform(self) -> dict[str, Any]:
         gpu = self._machine.get("gpu")
         count = gpu["count"] if gpu else 1
-        about = "each GPU has its own cable to the CPU; limits that all share are in the host's memory rate"
+        about = "each GPU has its own cable to the CPU; limits that GPUs share are in the host's memory rate"
         name = f"{count}x {gpu['name']}, measured" if gpu else "A host without GPUs, measured"
         data = self._head("platform", name, f"Other numbers: {self._base.profile.id}.") | {
             "wiring": [
@@ -350,14 +350,16 @@ class _Profiles:
             source = f"calibrate micro: {group.evidence()}; {self._where()}"[:_LONGEST]
             known = {"origin": "measured", "source": source, "date": self._raw["date"]}
             data["wiring"].append({"about": f"GPUs {members} share a limit, {name}", **known})
-            ways = (("host_to_device", "to", group.to_gpus), ("device_to_host", "from", group.from_gpus))
+            rates = (("host_to_device", "to", group.to_gpus), ("device_to_host", "from", group.from_gpus))
             switches[name] = {"to": CPU, "pcie": "pcie.yaml"}
-            for key, way, rate in ways:
-                what = f"pinned copies {way} GPUs {members} at once, and no others"
+            for key, preposition, rate in rates:
+                what = f"pinned copies {preposition} GPUs {members} at once, and no others"
                 switches[name][key] = self._statement(Fitted(rate_text(rate), what, len(group.gpus)))
             for gpu in group.gpus:
                 data["gpus"][gpu] = name
         if switches:
+            about = "other GPUs have a cable to the CPU; what all share is in the host's memory rate"
+            data["wiring"][0]["about"] = f"GPUs of a group are at its switch; {about}"
             data["switches"] = switches
 
 
