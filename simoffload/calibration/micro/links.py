@@ -210,7 +210,10 @@ def _copies(
 
 
 def _sharing(job: MeasurementJob, buffer: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other."""
+    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
+
+    There are no groups if time ran out before the last subset, because the missing ones would mislead.
+    """
     chosen = subsets(job.ranks)
     rows: list[dict[str, Any]] = []
     for _ in range(max(1, _SUBSETS // max(1, len(chosen)))):
@@ -218,8 +221,9 @@ def _sharing(job: MeasurementJob, buffer: Any) -> dict[str, list[dict[str, Any]]
             if job.in_time():
                 rows += _copies(job, buffer, gpus, size=_SUBSET, directions=["h2d"])
     numbers = torch.zeros(job.ranks, dtype=torch.int64, device=job.device)
-    if job.rank == 0:
-        for number, gpus in enumerate(found_groups(pooled([rows])), start=1):
+    measured = pooled([rows])
+    if job.rank == 0 and len(measured) == len(chosen):
+        for number, gpus in enumerate(found_groups(measured), start=1):
             numbers[list(gpus)] = number
     dist.broadcast(numbers, 0)
     by_gpu = numbers.tolist()
