@@ -22,9 +22,9 @@ import numpy as np
 
 from simoffload.calibration.host_costs import COSTS, SCALED, TRACED, Observation
 from simoffload.calibration.host_fit import HostTimes, fit_host, ridge, signed_errors
+from simoffload.calibration.micro.bases import base_platform
 from simoffload.calibration.micro.fit_deepspeed import small_model_times
 from simoffload.calibration.micro.noise import probe_level
-from simoffload.calibration.micro.profiles import base_platform
 from simoffload.calibration.micro.record import read_record
 from simoffload.calibration.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 from simoffload.hardware import load_platform

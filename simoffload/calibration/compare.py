@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.calibration.micro.profiles import base_platform
+from simoffload.calibration.micro.bases import base_platform
 from simoffload.calibration.prediction import Setting, predict, setting
 from simoffload.calibration.records import (
     LayerStarts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from simoffload.calibration.runs import CalibrationRun, request
@@ -148,14 +149,19 @@ def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
             for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
         )
     divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}
-    return tuple(_eager_case(f"tiny {family} divided r{ranks}", family, divided) for family in _DIVIDED)
+    return tuple(
+        _eager_case(f"tiny {family} divided r{ranks}", family, divided, ranks=ranks) for family in _DIVIDED
+    )
 
 
-def _eager_case(name: str, family: str, strategy: dict[str, Any]) -> CalibrationRun:
+def _eager_case(name: str, family: str, strategy: dict[str, Any], *, ranks: int = 1) -> CalibrationRun:
+    """Return a case with a wider model, whose heads of keys and values ``ranks`` can divide equally."""
     wide = {"hidden_size", "intermediate_size", "ffn_dim", "n_head", "num_attention_heads"}
-    model = {key: _WIDER * value if key in wide else value for key, value in _MODELS[family].items()}
-    if "num_key_value_heads" in model:
-        model["num_key_value_heads"] *= _WIDER
+    model = dict(_MODELS[family])
+    heads = model.get("num_key_value_heads", 1)
+    wider = Fraction(-(-_WIDER * heads // ranks) * ranks, heads)
+    for key in wide & model.keys() | {"num_key_value_heads"} & model.keys():
+        model[key] = int(wider * model[key])
     return request({"name": name, "model": model, "workload": _WORK, "strategy": strategy})
 
 

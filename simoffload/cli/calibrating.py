@@ -73,7 +73,7 @@ def _add_micro(actions: SubParsers) -> None:
         "--time",
         type=seconds,
         metavar="SECONDS",
-        help="start nothing that does not fit into this time (default: under 4 minutes on one GPU)",
+        help="start nothing that does not fit into this time (default: 4 minutes on one GPU, 8 on more)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue a run that ended early, with the same options"

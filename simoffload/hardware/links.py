@@ -136,12 +136,12 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
             drives[vertex] += 1
             vertex = switches[vertex].to
     for switch, number in drives.items():
-        pcie_link = platform.switch(switch)
+        cable = platform.switch(switch)
         read, write = (one.rate * number // target.drives for one in (target.read, target.write))
         device, todo = f"{name}: the drives behind {switch}", "distribute its drives over more vertices (at)"
-        link, lanes = f"the cable of {switch} ({pcie_link.label})", pcie_link.lanes
-        warnings_ = [*_above(device, {"reads": read}, link, pcie_link.pcie.up_rate(lanes), todo)]
-        warnings_ += _above(device, {"writes": write}, link, pcie_link.pcie.down_rate(lanes), todo)
+        link = f"the cable of {switch} ({cable.label})"
+        warnings_ = [*_above(device, {"reads": read}, link, cable.up, todo)]
+        warnings_ += _above(device, {"writes": write}, link, cable.down, todo)
         yield from warnings_[:1]
 
 

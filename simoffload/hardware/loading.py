@@ -124,7 +124,7 @@ class _Loader:
             targets={name: found for name, found in targets.items() if found},
             profiles=tuple(entry.use for entry in entries),
             inputs=tuple(line for lines in (*stated, added) for line in lines),
-            remarks=tuple(self._no_faster(slots, gpu_pcie_link, accelerator.id)),
+            remarks=(*self._no_faster(slots, gpu_pcie_link, accelerator.id), *self._stated(slots)),
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
@@ -194,6 +194,20 @@ class _Loader:
                     f"{name} has {gpu.label} and runs at that generation in slots of {taken.name}; only the "
                     "cables of switches, and drives and adapters of that generation, become faster"
                 )
+                yield str(place.problem(text))
+
+    def _stated(self, slots: Mapping[str, Pcie | None]) -> Iterator[str]:
+        """Yield warnings where the scenario's equipment has another generation for switches whose rates are
+        stated, and therefore stay."""
+        for reference, place in self._equipment.cables().values() if self._equipment else ():
+            taken = self._library.find(reference, ("pcie",), place).profile
+            kept = [
+                name
+                for name, switch in self._platform.switches.items()
+                if switch.lanes is None and slots[name] == taken
+            ]
+            if kept:
+                text = f"{', '.join(kept)} of {self._platform.id} keep the rates that the platform states"
                 yield str(place.problem(text))
 
     def _nic(self, name: str) -> tuple[Nic, PcieLink] | None:

@@ -108,12 +108,14 @@ class Pcie(Profile):
             raise ValueError("both_ways_by_size: sizes from 64 MiB on have both_ways; remove them")
         return self
 
-    def both_ways_rate(self, lanes: int) -> Curve:
-        """Return the rate [B/s] of copies in both directions together over ``lanes``, by their size."""
-        large = int(self.both_ways.value * (self.down_rate(lanes) + self.up_rate(lanes)))
+    def both_ways_rate(self, down: int, up: int) -> Curve:
+        """Return the rate [B/s] of copies in both directions together, by their size, over a cable that
+        carries ``down`` and ``up`` [B/s] alone."""
+        large = int(self.both_ways.value * (down + up))
         if self.both_ways_by_size is None:
             return Curve.flat(large)
-        small = self.both_ways_by_size.scaled(lanes, self.copy_lanes).points
+        measured = self.host_to_device.top + self.device_to_host.top
+        small = self.both_ways_by_size.scaled(down + up, measured).points
         return Curve((*((size, min(rate, large)) for size, rate in small), (_LARGE_COPY, large)))
 
     def copy_curve(self, *, to_device: bool, lanes: int) -> Curve:

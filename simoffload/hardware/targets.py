@@ -10,13 +10,26 @@ from simoffload.documents import DocumentLocation
 from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
-from simoffload.hardware.quantities import RateCurve
+from simoffload.hardware.quantities import Curve, RateCurve
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
 
 LOCAL_KINDS = ("drive", "raid")
 LINKED_KINDS = ("nfs", "nvmeof", "remote")
 """Kinds of servers whose profiles name their network adapters."""
 STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof", "remote")
+
+
+class Cable(NamedTuple):
+    """A cable between CPU, switches and GPUs, with the rates of copies over it."""
+
+    label: str
+    """A description for messages, for example "PCI Express 4.0 x4"."""
+    down: int
+    """Rate [B/s] away from the host."""
+    up: int
+    """Rate [B/s] towards the host."""
+    both_ways: Curve
+    """Rate [B/s] of both directions together, by the size of copies."""
 
 
 class PcieLink(NamedTuple):
@@ -38,6 +51,12 @@ class PcieLink(NamedTuple):
     def label(self) -> str:
         """The generation and width, for example "PCI Express 4.0 x4"."""
         return f"{self.pcie.name} x{self.lanes}"
+
+    @property
+    def cable(self) -> Cable:
+        """The rates of copies over all lanes."""
+        down, up = self.pcie.down_rate(self.lanes), self.pcie.up_rate(self.lanes)
+        return Cable(self.label, down, up, self.pcie.both_ways_rate(down, up))
 
 
 class Ports(NamedTuple):

@@ -2,8 +2,8 @@
 
 Every directed cable is a resource; a cable whose two directions slow each other down has one more, which
 carries the sum of both. A cable between CPU, switches and GPUs has the highest rate measured for copies over
-its generation and width; the cable of a drive or an adapter has the payload rate of its lanes. Host memory is
-one resource for reads and writes and for all sockets.
+its generation and width, or the rates that its switch states; the cable of a drive or an adapter has the
+payload rate of its lanes. Host memory is one resource for reads and writes and for all sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simoffload.hardware.links import overruns
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie
-from simoffload.hardware.targets import PcieLink, Target, adapter_rate, slowest
+from simoffload.hardware.targets import Cable, PcieLink, Target, adapter_rate, slowest
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 
 
@@ -52,11 +52,16 @@ class Platform:
         """The PCIe link of the GPU in the slowest slot."""
         return slowest(self.gpu_pcie_links)
 
-    def switch(self, name: str) -> PcieLink:
-        """Return the cable of a switch towards the CPU."""
-        pcie = self.slots[name]
+    def switch(self, name: str) -> Cable:
+        """Return the cable of a switch towards the CPU: its lanes, or the rates that are stated."""
+        pcie, switch = self.slots[name], self.profile.switches[name]
         assert pcie is not None
-        return PcieLink(pcie, self.profile.switches[name].lanes)
+        if switch.lanes is not None:
+            return PcieLink(pcie, switch.lanes).cable
+        assert switch.host_to_device is not None
+        assert switch.device_to_host is not None
+        down, up = switch.host_to_device.value, switch.device_to_host.value
+        return Cable("its stated rates", down, up, pcie.both_ways_rate(down, up))
 
     def nic_pcie_link(self, name: str) -> PcieLink:
         """Return the PCIe link of an adapter, limited by its slot."""
@@ -166,7 +171,7 @@ class _Builder:
         for index, vertex in enumerate(gpus):
             prefix = prefixes[index // count]
             slot = platform.gpu_pcie_links[index % count]
-            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, slot)
+            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, slot.cable)
         adapters = [
             {
                 name: self._adapter(f"{prefix}{name}", nic, platform.nic_pcie_link(name))
@@ -196,13 +201,12 @@ class _Builder:
             self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._platform.switch(name))
         return memory
 
-    def _cable(self, near: str, far: str, pcie_link: PcieLink) -> None:
+    def _cable(self, near: str, far: str, cable: Cable) -> None:
         """Add a cable whose ``near`` end is towards the CPU."""
-        down, up = pcie_link.pcie.down_rate(pcie_link.lanes), pcie_link.pcie.up_rate(pcie_link.lanes)
-        away = [self.resources.add(f"{near} -> {far}", down, "pcie")]
-        back = [self.resources.add(f"{far} -> {near}", up, "pcie")]
-        rates = pcie_link.pcie.both_ways_rate(pcie_link.lanes)
-        if rates.points[0][1] < down + up:
+        away = [self.resources.add(f"{near} -> {far}", cable.down, "pcie")]
+        back = [self.resources.add(f"{far} -> {near}", cable.up, "pcie")]
+        rates = cable.both_ways
+        if rates.points[0][1] < cable.down + cable.up:
             by_size = rates if len(rates.points) > 1 else None
             shared = self.resources.add(f"{near} <-> {far}", int(rates.points[-1][1]), "duplex", by_size)
             away.append(shared)

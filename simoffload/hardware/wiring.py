@@ -1,4 +1,7 @@
-"""Schema of a platform file: the wiring of devices, without numbers of the devices."""
+"""Schema of a platform file: the wiring of devices, without numbers of the devices.
+
+The only rates in it are those that were measured of limits which devices share.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Text
+from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Sourced, Text
+from simoffload.units import BytesPerSecond
 
 CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
@@ -43,14 +47,29 @@ class WiringStatement(Provenance):
 
 
 class Switch(Frozen):
-    """A PCIe switch (or a chipset) and its cable towards the CPU."""
+    """A PCIe switch, a chipset or a socket, with its cable towards the CPU: anything that devices share.
+
+    Its rates are those of its ``lanes``, or ``host_to_device`` and ``device_to_host``.
+    """
 
     to: Name
     """Where the cable leads: ``cpu`` or another switch."""
     pcie: Reference
-    """PCIe generation of the cable, and of the slots at the switch."""
-    lanes: Count
-    """Number of lanes of the cable."""
+    """PCIe generation of the slots at the switch, and of the cable if it has ``lanes``."""
+    lanes: Count | None = None
+    """Number of lanes of the cable; instead of the two rates."""
+    host_to_device: Sourced[BytesPerSecond] | None = None
+    """Rate of simultaneous copies from pinned host memory to all GPUs at the switch; another PCIe generation
+    does not change it."""
+    device_to_host: Sourced[BytesPerSecond] | None = None
+    """Rate of simultaneous copies to pinned host memory from all GPUs at the switch."""
+
+    @model_validator(mode="after")
+    def _rates_once(self) -> Switch:
+        rates = [self.host_to_device, self.device_to_host]
+        if (self.lanes is None) != all(rates) or any(rates) != all(rates):
+            raise ValueError("give either `lanes`, or both `host_to_device` and `device_to_host`")
+        return self
 
 
 class Attachment(Frozen):

@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.calibration.processes import thread_environment
 from simoffload.calibration.runs import CalibrationRun, Training
-from simoffload.calibration.small_models import small_cases, small_training_cases
+from simoffload.calibration.small_models import eager_cases, small_cases, small_training_cases
 
 
 def work(case: CalibrationRun) -> Training:
@@ -67,3 +67,15 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads == {1: "16", 2: "8", 3: "5", 4: "4", 32: "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert thread_environment(4) == {"OMP_NUM_THREADS": "6"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kv_heads"), [(1, 6), (2, 6), (3, 6), (4, 8), (5, 10), (6, 6), (8, 8), (16, 16)]
+)
+def test_ranks_divide_the_heads_of_the_models_that_are_divided_among_them(ranks: int, kv_heads: int) -> None:
+    llama = [case.hf_config for case in eager_cases(ranks) if case.hf_config["model_type"] == "llama"]
+    for config in llama:
+        assert config["num_key_value_heads"] == kv_heads
+        assert config["num_attention_heads"] == 2 * kv_heads
+        assert config["hidden_size"] == 128 * kv_heads, "heads of 64 elements"
+        assert config["intermediate_size"] % ranks == 0

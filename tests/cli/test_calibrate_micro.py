@@ -86,11 +86,11 @@ def test_profiles_of_a_run_that_ended_early_say_what_they_lack(micro: Micro) -> 
     answer = micro("--from-json", "part.json", "-o", "out")
     assert answer.status == 0, answer.err
     early, other = "was not measured because the run ended early", "come from the other platform"
-    traffic = "stream_fraction, from_gpu_traffic and pageable_traffic"
+    traffic = "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml and the switches"
     assert answer.err.splitlines() == [
         f"warning: attention {early}: fused_attention and eager_attention of accelerator.yaml {other}",
         f"warning: storage {early}: no drive.yaml is written",
-        f"warning: copies_together/2 {early}: {traffic} of host.yaml {other}",
+        f"warning: copies_together/2 {early}: {traffic} of platform.yaml {other}",
         f"warning: collectives/2 {early}: interconnect of accelerator.yaml {other}",
         f"warning: hooks {early}: deepspeed and training of host.yaml {other}",
     ]

@@ -215,6 +215,13 @@ tiers:
 }
 
 
+LANES = "left: {to: cpu, pcie: wire, lanes: 16}"
+"""The first switch of the small machine, and below the same switch with rates instead of lanes."""
+RATES = (
+    f"left: {{to: cpu, pcie: wire, host_to_device: {number('9 GB/s')}, device_to_host: {number('6 GB/s')}}}"
+)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The library on disk."""

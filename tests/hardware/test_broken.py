@@ -8,6 +8,7 @@ import pytest
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import load_platform
+from tests.hardware.conftest import LANES, RATES
 
 
 def change(folder: Path, name: str, old: str, new: str) -> None:
@@ -96,6 +97,15 @@ def test_invalid_files_are_refused(
         ("profile: disk, at: [cpu]", "profile: disk", "tiers.disk", "either `at`"),
         ("at: [cpu]", "at: [cpu], through: [net0]", "tiers.disk", "either `at`"),
         ("gpu_links: none", "gpu_links: switched", "gpu_links", "chip has no links to other GPUs"),
+        (
+            "pcie: wire, lanes: 16}\n  right",
+            "pcie: wire}\n  right",
+            "switches.left",
+            "give either `lanes`, or both",
+        ),
+        (LANES, RATES.replace("wire,", "wire, lanes: 4,"), "switches.left", "give either `lanes`, or both"),
+        (LANES, RATES.replace("device_to_host", "lanes"), "switches.left.lanes", "whole number"),
+        (LANES, RATES.replace("9 GB/s", "9 GB"), "switches.left.host_to_device.value", "is a size"),
         ("net0: {profile", "left: {profile", "", '"left" names two things'),
         ("  disk: {", "  dram: {", "", '"dram" is reserved'),
         ("  disk: {", "  gpu0: {", "", '"gpu0" names two things'),

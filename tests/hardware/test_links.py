@@ -9,7 +9,7 @@ import pytest
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.library import Library
 from simoffload.hardware.links import profile_warnings
-from tests.hardware.conftest import FILES, number
+from tests.hardware.conftest import FILES, LANES, RATES, number
 
 GB = 10**9
 SHIPPED = Path(__file__).parents[2] / "hardware_profiles"
@@ -151,6 +151,12 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
             "raid: the drives behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
+        ),
+        (
+            "raid",
+            "small.yaml",
+            [(LANES, RATES.replace("6 GB/s", "0.7 GB/s"))],
+            "raid: the drives behind left reads 1.5 GB/s, more than the 700 MB/s of the cable of left (its ",
         ),
         (
             "pfs",

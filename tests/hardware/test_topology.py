@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Path, load_platform
-from tests.hardware.conftest import crossed, curve
+from tests.hardware.conftest import LANES, RATES, crossed, curve
 
 GB = 10**9
 HALF = Fraction(1, 2)
@@ -110,6 +110,22 @@ def test_two_gpus_behind_one_switch_share_its_cable(small: Machine) -> None:
     assert in_step(small, copies[:2]) == 6 * GB
     assert in_step(small, copies[1:3]) == 12 * GB  # one of each switch
     assert in_step(small, copies) == 6 * GB
+
+
+def test_a_switch_may_state_its_rates_instead_of_its_lanes(folder: pathlib.Path) -> None:
+    """They are what its GPUs share; its slots, and the share of both directions, are those of its PCIe."""
+    file = folder / "small.yaml"
+    file.write_text(file.read_text().replace(LANES, RATES))
+    machine = load_platform(file).machine()
+    capacities = {resource.name: resource.capacity for resource in machine.resources}
+    assert (capacities["cpu -> left"], capacities["left -> cpu"]) == (9 * GB, 6 * GB)
+    assert capacities["cpu <-> left"] == 0.75 * 15 * GB
+    assert capacities["cpu -> right"] == capacities["left -> gpu0"] == 12 * GB
+    copies = [machine.host_to_device(gpu, pinned=True) for gpu in range(4)]
+    assert in_step(machine, copies[:1]) == 9 * GB
+    assert in_step(machine, copies[:2]) == 4.5 * GB
+    stated = [line for line in load_platform(file).inputs if line.key == "switches.left.host_to_device"]
+    assert [line.text for line in stated] == ["9 GB/s"]
 
 
 def test_all_gpus_share_the_memory(small: Machine) -> None:

@@ -10,7 +10,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.planning.compare import on_targets
 from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
-from tests.hardware.conftest import FILES
+from tests.hardware.conftest import FILES, LANES, RATES
 
 GB = 1_000_000_000
 SCENARIO = """\
@@ -130,6 +130,18 @@ def test_another_generation_is_in_every_slot_and_what_is_in_them_stays(folder: P
     assert old["left -> gpu0"] == new["left -> gpu0"] == 12 * GB
     assert old["raid.0 -> left"] == new["raid.0 -> left"] == 2 * GB
     assert old["raid read"] == new["raid read"] == 3 * GB
+
+
+def test_rates_that_a_switch_states_stay_and_this_is_told(folder: Path) -> None:
+    file = folder / "small.yaml"
+    file.write_text(file.read_text().replace(LANES, RATES))
+    scenario = loaded(folder, "equipment.pcie.wire=fast")
+    assert (rates(scenario.machine)["cpu -> left"], rates(scenario.machine)["cpu -> right"]) == (
+        9 * GB,
+        24 * GB,
+    )
+    (told,) = [one for one in scenario.link_warnings(scenario.plan()) if "keep the rates" in one]
+    assert told.endswith("equipment.pcie.wire: left of small keep the rates that the platform states")
 
 
 def test_devices_of_the_new_generation_need_its_slots(folder: Path) -> None:

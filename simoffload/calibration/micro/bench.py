@@ -24,6 +24,7 @@ from simoffload.calibration.micro.plan import (
     SectionPlan,
     SkippedError,
     attention_shapes,
+    counts_of,
     matmul_shapes,
     matmul_variants,
     ranks_of,
@@ -144,10 +145,11 @@ class _ThisMachine:
             if plan.process == "separate" and self.facts["gpu"] is None:
                 continue
             for ranks in ranks_of(plan, self._gpus):
+                seconds = plan.quick if request.quick else plan.seconds
                 yield MeasurementSection(
                     name if ranks == 1 else f"{name}/{ranks}",
                     partial(self._run, name, plan, ranks),
-                    seconds=plan.quick if request.quick else plan.seconds,
+                    seconds=seconds * len(counts_of(plan, ranks)),
                     building=0.0 if request.quick else plan.building,
                     rounds=plan.rounds[:1] if request.quick else plan.rounds,
                     host=plan.host,
@@ -158,16 +160,16 @@ class _ThisMachine:
 
         If that fails, the sections that need it report the failure.
         """
-        several = sorted({int(group) for one in self.sections if (group := one.name.partition("/")[2])})
-        for ranks in several:
-            self._workers.start("deepspeed", ranks)
+        several = any("/" in section.name for section in self.sections)
+        if several:
+            self._workers.start("deepspeed", self._gpus)
         with suppress(SkippedError):
             if _COMPILED & set(self._request.sections):
                 self._progress("compiling DeepSpeed's operations, which takes minutes the first time")
                 self._workers.call("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION_S)
-        for ranks in several:
+        if several:
             with suppress(SkippedError):
-                self._workers.call("deepspeed", ranks, {"work": "facts"}, seconds=_FACTS_S)
+                self._workers.call("deepspeed", self._gpus, {"work": "facts"}, seconds=_FACTS_S)
 
     def probe(self) -> Mapping[str, Any]:
         """Time PyTorch's calls for about two seconds.
@@ -189,6 +191,8 @@ class _ThisMachine:
 
     def _run(self, name: str, plan: SectionPlan, ranks: int, context: Context) -> Mapping[str, Any]:
         task = {"work": name, "round": context.round, **self._inputs(name, ranks)}
+        if plan.counts:
+            task["counts"] = counts_of(plan, ranks)
         process = "deepspeed" if ranks > 1 else plan.process
         return self._workers.call(process, ranks, task, seconds=context.seconds)
 
@@ -296,7 +300,8 @@ _PERIOD = 0.05
 
 
 class _WorkerGroups:
-    """Groups of worker processes, by the kind of process and the number of ranks."""
+    """Groups of worker processes, by the kind of process and the number of ranks: one, or one for each
+    GPU."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
         self._folder, self._job = folder, dict(job)

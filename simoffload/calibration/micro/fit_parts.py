@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from simoffload.calibration.micro.fitted import (
     rate_text,
     seconds_text,
 )
+from simoffload.calibration.micro.gpu_groups import GpuGroup, measured_groups
 
 __all__ = [
     "copy_seconds",
@@ -31,7 +32,8 @@ _SMALL = 64 << 10
 _LARGE = 256 << 20
 """[B] Copies from this size on show the rate."""
 _SLOWED = 0.97
-"""GPUs that copy at once at less than this fraction of the rate of one alone share a limit."""
+"""GPUs that copy at once at less than this fraction of the rate that they have alone, and that groups of them
+have, share a limit."""
 _DEFAULT_IN_FLIGHT = 8 << 20
 """[B] DeepSpeed's default: 8 requests of 1 MiB."""
 _TENSOR = 128 << 20
@@ -106,8 +108,9 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     """``memcpy_rate``, and ``memory_rate`` [B/s]: traffic that the host's memory was seen to carry.
 
     A CPU copy reads and writes each byte, a copy to a GPU reads it. Where GPUs that copy at once are slower
-    than one alone, what they draw together is taken as the limit of host memory, whatever the CPU's own
-    copies reach: it is the limit that offloading meets, be it memory, its controllers or a shared cable.
+    than one alone, and than groups of them that share a limit of their own, what they draw together is taken
+    as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading meets,
+    be it memory, its controllers or a shared cable. It is never below the rate of a group.
     """
     found: dict[str, Fitted] = {}
     copies = sections.get("dram", {}).get("copies", [])
@@ -133,9 +136,10 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     if traffic:
         # The last is of the most GPUs.
         rate, what = slowed[-1] if slowed else max(traffic)
+        rate = max(rate, *(max(group.to_gpus, group.from_gpus) for group in measured_groups(sections)), 0.0)
         found["memory_rate"] = Fitted(rate, what, len(traffic))
-    if slowed:
-        found |= dict(_costlier(sections, slowed[-1][0]))
+        if slowed:
+            found |= dict(_costlier(sections, rate))
     return found
 
 
@@ -156,21 +160,36 @@ def _costlier(sections: Sections, rate: float) -> Iterator[tuple[str, Fitted]]:
 def _together(
     sections: Sections, direction: str = "h2d", *, pinned: bool = True
 ) -> Iterator[tuple[float, str, float]]:
-    """Traffic [B/s] of large copies of K GPUs at once, words, and the fraction of one alone."""
+    """Traffic [B/s] of large copies of K GPUs at once, words, and the fraction of what they have without the
+    others: each alone, and the groups to which they belong."""
     alone = [
         row["bytes"] / row["seconds"]
         for row in _alone(sections, direction, pinned=pinned)
         if row["bytes"] >= _LARGE
     ]
-    for ranks, section in sorted(sections.get("copies_together", {}).items(), key=lambda item: int(item[0])):
-        rows = [
-            row for row in section["together"] if (row["pinned"], row["direction"]) == (pinned, direction)
-        ]
-        if rows and alone:
-            row = max(rows, key=lambda row: row["bytes"])
-            rates = [row["bytes"] / seconds for seconds in row["seconds"]]
-            share = sum(rates) / len(rates) / max(alone)
-            yield sum(rates), f"{ranks} GPUs copying at once, {share:.0%} of the rate of one alone", share
+    groups = measured_groups(sections) if pinned else []
+    largest: dict[int, dict[str, Any]] = {}
+    for section in sections.get("copies_together", {}).values():
+        for row in section["together"]:
+            count = len(row["seconds"])
+            if (row["pinned"], row["direction"]) == (pinned, direction) and count > 1:
+                largest[count] = max(row, largest.get(count, row), key=lambda row: row["bytes"])
+    for count, row in sorted(largest.items() if alone else ()):
+        rates = [row["bytes"] / seconds for seconds in row["seconds"]]
+        expected = _expected(groups, row.get("gpus", range(count)), max(alone), direction)
+        share = sum(rates) / expected
+        beside = "the rate of one alone" if expected == count * max(alone) else "what their groups reach"
+        yield sum(rates), f"{count} GPUs copying at once, {share:.0%} of {beside}", share
+
+
+def _expected(groups: Sequence[GpuGroup], gpus: Sequence[int], alone: float, direction: str) -> float:
+    """[B/s] of copies of GPUs at once that only the limits of each and of groups slow down."""
+    rates = []
+    for group in groups:
+        limit = group.to_gpus if direction == "h2d" else group.from_gpus
+        rates.append(min(limit, alone * len(set(group.gpus) & set(gpus))))
+    others = set(gpus) - {gpu for group in groups for gpu in group.gpus}
+    return sum(rates) + alone * len(others)
 
 
 # -- links among GPUs ---------------------------------------------------------------------------
@@ -184,10 +203,13 @@ def fit_interconnect(sections: Sections) -> tuple[float, float, Fitted] | None:
     """
     received: list[float] = []
     seconds: list[float] = []
-    for ranks, section in sections.get("collectives", {}).items():
+    groups: set[int] = set()
+    for group, section in sections.get("collectives", {}).items():
         for row in section["calls"]:
             if row["operation"] == "all_gather":
-                received.append(row["bytes"] * (int(ranks) - 1) / int(ranks))
+                ranks = row.get("ranks", int(group))
+                groups.add(ranks)
+                received.append(row["bytes"] * (ranks - 1) / ranks)
                 seconds.append(row["seconds"])
     if len(seconds) < 2:
         return None
@@ -197,9 +219,9 @@ def fit_interconnect(sections: Sections) -> tuple[float, float, Fitted] | None:
     if latency <= 0 or per_byte <= 0:
         return None
     residual = np.abs(matrix @ np.array([latency, per_byte]) - times) / times
-    groups = ", ".join(sections["collectives"])
+    numbers = ", ".join(map(str, sorted(groups)))
     what = (
-        f"all-gathers of 32 KiB to 1 GiB among {groups} GPUs: latency + received bytes over rate, "
+        f"all-gathers of 32 KiB to 1 GiB among {numbers} GPUs: latency + received bytes over rate, "
         f"mean residual {residual.mean():.1%}"
     )
     return float(1 / per_byte), float(latency), Fitted(None, what, len(seconds), float(residual.max()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from simoffload.calibration.child import synchronize
+from simoffload.calibration.micro.gpu_groups import found_groups, subsets
+from simoffload.calibration.micro.noise import pooled
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import (
     MeasurementJob,
@@ -20,7 +22,13 @@ from simoffload.calibration.micro.timing import (
     stream_seconds,
 )
 
-__all__ = ["measure_collectives", "measure_copies", "measure_copies_together"]
+__all__ = [
+    "collectives",
+    "copies_together",
+    "measure_collectives",
+    "measure_copies",
+    "measure_copies_together",
+]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST = 1 << 30
@@ -28,6 +36,13 @@ _SIZES = [4**power * _KIB for power in range(1, 10)] + [_LARGEST]
 """[B] Sizes of copies: 4 KiB to 256 MiB by powers of four, and 1 GiB."""
 _BOTH = [64 * _MIB, 256 * _MIB]
 _TOGETHER = [4 * _MIB, 64 * _MIB, 512 * _MIB]
+"""[B] Sizes of copies of several GPUs at once, the last of them for every number of GPUs."""
+_TOGETHER_S = 0.05
+"""[s] Approximate time of a repetition of such copies."""
+_SUBSET = 128 * _MIB
+"""[B] Size of the copies that show which GPUs slow each other."""
+_SUBSETS = 70
+"""The number of subsets that copy; few subsets copy several times."""
 _ASYNC_CALLS = 8
 """The largest number of asynchronous copies in flight while their calls are timed."""
 _BUDGET = 0.02
@@ -141,58 +156,136 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
     }
 
 
+# -- several GPUs at once -----------------------------------------------------------------------
+
+
 def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
-    """Measure copies of all ranks at once by size and direction, with one value for each rank."""
+    """Measure copies of the first 1, 2, 3, … GPUs at once, and which GPUs slow each other."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    duration = 0.05 if job.quick else 0.1
-    rows = []
+    return copies_together(job)
+
+
+def copies_together(job: MeasurementJob) -> dict[str, Any]:
+    """Return copies by numbers of GPUs, size, direction and kind of memory, with a time for each GPU.
+
+    In the first round, pinned copies of subsets of the GPUs, and of the groups that they show, follow as
+    "subsets" and "groups". All ranks make the same steps, so that those without a copy wait for the others.
+    """
+    found: dict[str, list[dict[str, Any]]] = {"together": []}
     for pinned in (True, False):
         buffer = _host_buffer(_TOGETHER[-1], pinned=pinned)
-        for size in _TOGETHER:
-            host, on_gpu = _slices(buffer, size), torch.empty(size, dtype=torch.uint8, device=job.device)
-            for to_device in (True, False):
-                copy = _copy(job, host, on_gpu, to_device=to_device)
-                seconds = seconds_by_rank(job, copy, duration=duration)
-                direction = "h2d" if to_device else "d2h"
-                rows.append({"direction": direction, "pinned": pinned, "bytes": size, "seconds": seconds})
+        for count in reversed(job.data["counts"]):
+            if not job.in_time():
+                break
+            every_size = count == job.ranks or (pinned and not job.quick)
+            for size in _TOGETHER if every_size else _TOGETHER[-1:]:
+                found["together"] += _copies(job, buffer, range(count), size=size, pinned=pinned)
+        if pinned and job.data["round"] == 1 and not job.quick:
+            found |= _sharing(job, buffer)
         del buffer
-    return {"together": rows}
+    return found
+
+
+def _copies(
+    job: MeasurementJob,
+    buffer: Any,
+    gpus: Iterable[int],
+    *,
+    size: int,
+    pinned: bool = True,
+    directions: Sequence[str] = ("h2d", "d2h"),
+) -> list[dict[str, Any]]:
+    """Return a row for each direction of copies of some GPUs at once."""
+    members = list(gpus)
+    host, on_gpu = _slices(buffer, size), torch.empty(size, dtype=torch.uint8, device=job.device)
+    rows = []
+    for direction in directions:
+        copy = _copy(job, host, on_gpu, to_device=direction == "h2d")
+        least = 2 if pinned else 1
+        seconds = seconds_by_rank(job, copy, duration=_TOGETHER_S, least=least, members=members)
+        row = {"direction": direction, "pinned": pinned, "bytes": size, "gpus": members, "seconds": seconds}
+        rows.append(row)
+    return rows
+
+
+def _sharing(job: MeasurementJob, buffer: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
+
+    There are no groups if time ran out before the last subset, because the missing ones would mislead.
+    """
+    chosen = subsets(job.ranks)
+    rows: list[dict[str, Any]] = []
+    for _ in range(max(1, _SUBSETS // max(1, len(chosen)))):
+        for gpus in chosen:
+            if job.in_time():
+                rows += _copies(job, buffer, gpus, size=_SUBSET, directions=["h2d"])
+    numbers = torch.zeros(job.ranks, dtype=torch.int64, device=job.device)
+    measured = pooled([rows])
+    if job.rank == 0 and len(measured) == len(chosen):
+        for number, gpus in enumerate(found_groups(measured), start=1):
+            numbers[list(gpus)] = number
+    dist.broadcast(numbers, 0)
+    by_gpu = numbers.tolist()
+    groups: list[dict[str, Any]] = []
+    for number in range(1, max(by_gpu) + 1):
+        members = [gpu for gpu, own in enumerate(by_gpu) if own == number]
+        groups += _copies(job, buffer, members, size=_TOGETHER[-1])
+    return {"subsets": rows, "groups": groups}
 
 
 # -- among GPUs ---------------------------------------------------------------------------------
 
 
 def measure_collectives(job: MeasurementJob) -> dict[str, Any]:
-    """Measure all-gathers and reduce-scatters in a queue by total size, and the host time of their calls."""
+    """Measure all-gathers and reduce-scatters of the first 2, 4, 8 and of all GPUs."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    rows = []
-    for size in _GATHERED:
-        numel = size // 2 // job.ranks * job.ranks
-        full = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
-        part = torch.empty(numel // job.ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
+    return collectives(job, _GATHERED)
 
-        def gather(full: Any = full, part: Any = part) -> object:
-            return dist.all_gather_into_tensor(full, part)
 
-        def scatter(full: Any = full, part: Any = part) -> object:
-            return dist.reduce_scatter_tensor(part, full)
+def collectives(job: MeasurementJob, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return collectives in a queue by their number of ranks and total size, with the host time of calls.
 
-        for name, call in (("all_gather", gather), ("reduce_scatter", scatter)):
-            rows.append({"operation": name, "bytes": 2 * numel, **_timed(job, call)})
+    Ranks that do not belong to a group wait for it; all of them make every group, as PyTorch requires.
+    """
+    groups: dict[int, Any] = job.kept.setdefault("collectives", {})
+    rows: list[dict[str, Any]] = []
+    for ranks in reversed(job.data["counts"]):
+        if ranks not in groups:
+            groups[ranks] = dist.new_group(list(range(ranks)))
+        if not job.in_time():
+            break
+        if job.rank < ranks:
+            for size in sizes:
+                rows += _collectives(job, groups[ranks], ranks, size)
+        dist.barrier()
     return {"calls": rows}
 
 
-def _timed(job: MeasurementJob, call: Callable[[], object]) -> dict[str, list[float]]:
-    """Time a collective; all ranks make the same number of calls, as collectives require."""
+def _collectives(job: MeasurementJob, group: Any, ranks: int, size: int) -> list[dict[str, Any]]:
+    numel = size // 2 // ranks * ranks
+    full = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
+    part = torch.empty(numel // ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
+    calls = {
+        "all_gather": lambda: dist.all_gather_into_tensor(full, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full, group=group),
+    }
+    return [
+        {"operation": name, "ranks": ranks, "bytes": 2 * numel, **_timed(job, call, group)}
+        for name, call in calls.items()
+    ]
+
+
+def _timed(job: MeasurementJob, call: Callable[[], object], group: Any) -> dict[str, list[float]]:
+    """Time a collective; all ranks of the group make the same number of calls, as collectives require."""
     for _ in range(3):
         call()
     synchronize()
     longest = torch.tensor(stream_seconds(call, count=3, repetitions=1), device=job.device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
     count = max(5, min(200, int(_QUEUED / max(float(longest.item()), 1e-6))))
-    dist.barrier()
+    dist.barrier(group=group)
     return {
         "seconds": stream_seconds(call, count=count, repetitions=3),
         "call_seconds": call_seconds(call, count=min(count, 50), repetitions=3),

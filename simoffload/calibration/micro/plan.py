@@ -10,7 +10,6 @@ from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape, load_model
 
 __all__ = [
-    "RANKS",
     "SECTIONS",
     "SECTION_PLANS",
     "Context",
@@ -19,6 +18,7 @@ __all__ = [
     "SectionPlan",
     "SkippedError",
     "attention_shapes",
+    "counts_of",
     "matmul_shapes",
     "matmul_variants",
     "missing_sections",
@@ -93,17 +93,21 @@ class SectionPlan(NamedTuple):
     process: Literal["plain", "deepspeed", "separate"]
     """The kind of process: DeepSpeed replaces functions of PyTorch, and a separate process may crash."""
     seconds: float
-    """[s] Time of a round on a slow host: an H100's virtual machine at 1.4 times its shortest time."""
+    """[s] Time of a round on a slow host: an H100's virtual machine at 1.4 times its shortest time; of each
+    number of GPUs in ``counts``."""
     building: float
     """[s] Additional time of the first round, in which memory is allocated and models are built."""
     quick: float
-    """[s] Time of the only round of a quick measurement, ``building`` included."""
+    """[s] Time of the only round of a quick measurement, ``building`` included; of each number of GPUs."""
     rounds: tuple[int, ...] = (1, 2, 3)
     """The rounds in which the section is measured."""
     host: bool = True
     """Whether a slow host thread changes the results."""
-    ranks: Literal["one", "several", "any", "extremes"] = "one"
-    """The numbers of processes: "any" is one and several, "extremes" one and the most."""
+    ranks: Literal["one", "most", "extremes"] = "one"
+    """The numbers of processes: "most" is one for each GPU if there are several, "extremes" one and the
+    most."""
+    counts: tuple[int, ...] = ()
+    """Numbers of GPUs that work at once within the group of all; all of them are always measured."""
 
 
 SECTION_PLANS = {
@@ -112,15 +116,19 @@ SECTION_PLANS = {
     "dram": SectionPlan("dram", "plain", 1.4, 0.8, 0.7),
     "hbm": SectionPlan("hbm", "plain", 0.7, 0.2, 0.7, rounds=(1,), host=False),
     "matmul": SectionPlan("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
-    "hooks_decode": SectionPlan("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="any"),
+    "hooks_decode": SectionPlan("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="extremes"),
     "eager": SectionPlan("eager", "plain", 2.0, 5.4, 4.0, rounds=(1,)),
-    "eager_together": SectionPlan("eager", "deepspeed", 2.0, 6.0, 6.0, rounds=(1, 2), ranks="several"),
+    "eager_together": SectionPlan("eager", "deepspeed", 2.0, 6.0, 6.0, rounds=(1, 2), ranks="most"),
     "cpu_adam": SectionPlan("cpu_adam", "deepspeed", 2.3, 2.1, 1.8, rounds=(1, 2)),
     "hooks_training": SectionPlan("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="extremes"),
     "storage": SectionPlan("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
-    "copies_together": SectionPlan("copies", "deepspeed", 4.0, 1.0, 4.0, rounds=(1, 2), ranks="several"),
-    "collectives": SectionPlan("collectives", "deepspeed", 3.0, 1.0, 3.0, rounds=(1, 2), ranks="several"),
-    "cpu_adam_together": SectionPlan("cpu_adam", "deepspeed", 7.0, 4.0, 2.5, rounds=(1, 2), ranks="several"),
+    "copies_together": SectionPlan(
+        "copies", "deepspeed", 2.0, 10.0, 1.0, rounds=(1, 2), ranks="most", counts=(1, 2, 3, 4, 6, 8)
+    ),
+    "collectives": SectionPlan(
+        "collectives", "deepspeed", 2.2, 3.0, 2.5, rounds=(1, 2), ranks="most", counts=(2, 4, 8)
+    ),
+    "cpu_adam_together": SectionPlan("cpu_adam", "deepspeed", 7.0, 4.0, 2.5, rounds=(1, 2), ranks="most"),
     "attention": SectionPlan("attention", "plain", 3.0, 0.5, 1.2, rounds=(1,), host=False),
     "storage_gds": SectionPlan("storage", "separate", 10.0, 10.0, 20.0, rounds=(1,), host=False),
 }
@@ -140,20 +148,23 @@ _MODELS = (
 )
 _VARIANT_MODELS = ("opt-6.7b", "llama-3-8b")
 _ATTENTION_MODELS = ("opt-6.7b", "llama-3-8b", "bloom-7b1")
-RANKS = (1, 2, 4, 8)
-"""Numbers of processes on which sections that need several are measured, if there are as many GPUs."""
 
 
 def ranks_of(plan: SectionPlan, gpus: int) -> list[int]:
-    """Return the numbers of processes on which a section is measured: 1, 2, 4, 8 and the number of GPUs."""
-    groups = sorted({*(group for group in RANKS if group <= gpus), gpus})
-    chosen = {"one": groups[:1], "several": groups[1:], "any": groups, "extremes": sorted({1, gpus})}
+    """Return the numbers of processes on which a section is measured: 1, the number of GPUs, or both."""
+    chosen = {"one": [1], "most": [gpus] if gpus > 1 else [], "extremes": sorted({1, gpus})}
     return chosen[plan.ranks]
+
+
+def counts_of(plan: SectionPlan, ranks: int) -> list[int]:
+    """Return the numbers of GPUs that work at once in a group of ``ranks``, in rising order."""
+    return sorted({*(count for count in plan.counts if count < ranks), ranks})
 
 
 _GIVES = {
     "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml",
-    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml",
+    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml and the switches "
+    "of platform.yaml",
     "collectives": "interconnect of accelerator.yaml",
     "hbm": "hbm_efficiency of accelerator.yaml",
     "matmul": "matmul_efficiency and float16_share of accelerator.yaml",

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from simoffload.calibration.micro.bases import base_platform
 from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_cpu_optimizer, fit_thread
 from simoffload.calibration.micro.fit_eager import fit_eager
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
@@ -20,6 +21,7 @@ from simoffload.calibration.micro.fit_parts import (
     read_rate,
 )
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
+from simoffload.calibration.micro.gpu_groups import measured_groups
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import CPU, Accelerator, load_platform
@@ -29,31 +31,8 @@ from simoffload.hardware.quantities import id_fault
 from simoffload.hardware.topology import Platform
 from simoffload.units import plural
 
-__all__ = ["base_platform", "check_names", "checked_profiles", "profile_from_micro"]
+__all__ = ["check_names", "checked_profiles", "profile_from_micro"]
 
-_BASES = (
-    ("GH200", "gh200"),
-    ("H200", "dgx-h200"),
-    ("H20", "hgx-h20"),
-    ("H800", "hgx-h800"),
-    ("H100 NVL", "h100-2nvme"),
-    ("H100", "dgx-h100"),
-    ("A100-SXM4-80GB", "dgx-a100-80g"),
-    ("A100-SXM4-40GB", "dgx-a100"),
-    ("A100 80GB PCIe", "a100-4nvme"),
-    ("A100-PCIE-40GB", "a100-4nvme"),
-    ("V100-SXM", "dgx-2"),
-    ("L40S", "l40s-workstation"),
-    ("RTX 2080", "rtx-2080-desktop"),
-    ("RTX 3070 Ti", "rtx-3070-ti-desktop"),
-    ("RTX 3090", "rtx-3090-workstation"),
-    ("RTX 4090", "rtx-4090-desktop"),
-    ("RTX 5090", "rtx-5090-workstation"),
-    ("RTX PRO 6000 Blackwell", "xinnor-workstation"),
-    ("MI300X", "mi300x-8gpu"),
-    ("GB10", "dgx-spark"),
-)
-"""Part of the name that CUDA gives a GPU, and the shipped platform with such a GPU."""
 _LANES = (1, 2, 4, 8, 16)
 _GEN5 = "gen5"
 _LONGEST, _LONGEST_MACHINE = 1900, 600
@@ -64,24 +43,6 @@ Statement = dict[str, Any]
 
 def _error(option: str, message: str) -> InputError:
     return InputError((Problem(option, None, None, "", message),))
-
-
-def base_platform(gpu: str, named: str | None = None) -> str:
-    """The platform that gives what was not measured: the one ``named``, else one with such a GPU.
-
-    ``gpu`` is the name that CUDA gives it, empty where there is none.
-
-    Raises InputError where there is none.
-    """
-    if named is not None:
-        return named
-    if not gpu:
-        raise _error("--from", "missing: no GPU was measured; name a platform that provides one")
-    for part, platform in _BASES:
-        if part in gpu:
-            return platform
-    known = ", ".join(one.id for one in Library().summaries("platform"))
-    raise _error("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')
 
 
 def checked_profiles(
@@ -371,6 +332,7 @@ class _Profiles:
             "gpus": [CPU] * count,
             "gpu_links": "switched" if self._switched() else "none",
         }
+        self._add_groups(data)
         known = self._base.profile.gpus
         if count > 1 and "copies_together" not in self._sections and len(known) >= count:
             wired = _data(next(use.path for use in self._base.profiles if use.kind == "platform"))
@@ -379,6 +341,26 @@ class _Profiles:
         if "storage" in self._sections:
             data["tiers"] = {"drive": {"profile": "drive.yaml", "at": [CPU]}}
         return data
+
+    def _add_groups(self, data: dict[str, Any]) -> None:
+        """Add a switch for each group of GPUs that slow each other, and put these GPUs at it."""
+        switches: dict[str, Any] = {}
+        for index, group in enumerate(measured_groups(self._sections)):
+            name, members = f"shared{index}", ", ".join(map(str, group.gpus))
+            source = f"calibrate micro: {group.evidence()}; {self._where()}"[:_LONGEST]
+            known = {"origin": "measured", "source": source, "date": self._raw["date"]}
+            data["wiring"].append({"about": f"GPUs {members} share a limit, {name}", **known})
+            rates = (("host_to_device", "to", group.to_gpus), ("device_to_host", "from", group.from_gpus))
+            switches[name] = {"to": CPU, "pcie": "pcie.yaml"}
+            for key, preposition, rate in rates:
+                what = f"pinned copies {preposition} GPUs {members} at once, and no others"
+                switches[name][key] = self._statement(Fitted(rate_text(rate), what, len(group.gpus)))
+            for gpu in group.gpus:
+                data["gpus"][gpu] = name
+        if switches:
+            about = "other GPUs have a cable to the CPU; what all share is in the host's memory rate"
+            data["wiring"][0]["about"] = f"GPUs of a group are at its switch; {about}"
+            data["switches"] = switches
 
 
 def _data(path: str) -> dict[str, Any]:

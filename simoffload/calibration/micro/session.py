@@ -86,7 +86,7 @@ def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]
     }
     names = [section.name for section in bench.sections]
     if request.resumed is not None:
-        _check_resumable(request.resumed, dict(bench.facts), options)
+        _check_resumable(request.resumed, dict(bench.facts), options, names)
         raw = dict(request.resumed)
         raw["skipped"] = dict(bench.skipped)
         raw["unfinished"] = [name for name in names if name not in {one["section"] for one in raw["rounds"]}]
@@ -109,11 +109,13 @@ def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]
 
 
 def _check_resumable(
-    record: Mapping[str, Any], machine: Mapping[str, Any], options: Mapping[str, Any]
+    record: Mapping[str, Any], machine: Mapping[str, Any], options: Mapping[str, Any], names: Sequence[str]
 ) -> None:
-    """Refuse to continue the record of another machine, or with other options."""
+    """Refuse to continue the record of another machine, with other options, or of another release that
+    measured other sections than those named."""
+    older = "the record is of an older release"
     if record["schema"] != SCHEMA:
-        raise refusal("--resume", "the record is of an older release; measure into a new folder")
+        raise refusal("--resume", f"{older}; measure into a new folder")
     pairs = [
         ("the record is of another machine", record["machine"], machine),
         ("the record has other options", record["options"], options),
@@ -126,6 +128,10 @@ def _check_resumable(
                 for key in keys[:3]
             )
             raise refusal("--resume", f"{difference} ({values}); measure into a new folder")
+    others = {one["section"]: None for one in record["rounds"] if one["section"] not in names}
+    if others:
+        text = f"{older}, which measured {', '.join(list(others)[:3])} apart"
+        raise refusal("--resume", f"{text}; measure into a new folder, or use --from-json")
 
 
 class _Step(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,8 @@ _IN_FLIGHT = 40
 
 The driver's queue holds about a thousand kernels, and a full one makes the host wait for the GPU. A core
 that another thread shares changes its speed every few milliseconds, and a repetition is shorter than that."""
+_MOST_TOGETHER = 400
+"""The largest number of calls in a repetition of several ranks."""
 _GRAPH_LENGTH = 20
 """The largest number of calls in a CUDA graph."""
 _SHORT = 2e-3
@@ -148,13 +150,22 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
 
 
 def seconds_by_rank(
-    job: MeasurementJob, call: Callable[[], object], *, duration: float, least: int = 2
+    job: MeasurementJob,
+    call: Callable[[], object],
+    *,
+    duration: float,
+    least: int = 2,
+    members: Sequence[int] | None = None,
 ) -> list[list[float]]:
-    """Return the time per call of each rank, for each of two repetitions [s].
+    """Return the time per call of each of the ``members``, for each of two repetitions [s].
 
-    All ranks make the same number of calls after a barrier; a repetition lasts about ``duration`` [s].
+    Members, by default all ranks, make the same number of calls after a barrier; a repetition lasts about
+    ``duration`` [s]. Every rank must call this function: the others wait for the members.
     """
-    count = torch.tensor([repeats(call, budget=duration, least=least, most=400)], device=job.device)
+    members = range(job.ranks) if members is None else members
+    takes_part, most = job.rank in members, _MOST_TOGETHER
+    own_count = repeats(call, budget=duration, least=least, most=most) if takes_part else most
+    count = torch.tensor([own_count], device=job.device)
     dist.all_reduce(count, op=dist.ReduceOp.MIN)
     number = int(count.item())
     times = []
@@ -162,11 +173,11 @@ def seconds_by_rank(
         dist.barrier()
         synchronize()
         begin = time.perf_counter()
-        for _ in range(number):
+        for _ in range(number if takes_part else 0):
             call()
         synchronize()
         times.append((time.perf_counter() - begin) / number)
     own = torch.tensor(times, dtype=torch.float64, device=job.device)
     by_rank = [torch.zeros_like(own) for _ in range(job.ranks)]
     dist.all_gather(by_rank, own)
-    return [[float(rank[index].item()) for rank in by_rank] for index in range(len(times))]
+    return [[float(by_rank[rank][index].item()) for rank in members] for index in range(len(times))]

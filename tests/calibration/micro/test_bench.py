@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,17 +153,60 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
         measure(request("collectives", gpus=2), progress=ignore)
 
 
-@pytest.mark.parametrize(("quick", "most"), [(False, 230.0), (True, 83.0)])
-def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
-    players: Path, quick: bool, most: float
+@pytest.mark.parametrize(
+    ("gpus", "quick", "most", "rounds"),
+    [
+        (1, False, 230.0, (10, 20)),
+        (1, True, 83.0, (10, 10)),
+        (2, False, 450.0, (16, 34)),
+        (4, False, 480.0, (16, 34)),
+        (4, True, 170.0, (16, 16)),
+        (8, False, 480.0, (16, 34)),
+        (8, True, 170.0, (16, 16)),
+    ],
+)
+def test_one_gpu_takes_four_minutes_and_eight_take_eight(
+    players: Path, gpus: int, quick: bool, most: float, rounds: tuple[int, int]
 ) -> None:
-    """Ten of the seconds are for the imports of the processes."""
-    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
+    """Ten of the seconds of one GPU are for the imports of the processes."""
+    play(players, gpu=f'{{"name": "NVIDIA H200", "count": {gpus}}}')
     asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
     with session.open_bench(asked, ignore) as machine:
         assert most - 30 < session._usual_seconds(machine, quick=quick) <= most
-        rounds = sum(len(section.rounds) for section in machine.sections)
-        assert (len(machine.sections), rounds) == (10, 10 if quick else 20)
+        number = sum(len(section.rounds) for section in machine.sections)
+        assert (len(machine.sections), number) == rounds
+
+
+def test_all_sections_of_several_gpus_run_in_one_group(
+    players: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is not started here: its tasks are recorded."""
+    play(players, gpu='{"name": "NVIDIA H200", "count": 8}')
+    tasks: dict[str, tuple[int, Any]] = {}
+    start, call = bench._WorkerGroups.start, bench._WorkerGroups.call
+
+    def started(groups: Any, process: str, ranks: int) -> None:
+        if ranks == 1:
+            start(groups, process, ranks)
+
+    def called(groups: Any, process: str, ranks: int, task: Any, *, seconds: float) -> dict[str, Any]:
+        if ranks == 1:
+            return call(groups, process, ranks, task, seconds=seconds)
+        tasks[task["work"]] = ranks, task.get("counts")
+        return {}
+
+    monkeypatch.setattr(bench._WorkerGroups, "start", started)
+    monkeypatch.setattr(bench._WorkerGroups, "call", called)
+    measure(request("copies", "collectives", "cpu_adam", "hooks", "eager"), progress=ignore)
+    assert tasks == {
+        "facts": (8, None),
+        "eager_together": (8, None),
+        "hooks_decode": (8, None),
+        "hooks_training": (8, None),
+        "cpu_adam_together": (8, None),
+        "copies_together": (8, [1, 2, 3, 4, 6, 8]),
+        "collectives": (8, [2, 4, 8]),
+    }
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:

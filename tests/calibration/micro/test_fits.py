@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,41 @@ def test_interconnect(sections: dict[str, Any]) -> None:
     assert fitted.residual == pytest.approx(0, abs=1e-9)
     assert fitted.points == 8
     assert fit_interconnect({}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"), [("h200-4x-d", (189.5, 1.256, 5.594)), ("h200-4x-k", (178.2, 1.198, 5.329))]
+)
+def test_records_of_groups_of_processes_give_what_they_gave(name: str, rates: tuple[float, ...]) -> None:
+    """Their rows do not name GPUs, and each number of GPUs has a section of its own."""
+    path = Path(__file__).parents[3] / "validation" / "measured" / "holdout" / name / "micro.json"
+    found = fit_memory(json.loads(path.read_text())["sections"])
+    memory = round(found["memory_rate"].value / 1e9, 1)
+    assert (memory, found["from_gpu_traffic"].value, found["pageable_traffic"].value) == rates
+
+
+def test_collectives_of_subgroups_are_rows_of_the_group_of_all(sections: dict[str, Any]) -> None:
+    apart = fit_interconnect(sections)
+    rows = [
+        {**row, "ranks": int(ranks)}
+        for ranks, section in sections["collectives"].items()
+        for row in section["calls"]
+    ]
+    assert fit_interconnect({"collectives": {"4": {"calls": rows}}}) == apart
+    assert apart is not None
+    assert apart[2].what.startswith("all-gathers of 32 KiB to 1 GiB among 2, 4 GPUs")
+
+
+def test_copies_of_subsets_are_rows_of_the_group_of_all(sections: dict[str, Any]) -> None:
+    apart = fit_memory(sections)
+    rows = [
+        {**row, "gpus": list(range(int(ranks)))}
+        for ranks, section in sections["copies_together"].items()
+        for row in reversed(section["together"])
+    ]
+    rows.append({**rows[0], "gpus": [0], "seconds": rows[0]["seconds"][:1]})
+    sections["copies_together"] = {"4": {"together": rows}}
+    assert fit_memory(sections) == apart
 
 
 def test_residuals_are_told(sections: dict[str, Any]) -> None:

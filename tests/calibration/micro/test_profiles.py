@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simoffload
-from simoffload.calibration.micro.profiles import base_platform, check_names, profile_from_micro
+from simoffload.calibration.micro.bases import base_platform
+from simoffload.calibration.micro.profiles import check_names, profile_from_micro
 from simoffload.errors import InputError
 from simoffload.hardware import load_platform
 from simoffload.hardware.topology import Platform
@@ -84,6 +86,36 @@ def test_scenarios_run_on_it(tmp_path: Path, ranks: int, weights: str) -> None:
     scenario.write_text(SCENARIO.format(platform="./platform.yaml", ranks=ranks, weights=weights))
     result = simoffload.simulate(simoffload.load_scenario(scenario))
     assert result.fits
+
+
+def test_eight_ranks_are_in_range_where_eight_were_measured(tmp_path: Path) -> None:
+    """The record of a machine with four GPUs, taken for one with eight."""
+    path = Path(__file__).parents[3] / "validation/measured/holdout/h200-4x-k/micro.json"
+    raw = json.loads(path.read_text())
+    hooks = raw["sections"]["hooks"]
+    hooks["training"] = []  # they take most of the time of the fit
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO.format(platform="./platform.yaml", ranks=8, weights="dram"))
+
+    def warnings() -> list[str]:
+        written(tmp_path, raw)
+        plan = simoffload.load_scenario(scenario).plan()
+        return [one for one in plan.extrapolations if "ranks on a host" in one]
+
+    raw["machine"]["gpu"]["count"] = 8
+    assert warnings() == ["8 ranks on a host; costs of the host thread were measured with up to 4"]
+    for run in hooks["runs"]:
+        run["ranks"] = {1: 1, 4: 8}[run["ranks"]]
+    for name in ("copies_together", "collectives", "cpu_adam_together"):
+        raw["sections"][name] = {"8": raw["sections"][name]["4"]}
+    for row in raw["sections"]["copies_together"]["8"]["together"]:
+        row["seconds"] *= 2
+    for row in raw["sections"]["collectives"]["8"]["calls"]:
+        row["ranks"] = 8
+    for row in raw["sections"]["cpu_adam_together"]["8"]["together"]:
+        row["processes"] = 8
+    assert warnings() == []
+    assert load_platform(tmp_path / "platform.yaml").host.deepspeed.ranks.value == 8
 
 
 def test_without_faster_links_gpus_talk_over_pcie(tmp_path: Path) -> None:

@@ -172,6 +172,15 @@ def test_another_machine_or_other_options_are_refused(monkeypatch: pytest.Monkey
         InputError, match=r"--resume: the record has other options \(quick was True and is False\); measure"
     ):
         measured(monkeypatch, bench, resumed=quick)
+    rounds = [
+        {**raw["rounds"][0], "section": name} for name in ("dram", "copies_together/2", "copies_together/4")
+    ]
+    with pytest.raises(
+        InputError,
+        match=r"--resume: the record is of an older release, which measured copies_together/2, "
+        r"copies_together/4 apart; measure into a new folder, or use --from-json",
+    ):
+        measured(monkeypatch, bench, resumed={**raw, "rounds": rounds})
     old = {**raw, "schema": "simoffload/micro/1"}
     with pytest.raises(InputError, match="--resume: the record is of an older release"):
         measured(monkeypatch, bench, resumed=old)
