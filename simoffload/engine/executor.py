@@ -21,7 +21,7 @@ from simoffload.engine.folding import fold_ranks
 from simoffload.engine.network import Network
 from simoffload.engine.outcome import timeline_of
 from simoffload.engine.steady import LEAST, SteadyState
-from simoffload.engine.stream_state import NOTHING, StreamState, Vary, make_stream_states
+from simoffload.engine.stream_state import NOTHING, StreamState, make_stream_states
 from simoffload.errors import DeadlockError, SimulationError
 from simoffload.limits import count_operations
 from simoffload.results import How, Timeline
@@ -62,10 +62,7 @@ def execute(
 
 
 class Executor:
-    """One run of one schedule, which must be valid.
-
-    With ``vary``, operations of host threads take the times that it draws.
-    """
+    """One run of one schedule, which must be valid."""
 
     def __init__(
         self,
@@ -73,7 +70,6 @@ class Executor:
         *,
         steady_state: bool = False,
         standing_for: Sequence[Sequence[int]] | None = None,
-        vary: Vary | None = None,
     ) -> None:
         self._schedule = schedule
         self._number = schedule.ranks
@@ -84,10 +80,6 @@ class Executor:
             schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
         )
         self._stream_states = make_stream_states(schedule, self._contention)
-        if vary is not None:
-            for stream_state in self._stream_states:
-                if schedule.device_of(stream_state.stream).kind == "host thread":
-                    stream_state.vary_actions(vary)
         self._tracks = len(self._stream_states)
         self._members = [len(program.ranks) for program in schedule.owners]  # by stream
         # Streams take turns through this queue and not through recursion or the clock.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
 from simoffload.results import Repeat, Timeline, Track
-from simoffload.schedule import Contention, Schedule, link_loads, transfer_time
+from simoffload.schedule import Contention, Schedule, link_loads, link_time, transfer_time
 
 _Interval = tuple[int, int]
 
@@ -112,6 +112,11 @@ def _use(
                     saturated[link] += times[rate]
     for link, intervals in _wide(schedule, contention, stream_states).items():
         busy[link] = _time(intervals, skips)
+    # Ranks that are not in step use a link for longer than the transfers take that stand for them.
+    loads = link_loads(schedule)
+    for one in schedule.routes:
+        for link in {link for hops in one.sharing for link, _ in hops}:
+            busy[link] = max(busy[link], link_time(loads[link], schedule.links[link]))
     return busy, saturated
 
 

@@ -4,7 +4,7 @@ operations."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.schedule import CompiledOp, Contention, Need, Schedule, compile_streams, transfer_time
@@ -17,10 +17,6 @@ Action = tuple[int, bool, tuple[Need, ...], CompiledOp]
 """An operation prepared for one rank: the time [ps] that it lasts before a transfer with a variable rate, or
 in total; whether such a transfer or a wait for other ranks follows; its needs, by position in
 ``StreamState.awaited``; the compiled operation."""
-
-
-Vary = Callable[[int, int], int]
-"""Function of a rank and the time [ps] of an operation that draws how long it takes."""
 
 
 class StreamSegment(NamedTuple):
@@ -55,7 +51,6 @@ class StreamState:
         "start",
         "starts",
         "stream",
-        "vary",
         "waiters",
         "watched",
     )
@@ -87,7 +82,6 @@ class StreamState:
         self.awaited: tuple[StreamState, ...] = ()  # by stream those of this rank, then of its peers
         self.waiters: list[tuple[int, StreamState]] = []  # (operations to be completed, who waits)
         self.watched = watched  # whether it belongs to the first rank of a program
-        self.vary: Vary | None = None
 
     @property
     def done(self) -> int:
@@ -116,16 +110,6 @@ class StreamState:
             self.iteration = 0
             self.segment = segment = next(self.segments, None)
             self.actions = segment.actions if segment else ()
-        if self.vary is not None:
-            self.vary_actions(self.vary)
-
-    def vary_actions(self, vary: Vary) -> None:
-        """Let operations of this and all later iterations take a time that ``vary`` draws."""
-        self.vary = vary
-        actions = self.segment.actions if self.segment else ()
-        self.actions = tuple(
-            [(vary(self.rank, fixed), waits, needs, step) for fixed, waits, needs, step in actions]
-        )
 
     def skip(self, iterations: int) -> None:
         """Advance by ``iterations`` iterations of the current segment."""

@@ -123,16 +123,16 @@ class Evaluator:
         return self._scenarios[key]
 
     def answer(
-        self, *edits: Edit, progress: Progress | None = None, alike: SimulationResult | None = None
+        self, *edits: Edit, progress: Progress | None = None
     ) -> tuple[LoadedScenario, SimulationResult]:
-        """Return the scenario with edits and its simulation, with ``alike`` as in ``simulate``.
+        """Return the scenario with edits and its simulation.
 
         Raises InputError for edits that the scenario, its machine or DeepSpeed refuses, SimulationError if
         the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
         """
         key, scenario = self.identity(*edits), self.edited(*edits)
         if key not in self._results:
-            self._results[key] = simulate(scenario, progress=progress, alike=alike)
+            self._results[key] = simulate(scenario, progress=progress)
         return scenario, self._results[key]
 
     def timed(self) -> tuple[SimulationResult, float]:

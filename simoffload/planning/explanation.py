@@ -108,7 +108,7 @@ def sensitivity(
     for count, number in enumerate(tried, 1):
         if progress:
             progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
-        row = _row(number, change, time, partial(_end, evaluator, result, number))
+        row = _row(number, change, time, partial(_end, evaluator, number))
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
@@ -125,16 +125,14 @@ class _RangeEnd(NamedTuple):
     """Changed number divided by the original one."""
 
 
-def _end(
-    evaluator: Evaluator, unchanged: SimulationResult, number: ProfileParameter, factor: float
-) -> _RangeEnd | None:
+def _end(evaluator: Evaluator, number: ProfileParameter, factor: float) -> _RangeEnd | None:
     """Simulate with a number times ``factor``; None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
         return None
     value, ratio = found
     try:
-        _, result = evaluator.answer(edit_of(number.profile, number.key, value), alike=unchanged)
+        _, result = evaluator.answer(edit_of(number.profile, number.key, value))
     except InputError:
         return None
     return _RangeEnd(result.compared_s, ratio) if result.compared_s is not None else None

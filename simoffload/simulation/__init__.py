@@ -17,16 +17,9 @@ __all__ = ["Progress", "fit", "labelled", "simulate"]
 
 @limited
 def simulate(
-    scenario: LoadedScenario,
-    *,
-    keep_timelines: bool = False,
-    progress: Progress | None = None,
-    alike: SimulationResult | None = None,
+    scenario: LoadedScenario, *, keep_timelines: bool = False, progress: Progress | None = None
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
-
-    Ranks are as far from being in step as in the result ``alike``, so that two results differ by nothing but
-    what their scenarios differ in.
 
     Raises InputError for settings that DeepSpeed refuses, SimulationError if the engine cannot finish, and
     WorkLimitError if one of the scenario's limits is exceeded.
@@ -37,9 +30,7 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    passes = alike.work if alike is not None else ()
-    runner = Runner(scenario, keep=keep_timelines, progress=progress, alike=passes)
-    result = measures.timed(plan, result, runner)
+    result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
     known = machine_spreads(scenario.machine, ranks=result.gpus, host_costs=plan.host_costs)
     return replace(result, provenance=replace(result.provenance, spreads=known))
 

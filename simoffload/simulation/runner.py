@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
-from simoffload.engine import Gains, execute, gains_out_of_step, ranks_out_of_step
+from simoffload.engine import Meetings, execute, gains, meetings, ranks_out_of_step
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
@@ -21,9 +22,6 @@ from simoffload.simulation.decoding import (
 )
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
-_ALIKE = 0.01
-"""Difference of the times of two passes up to which their ranks are equally far from being in step."""
-
 Progress = Callable[[str], None]
 """Function that is called with a line of text when a pass begins."""
 
@@ -33,30 +31,26 @@ def labelled(progress: Progress | None, label: str) -> Progress | None:
     return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
-class Runner:
-    """A Runner executes the passes of one scenario; those of ``alike`` have the same gains of ranks that are
-    not in step, which are not sampled again."""
+class _OutOfStep(NamedTuple):
+    """How ranks that are not in step meet, and how many times as fast their transfers are therefore."""
 
-    def __init__(
-        self,
-        scenario: LoadedScenario,
-        *,
-        keep: bool,
-        progress: Progress | None,
-        alike: Sequence[PassWork] = (),
-    ) -> None:
+    meetings: Meetings
+    gains: tuple[tuple[str, float], ...]
+
+
+class Runner:
+    """A Runner executes the passes of one scenario."""
+
+    def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
-        self._sampled: list[tuple[int, Gains]] = []
-        self._kept = {one.name: dict(one.gains) for one in alike}
 
     def restart(self) -> None:
         """Discard all executed phases, so that they can be executed again with other rates."""
         self.timelines.clear()
         self.work.clear()
-        self._sampled.clear()
 
     def phases(self, phases: Sequence[Phase]) -> tuple[PassResult, ...]:
         """Execute phases in the order of their dependencies; return their results in the order given.
@@ -98,11 +92,11 @@ class Runner:
         def durations(step: int) -> Durations:
             return (*series.durations(step), *transfers(step))
 
-        gains: list[Gains] = []  # of the first step, for all
+        ranks: list[_OutOfStep] = []  # in the first step, and so in all
 
         def run(step: int) -> Simulated:
             phase = series.step(step)
-            timeline = self.execute(phase.name, phase.schedule({}), gains)
+            timeline = self.execute(phase.name, phase.schedule({}), ranks)
             result = summarize_pass(
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
@@ -125,47 +119,51 @@ class Runner:
             verify_decoding(decode(series.steps, durations, known.__getitem__, later), full)
         return full
 
-    def _gains(self, name: str, timeline: Timeline) -> Gains:
-        """Return how much faster the transfers of ranks that are not in step are; a pass that takes as long
-        as an earlier one, such as a step after a short prompt, has the same gains."""
-        if name in self._kept:
-            return self._kept[name]
-        for makespan, gains in self._sampled:
-            if abs(timeline.makespan - makespan) <= _ALIKE * makespan:
-                return gains
-        self._sampled.append((timeline.makespan, gains_out_of_step(timeline)))
-        return self._sampled[-1][1]
-
     def time_s(self, phase: Phase) -> float:
         """Return the time [s] of a phase that is not part of the result."""
-        return execute(phase.schedule({})).makespan * 1e-12
+        return self._out_of_step(phase.schedule({}), []).makespan * 1e-12
 
-    def execute(self, name: str, schedule: Schedule, gains: list[Gains] | None = None) -> Timeline:
+    def execute(self, name: str, schedule: Schedule, ranks: list[_OutOfStep] | None = None) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.
 
-        Ranks that are not in step are first executed in step, to find how much faster their transfers are;
-        ``gains`` keeps it for the other schedules of a series. Raises SimulationError if the engine cannot
-        finish it, and ShortcutError if a shortcut with ``verify`` changes the timeline.
+        ``ranks`` keeps how ranks that are not in step meet for the other schedules of a series. Raises
+        SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
+        changes the timeline.
         """
         now_doing(f"simulating {name}")
         if self._progress:
             self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
-        options = self._options
-        rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
-        timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
-        known = [] if gains is None else gains
-        if not (schedule.in_step or known):
-            known.append(self._gains(name, timeline))
-        if known and known[0]:
-            schedule = ranks_out_of_step(timeline, known[0])
-            timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
-        if "verify" in (options.rank_symmetry, options.steady_state):
-            verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
-        found = tuple(known[0].items()) if known else ()
+        ranks = [] if ranks is None else ranks
+        timeline = self._out_of_step(schedule, ranks)
+        found = ranks[0].gains if ranks else ()
         self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how, found))
         if self._keep:
             self.timelines[name] = timeline
         now_doing("planning")
+        return timeline
+
+    def _out_of_step(self, schedule: Schedule, ranks: list[_OutOfStep]) -> Timeline:
+        """Execute a schedule; if its ranks are not in step, first as if they were, which shows how they
+        meet. That is noted in ``ranks``, unless it is known; it makes no schedule longer."""
+        if schedule.in_step or (ranks and not ranks[0].meetings):
+            return self._executed(schedule)
+        if ranks:
+            return self._executed(ranks_out_of_step(schedule, ranks[0].meetings))
+        in_step = self._executed(schedule)
+        if met := meetings(in_step):
+            timeline = self._executed(ranks_out_of_step(schedule, met))
+            if timeline.makespan < in_step.makespan:
+                ranks.append(_OutOfStep(met, gains(in_step, met)))
+                return timeline
+        ranks.append(_OutOfStep({}, ()))
+        return in_step
+
+    def _executed(self, schedule: Schedule) -> Timeline:
+        options = self._options
+        rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
+        timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
+        if "verify" in (options.rank_symmetry, options.steady_state):
+            verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
         return timeline
 
 

@@ -248,8 +248,7 @@ class ScheduleTemplates:
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break
-        # With prefetching, a rank copies while others are behind; without it, each tensor waits for all.
-        return writer.build()._replace(in_step=not warm)
+        return writer.build()._replace(in_step=layered.placement.tier != "dram")
 
 
 class _Known(threading.local):

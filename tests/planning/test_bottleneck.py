@@ -17,7 +17,7 @@ from simoffload.scenario import resolve
 from simoffload.simulation import simulate
 from tests.report.conftest import compare_text, result_text
 
-SLOW_ADAPTERS = {"profiles": {"hdr200": {"achieved": "300 MB/s"}}}
+SLOW_ADAPTERS = {"profiles": {"hdr200": {"achieved": "500 MB/s"}}}
 INFERENCE = {"batch_size": 2, "prompt_length": 8, "output_length": 3}
 TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 128}
 CASES = {

@@ -34,7 +34,8 @@ def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
     assert stored.result.bottleneck == "raid read"
     one, twice = (gains(stored)[key] for key in MORE_DRIVES["stored"])
     assert WORTH < 1.1 < one < twice
-    assert {one.change.key for one in stored.by_cost[:2]} == set(MORE_DRIVES["stored"])
+    assert stored.by_cost[0].change.key == "raid-8-drives"
+    assert "raid-5-drives" in [tried.change.key for tried in stored.uncertain]
 
 
 def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice) -> None:
