@@ -9,10 +9,9 @@ Max-min fair rates are unique, so on such classes they are equal, and one link w
 all its flows represents its class: n flows of rate x and coefficient c load a link, compete for it and round
 like one flow of coefficient n c.
 
-Nothing in the engine depends on a rank's number: no queue is served in the order of ranks, and times are
-drawn at random only in samples of ranks that are not in step. A schedule in which something does says so
-with ``Schedule.distinct``, which gives its ranks their initial colours, and ranks of different colours are
-never folded.
+Nothing in the engine depends on a rank's number: no queue is served in the order of ranks, no time is drawn
+at random. A schedule in which something does says so with ``Schedule.distinct``, which gives its ranks their
+initial colours, and ranks of different colours are never folded.
 """
 
 from __future__ import annotations
