@@ -65,8 +65,8 @@ def meetings(timeline: Timeline) -> dict[str, float]:
         for _ in range(_ROUNDS):
             time = use.time * rate_in_step / _slowest(places, met)
             share = min(1.0, time / (max(makespan - use.time, 0.0) + time))
-            alike = _overlap(time / use.transfers, worked / use.transfers, use.transfers, growth)
-            met = share + (1 - share) * alike
+            same = _overlap(time / use.transfers, worked / use.transfers, use.transfers, growth)
+            met = share + (1 - share) * same
         found[schedule.routes[use.route].name] = met
     return found
 

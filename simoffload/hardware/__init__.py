@@ -24,7 +24,7 @@ from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
-from simoffload.hardware.wiring import CPU
+from simoffload.hardware.wiring import CPU, SWITCHES
 
 __all__ = [
     "CPU",
@@ -34,6 +34,7 @@ __all__ = [
     "LOCAL_KINDS",
     "MEMORY",
     "STORAGE_KINDS",
+    "SWITCHES",
     "Accelerator",
     "Changes",
     "Costs",

@@ -52,10 +52,11 @@ class Changes(NamedTuple):
         """
         for name in self._names(kind, identifier):
             place = (*self.keys, name)
-            if kind == "platform":
+            if kind == "platform" and not _are_rates(document.data, self.by_profile[name]):
                 raise self._refusal(
                     place,
-                    "is the platform itself, whose wiring cannot be changed here; write another platform",
+                    "is the platform itself, of which only rates that switches state can be changed here; "
+                    "write another platform",
                 )
             problems: list[Problem] = []
             data = self._merged(document.data, self.by_profile[name], place, problems)
@@ -156,6 +157,20 @@ class Changes(NamedTuple):
 
     def _refusal(self, place: tuple[str, ...], message: str) -> InputError:
         return InputError((self.document.problem(place, message, at_key=True),))
+
+
+def _are_rates(platform: Mapping[str, Any], change: Any) -> bool:
+    """Return whether a change of a platform's file concerns nothing but rates that its switches state."""
+    switches = change.get("switches") if isinstance(change, Mapping) and set(change) == {"switches"} else None
+    return isinstance(switches, Mapping) and all(
+        isinstance(rates, Mapping)
+        and all(_is_sourced(platform.get("switches", {}).get(name, {}).get(key)) for key in rates)
+        for name, rates in switches.items()
+    )
+
+
+def _is_sourced(value: Any) -> bool:
+    return isinstance(value, Mapping) and "origin" in value
 
 
 def _is_number(value: Any) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from simoffload.hardware.library import ProfileUse
+from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.machine import Machine
 from simoffload.hardware.quantities import Provenance
+from simoffload.hardware.wiring import SWITCHES
 
 
 class TimeInput(StrEnum):
@@ -100,8 +101,14 @@ def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Proven
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
-    if machine.ranks_per_node(ranks) > 2 and not own.measured(f"host/{machine.host.id}", [memory]):
-        several = memory.spread if memory.spread is not None else _SEVERAL
+    shared = [one for one in machine.inputs() if one.key.startswith(SWITCHES)]
+    measured = own.measured(f"host/{machine.host.id}", [memory])
+    if shared:
+        measured = measured and own.measured(f"platform/{machine.platform}", shared)
+    if machine.ranks_per_node(ranks) > 2 and not measured:
+        stated = [float(one.spread) for one in shared if one.spread]
+        stated += [memory.spread] if memory.spread is not None else []
+        several = max(stated, default=_SEVERAL)
         found[TimeInput.COPIES] = copies._replace(value=max(copies.value, several), measured=False)
     return found | _storage(machine, own)
 
@@ -112,7 +119,7 @@ class _OwnProfiles:
     def __init__(self, uses: Iterable[ProfileUse]) -> None:
         self._own = {f"{use.kind}/{use.id}" for use in uses if not use.path.startswith(_SHIPPED)}
 
-    def measured(self, profile: str, numbers: Iterable[Provenance]) -> bool:
+    def measured(self, profile: str, numbers: Iterable[Provenance | ProfileInput]) -> bool:
         return profile in self._own and all(number.origin == "measured" for number in numbers)
 
     def spread(self, part: TimeInput, profile: str, numbers: list[Provenance]) -> Spread:

@@ -17,6 +17,8 @@ from simoffload.units import BytesPerSecond
 
 CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
+SWITCHES = "switches."
+"""The begin of the keys of all numbers in a platform file: rates that switches state."""
 _TAKEN = {CPU, "hbm", "dram"}
 
 

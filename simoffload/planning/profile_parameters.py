@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import KINDS, STORAGE_KINDS, Machine, ProfileInput
+from simoffload.hardware import KINDS, STORAGE_KINDS, SWITCHES, Machine, ProfileInput
 from simoffload.results import SimulationResult
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
@@ -38,11 +38,10 @@ class ProfileParameter(NamedTuple):
 
 
 def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
-    """Yield every number of a machine's profiles, without those that only say how it is wired, and without
-    switches."""
+    """Yield every number of a machine's profiles, of its platform the rates that switches state."""
     for given in machine.inputs():
         kind = _kind(machine, given)
-        if kind != "platform" and given.text[:1].isdigit():
+        if (kind != "platform" or given.key.startswith(SWITCHES)) and given.text[:1].isdigit():
             yield ProfileParameter(
                 f"{kind}/{given.profile}", given.key, given.text, given.origin, given.source
             )

@@ -8,7 +8,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.compare import on_targets
+from simoffload.planning.explanation import sensitivity
 from simoffload.scenario import ScenarioCache, load_scenario, resolve
+from simoffload.simulation import simulate
 
 SCENARIO = "ddn/bloom-176b"
 
@@ -86,6 +88,12 @@ def test_without_changes_nothing_changes() -> None:
         ("gen4.copy_lanes=many", "profiles.gen4.copy_lanes", "must be a number"),
         ("gen4.host_to_device=3 GB/s", "profiles.gen4.host_to_device", "is a curve; write {points:"),
         ("dgx-a100.gpus=3", "profiles.dgx-a100", "is the platform itself"),
+        ("dgx-a100.switches.plx0.lanes=3", "profiles.dgx-a100", "only rates that switches state"),
+        (
+            "dgx-a100.switches.plx0.host_to_device=3 GB/s",
+            "profiles.dgx-a100",
+            "only rates that switches state",
+        ),
         ("gen4=3", "profiles.gen4", "must be a mapping, got 3"),
     ],
 )
@@ -95,6 +103,23 @@ def test_slips_are_placed_in_the_scenario(change: str, key: str, message: str) -
     (problem,) = caught.value.problems
     assert (problem.path, problem.key) == ("--set", key)
     assert message in problem.message
+
+
+def test_the_rate_of_a_switch_changes_and_counts_in_the_sensitivity() -> None:
+    given = [
+        "platform=h200-8gpu-vm",
+        "model=opt-13b",
+        "strategy.ranks=4",
+        "strategy.weights=dram",
+        "workload.output_length=2",
+    ]
+    key = "switches.socket0.host_to_device"
+    half = f'profiles."platform/h200-8gpu-vm".{key}=50 GB/s'
+    before, after = (simulate(load_scenario(SCENARIO, overrides=[*given, *more])) for more in ([], [half]))
+    assert after.compared_s > 1.2 * before.compared_s
+    rows = {row.number.key: row for row in sensitivity(load_scenario(SCENARIO, overrides=given)).rows}
+    assert rows[key].elasticity < -0.2
+    assert rows[key].number.profile == "platform/h200-8gpu-vm"
 
 
 def test_slips_in_a_file_have_their_line(tmp_path: Path) -> None:
