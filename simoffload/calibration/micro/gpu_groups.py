@@ -47,6 +47,10 @@ class GpuGroup(NamedTuple):
     subsets: int
     """The number of subsets that were measured."""
 
+    def alone(self) -> str:
+        """Return how the rates were measured, for their source."""
+        return f"GPUs {', '.join(map(str, self.gpus))} copying at once, and no others"
+
     def evidence(self) -> str:
         """Return how the group was found, for the source of its numbers."""
         return (

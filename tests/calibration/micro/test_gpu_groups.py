@@ -198,12 +198,37 @@ def test_memory_is_no_limit_where_the_groups_explain_everything(tmp_path: Path) 
 
 
 def test_memory_is_never_below_what_one_group_draws() -> None:
-    """All at once are slower than one group, for example because they disturb each other."""
-    raw = measured(Host(SOCKETS, 101 * GB, alone=int(PCIE)), Host(SOCKETS, 101 * GB, alone=int(PCIE)))
+    """All at once are slower than one group, for example because they disturb each other.
+
+    What a group draws in the other direction is no rate of copies to GPUs.
+    """
+    alone = int(PCIE)
+    raw = measured(Host(SOCKETS, 101 * GB, alone=alone), Host(SOCKETS, 120 * GB, alone=alone))
     for row in raw["sections"]["copies_together"]["8"]["together"]:
         if len(row["gpus"]) == 8 and row["direction"] == "h2d":
             row["seconds"] = [8 * row["bytes"] / (90 * GB)] * 8
-    assert fit_memory(raw["sections"])["memory_rate"].value == pytest.approx(101 * GB, rel=1e-3)
+    found = fit_memory(raw["sections"])["memory_rate"]
+    assert found.value == pytest.approx(101 * GB, rel=1e-3)
+    assert found.what == "GPUs 0, 1, 2, 3 copying at once, and no others"
+
+
+@pytest.mark.parametrize("fewer", [50, 48])
+def test_both_directions_are_compared_at_the_most_gpus(tmp_path: Path, fewer: int) -> None:
+    """Two sockets of 190 GB/s slow eight GPUs of 50 GB/s by 5 %, too little to be seen as groups.
+
+    Six GPUs draw less than eight, in either direction; this is no traffic of the memory.
+    """
+    host = Host(SOCKETS, shared=190 * GB, alone=int(PCIE))
+    raw = measured(host, host)
+    for row in raw["sections"]["copies_together"]["8"]["together"]:
+        if len(row["gpus"]) == 6 and row["direction"] == "d2h":
+            row["seconds"] = [row["bytes"] / (fewer * GB)] * 6
+    found = fit_memory(raw["sections"])
+    assert found["memory_rate"].value == pytest.approx(380 * GB)
+    assert "from_gpu_traffic" not in found
+    machine = platform_of(tmp_path, raw).machine()
+    for to_gpus in (True, False):
+        assert each(machine, range(8), to_gpus=to_gpus) == pytest.approx(47.5, rel=2e-3)
 
 
 def test_without_groups_gpus_are_at_the_cpu_and_the_memory_is_the_limit(tmp_path: Path) -> None:
