@@ -107,10 +107,10 @@ def _both_share(row: dict[str, Any]) -> float:
 def fit_memory(sections: Sections) -> dict[str, Fitted]:
     """``memcpy_rate``, and ``memory_rate`` [B/s]: traffic that the host's memory was seen to carry.
 
-    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where all GPUs that copy at once are slower
-    than one alone, and than groups of them that share a limit of their own, what they draw together is taken
-    as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading meets,
-    be it memory, its controllers or a shared cable. It is never below what a group draws.
+    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where all GPUs that copy at once are
+    slower than one alone, and than groups of them that share a limit of their own, what they draw together is
+    taken as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading
+    meets, be it memory, its controllers or a shared cable. It is never below what a group draws.
     """
     found: dict[str, Fitted] = {}
     copies = sections.get("dram", {}).get("copies", [])
@@ -145,7 +145,7 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
 
 
 def _costlier(sections: Sections, rate: float, gpus: int) -> Iterator[tuple[str, Fitted]]:
-    """Copies of which a number of GPUs make less than ``rate`` [B/s] together, that of pinned ones to GPUs."""
+    """Copies of which so many GPUs make less than ``rate`` [B/s] together, that of pinned ones to GPUs."""
     for key, direction, pinned in (("from_gpu_traffic", "d2h", True), ("pageable_traffic", "h2d", False)):
         for one in _together(sections, direction, pinned=pinned):
             if one.gpus == gpus and one.share < _SLOWED and one.rate < rate:
