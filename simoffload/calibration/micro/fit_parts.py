@@ -157,13 +157,13 @@ class _Together(NamedTuple):
     """Large copies of several GPUs at once."""
 
     gpus: int
-    """Number of GPUs."""
+    """The number of GPUs that copy at once: those with the lowest numbers."""
     rate: float
     """Their traffic [B/s]."""
     share: float
     """Fraction of what they have without the others: each alone, and the groups to which they belong."""
     what: str
-    """Words for the source."""
+    """What was measured and how much slower it is, for the source of a number."""
 
 
 def _together(sections: Sections, direction: str = "h2d", *, pinned: bool = True) -> Iterator[_Together]:

@@ -173,7 +173,7 @@ def _ratios_by_size(rows: Sequence[Row]) -> dict[int, dict[tuple[int, int], floa
     sizes: dict[int, list[Row]] = {}
     for row in rows:
         sizes.setdefault(len(row["gpus"]), []).append(row)
-    return {size: pair_ratios(alike) for size, alike in sizes.items()}
+    return {size: pair_ratios(of_size) for size, of_size in sizes.items()}
 
 
 def measured_groups(sections: Mapping[str, Any]) -> list[GpuGroup]:
