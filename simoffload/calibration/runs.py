@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Document, Frozen, quoted, read_document, validate
+from simoffload.documents import Document, Edit, Frozen, Location, edited, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape, ModelSpec
 from simoffload.strategies.accelerate import Accelerate
@@ -147,17 +147,18 @@ def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, An
     return {"zero_optimization": zero}
 
 
-def read_requests(paths: Sequence[Path]) -> tuple[CalibrationRun, ...]:
+def read_requests(paths: Sequence[Path], *, ranks: int | None = None) -> tuple[CalibrationRun, ...]:
     """Read files of one scenario each, or of a list of them under ``runs``.
 
-    Keys that a real run does not use (``_SCENARIO_ONLY``) are ignored. Raises InputError with all problems.
+    ``ranks`` replaces ``strategy.ranks`` of every run. Keys that a real run does not use (``_SCENARIO_ONLY``)
+    are ignored. Raises InputError with all problems, such as runs without the key that ``ranks`` replaces.
     """
     cases: list[CalibrationRun] = []
     problems: list[Problem] = []
     for path in paths:
         try:
             document = read_document(path)
-            cases.extend(_cases(document))
+            cases.extend(_cases(document if ranks is None else _with_ranks(document, ranks)))
         except InputError as error:
             problems.extend(error.problems)
     if problems:
@@ -168,6 +169,24 @@ def read_requests(paths: Sequence[Path]) -> tuple[CalibrationRun, ...]:
 def request(data: Mapping[str, Any]) -> CalibrationRun:
     """Check one request that is given as plain values. Raises InputError."""
     return _case(Document("", {"run": dict(data)}), ("run",))
+
+
+def _with_ranks(document: Document, ranks: int) -> Document:
+    """Return the document with another number of ranks in every run."""
+    runs = document.data.get("runs") if isinstance(document.data, dict) else None
+    named: dict[Location, Any] = {(): document.data}
+    if isinstance(runs, list):
+        named = {("runs", index): run for index, run in enumerate(runs)}
+    problems: list[Problem] = []
+    for at, run in named.items():
+        strategy = run.get("strategy") if isinstance(run, dict) else None
+        if not isinstance(strategy, dict) or "ranks" not in strategy:
+            text = f"states no ranks that --ranks {ranks} could replace"
+            remedy = "write ranks: 1 (strategies other than ZeRO have no such key), or leave --ranks out"
+            problems.append(document.problem((*at, "strategy"), f"{text}; {remedy}"))
+    if problems:
+        raise InputError(problems)
+    return edited(document, [Edit((*at, "strategy", "ranks"), ranks) for at in named], option="--ranks")
 
 
 def _cases(document: Document) -> Iterator[CalibrationRun]:

@@ -306,13 +306,10 @@ def _add_deepspeed(actions: SubParsers) -> None:
     parser.add_argument(
         "--swap-dir", type=Path, metavar="DIR", help="empty folder for swap files (default: DIR/swap)"
     )
-    parser.add_argument(
-        "--max-size",
-        type=size,
-        default=64 * 1024**3,
-        metavar="SIZE",
-        help="largest size of swap files (default: 64 GiB)",
-    )
+    largest = "largest size of swap files (default: 64 GiB)"
+    parser.add_argument("--max-size", type=size, default=64 * 1024**3, metavar="SIZE", help=largest)
+    ranks = "use N processes, each with one GPU, instead of strategy.ranks of every run"
+    parser.add_argument("--ranks", type=_count, metavar="N", help=ranks)
     parser.add_argument(
         "--case-time", type=seconds, default=600.0, metavar="S", help="time limit of one run [s]"
     )
@@ -332,7 +329,7 @@ def calibrate_deepspeed(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.calibration.launch import LaunchSettings, check, describe, run_cases
     from simoffload.calibration.runs import read_requests
 
-    cases = read_requests(arguments.runs)
+    cases = read_requests(arguments.runs, ranks=arguments.ranks)
     settings = LaunchSettings(
         folder=arguments.output_dir,
         swap_folder=arguments.swap_dir or arguments.output_dir / "swap",

@@ -59,14 +59,18 @@ def _printable(character: str) -> str:
     return f"\\U{ord(character):08x}"
 
 
-def edited(document: Document, edits: Iterable[Edit], *, in_place: bool = False) -> Document:
+def edited(
+    document: Document, edits: Iterable[Edit], *, in_place: bool = False, option: str = ""
+) -> Document:
     """Return a copy of the document with values set; missing keys are created. Raises InputError.
 
     ``in_place``: a value replaces an equivalent one, as a ds_config replaces its path, and keeps its position
-    in the file.
+    in the file. ``option`` is the option of the command line that gave the values, which problems then name.
     """
     for path, value in edits:
-        document, _, _ = _changed(document, path, value, in_place=in_place)
+        document, _, outermost = _changed(document, path, value, in_place=in_place)
+        if option:
+            document = replace(document, marks={**document.marks, outermost: Mark(None, file=option)})
     return document
 
 

@@ -141,7 +141,9 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         expected = _EXPECTED[kind].format(**numbers)
         if context.get("field_type") == "Dictionary":
             expected = f"{expected.replace('a list', 'a mapping')} key"
-        return finding._replace(expected=expected)
+        forms = [getattr(one, "form", "") for one in _models(place.types)] if expected == "a mapping" else []
+        hints = (f"; write {form.format(_unquoted(finding.value))}" for form in forms if form)
+        return finding._replace(expected=expected, hint=next(hints, ""))
     if kind in _BUILT_IN:
         return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])
     return finding._replace(message=error["msg"])  # a message of our own validators
@@ -222,6 +224,12 @@ def _shown(value: Any, written: str | None) -> str:
         shown = json.dumps(value[:_LONGEST], ensure_ascii=False)
         return shown if len(value) <= _LONGEST else f'{shown[:-1]}…"'
     return written or ("nothing" if value is None else str(value))
+
+
+def _unquoted(value: Any) -> str:
+    """Return a short scalar as a file has it; an ellipsis for anything else."""
+    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else "…"
+    return text if len(text) <= _LONGEST else "…"
 
 
 Types = tuple[Any, ...]

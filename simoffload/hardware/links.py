@@ -1,4 +1,5 @@
-"""Warnings about devices that are faster than the link through which they are connected.
+"""Warnings about devices that are faster than the link through which they are connected, and the reverse:
+links that are stated to be slower than one device.
 
 These are warnings and not errors, because drives are sold for future slots, and servers can be extended. But
 usually a number is wrong: a port that was not counted, a slot of another generation, bits taken for bytes.
@@ -53,6 +54,8 @@ def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple
             warnings_ += _client(platform, name, target, wired[name].through or (), nodes)
     for name in sorted(adapters):
         warnings_ += _adapter(name, platform.nics[name][0], platform.nic_pcie_link(name))
+    for name in platform.stated:
+        warnings_ += _slow_switch(platform, name)
     return tuple(dict.fromkeys(warnings_))
 
 
@@ -129,20 +132,40 @@ def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tupl
 
 def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str, ...]) -> Iterator[str]:
     """Yield warnings about drives of a tier that are together faster than the cable of their switch."""
-    switches, drives = platform.profile.switches, Counter[str]()
+    drives = Counter[str]()
     for index in range(target.drives):
-        vertex = at[index % len(at)]
-        while vertex != CPU:
-            drives[vertex] += 1
-            vertex = switches[vertex].to
+        drives.update(_switches_above(platform, at[index % len(at)]))
     for switch, number in drives.items():
         cable = platform.switch(switch)
         read, write = (one.rate * number // target.drives for one in (target.read, target.write))
         device, todo = f"{name}: the drives behind {switch}", "distribute its drives over more vertices (at)"
         link = f"the cable of {switch} ({cable.label})"
-        warnings_ = [*_above(device, {"reads": read}, link, cable.up, todo)]
-        warnings_ += _above(device, {"writes": write}, link, cable.down, todo)
+        warnings_ = [*_above(device, {"read": read}, link, cable.up, todo, them="them")]
+        warnings_ += _above(device, {"write": write}, link, cable.down, todo, them="them")
         yield from warnings_[:1]
+
+
+def _slow_switch(platform: Platform, name: str) -> Iterator[str]:
+    """Yield a warning about a switch whose stated rate is below that of the cable of one GPU behind it."""
+    cable, gpus = platform.switch(name), zip(platform.profile.gpus, platform.gpu_pcie_links, strict=True)
+    own = [link for vertex, link in gpus if name in _switches_above(platform, vertex)]
+    for key, rate, of_gpu in (
+        ("host_to_device", cable.down, min((one.cable.down for one in own), default=0)),
+        ("device_to_host", cable.up, min((one.cable.up for one in own), default=0)),
+    ):
+        if of_gpu > _TOLERANCE * rate:
+            limit = f"less than the {format_rate(of_gpu)} of the cable of one GPU behind it ({own[0].label})"
+            todo = f"check {key} of switches.{name}: is it in bytes, and of all its GPUs together?"
+            found = f"{platform.profile.id}: {name} carries {format_rate(rate)}, {limit}"
+            yield f"{found}, which it limits; {todo}"
+            return
+
+
+def _switches_above(platform: Platform, vertex: str) -> Iterator[str]:
+    """Yield the switches from a vertex to the CPU, that of the vertex first."""
+    while vertex != CPU:
+        yield vertex
+        vertex = platform.profile.switches[vertex].to
 
 
 def _client(
@@ -169,9 +192,11 @@ def _client(
         yield from _above(device, rates, link, nodes * (target.client_rate or ports.rate), todo)
 
 
-def _above(device: str, rates: dict[str, int], link: str, carries: int, todo: str) -> Iterator[str]:
+def _above(
+    device: str, rates: dict[str, int], link: str, carries: int, todo: str, *, them: str = "it"
+) -> Iterator[str]:
     """Yield a warning about the rate that exceeds the link most, if any does."""
     verb, rate = max(rates.items(), key=lambda one: one[1])
     if rate > _TOLERANCE * carries:
-        limit = f"more than the {format_rate(carries)} of {link}, which limits it"
+        limit = f"more than the {format_rate(carries)} of {link}, which limits {them}"
         yield f"{device} {verb} {format_rate(rate)}, {limit}; {todo}"

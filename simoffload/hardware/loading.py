@@ -93,6 +93,7 @@ class _Loader:
         platform = self._platform
         host_entry = self._try(lambda: self._entry_of(platform.host, ("host",), "host"))
         slots = self._slots(host_entry) if host_entry else {}
+        switches = {name: self._stated(name) for name, one in platform.switches.items() if one.lanes is None}
         accelerator_entry = self._try(
             lambda: self._entry_of(platform.accelerator, ("accelerator",), "accelerator")
         )
@@ -120,11 +121,12 @@ class _Loader:
             accelerator=accelerator,
             gpu=gpu_pcie_link,
             slots=slots,
+            stated={name: pcie for name, pcie in switches.items() if pcie},
             nics={name: found for name, found in nics.items() if found},
             targets={name: found for name, found in targets.items() if found},
             profiles=tuple(entry.use for entry in entries),
             inputs=tuple(line for lines in (*stated, added) for line in lines),
-            remarks=(*self._no_faster(slots, gpu_pcie_link, accelerator.id), *self._stated(slots)),
+            remarks=(*self._no_faster(slots, gpu_pcie_link, accelerator.id), *self._kept(slots)),
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
@@ -182,6 +184,12 @@ class _Loader:
             found[name] = self._try(functools.partial(self._library.slot, reference, place))
         return found
 
+    def _stated(self, name: str) -> Pcie | None:
+        """Return the generation that the platform names for a switch, whatever replaces its slots."""
+        place, reference = self._at("switches", name, "pcie"), self._platform.switches[name].pcie
+        entry = self._try(lambda: self._library.find(reference, ("pcie",), place))
+        return entry.profile if entry and isinstance(entry.profile, Pcie) else None
+
     def _no_faster(self, slots: Mapping[str, Pcie | None], gpu: PcieLink, name: str) -> Iterator[str]:
         """Yield warnings where the scenario's equipment has faster slots, but the GPUs stay at their own
         generation."""
@@ -196,7 +204,7 @@ class _Loader:
                 )
                 yield str(place.problem(text))
 
-    def _stated(self, slots: Mapping[str, Pcie | None]) -> Iterator[str]:
+    def _kept(self, slots: Mapping[str, Pcie | None]) -> Iterator[str]:
         """Yield warnings where the scenario's equipment has another generation for switches whose rates are
         stated, and therefore stay."""
         for reference, place in self._equipment.cables().values() if self._equipment else ():

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from itertools import pairwise
 from math import log
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -106,6 +106,8 @@ class Provenance(Frozen):
 class Sourced(Provenance, Generic[T]):
     """A number with its origin."""
 
+    form: ClassVar[str] = "{{value: {}, origin: …, source: …, date: …}}"
+    """How a value is written, for the error about a number without its origin."""
     value: T
     """The number, with its unit."""
 
@@ -119,6 +121,7 @@ def _must_increase(sizes: list[float]) -> None:
 class RateCurve(Provenance):
     """A rate by a size: of the transfer, or of the bytes in flight."""
 
+    form: ClassVar[str] = "{{points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}}"
     points: Annotated[tuple[tuple[PositiveBytes, BytesPerSecond], ...], Field(min_length=1, max_length=200)]
     """Pairs (size [B], rate [B/s])."""
 

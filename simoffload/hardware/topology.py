@@ -34,6 +34,9 @@ class Platform:
     """The GPUs' own side of their slots."""
     slots: dict[str, Pcie | None]
     """PCIe generation of the slots at the CPU and at each switch; None where it is not known."""
+    stated: dict[str, Pcie]
+    """PCIe generation that the platform's file names for each switch with stated rates. It determines the
+    rate of both directions together, also if the equipment of a scenario replaces the slots."""
     nics: dict[str, tuple[Nic, PcieLink]]
     """Network adapters with their own side of their slots."""
     targets: dict[str, Target]
@@ -55,13 +58,13 @@ class Platform:
     def switch(self, name: str) -> Cable:
         """Return the cable of a switch towards the CPU: its lanes, or the rates that are stated."""
         pcie, switch = self.slots[name], self.profile.switches[name]
-        assert pcie is not None
         if switch.lanes is not None:
+            assert pcie is not None
             return PcieLink(pcie, switch.lanes).cable
         assert switch.host_to_device is not None
         assert switch.device_to_host is not None
         down, up = switch.host_to_device.value, switch.device_to_host.value
-        return Cable("its stated rates", down, up, pcie.both_ways_rate(down, up))
+        return Cable("as the platform states", down, up, self.stated[name].both_ways_rate(down, up))
 
     def nic_pcie_link(self, name: str) -> PcieLink:
         """Return the PCIe link of an adapter, limited by its slot."""

@@ -57,12 +57,14 @@ class Switch(Frozen):
     to: Name
     """Where the cable leads: ``cpu`` or another switch."""
     pcie: Reference
-    """PCIe generation of the slots at the switch, and of the cable if it has ``lanes``."""
+    """PCIe generation of the slots at the switch, and of the cable if it has ``lanes``. A cable with stated
+    rates has its share of both directions together (``both_ways``), whatever the equipment of a scenario
+    replaces."""
     lanes: Count | None = None
     """Number of lanes of the cable; instead of the two rates."""
     host_to_device: Sourced[BytesPerSecond] | None = None
-    """Rate of simultaneous copies from pinned host memory to all GPUs at the switch; another PCIe generation
-    does not change it."""
+    """Rate of simultaneous copies from pinned host memory to all GPUs at the switch. It stays with another
+    PCIe generation (``equipment.pcie``), because it may be that of a socket and not of the slots."""
     device_to_host: Sourced[BytesPerSecond] | None = None
     """Rate of simultaneous copies to pinned host memory from all GPUs at the switch."""
 

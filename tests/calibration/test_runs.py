@@ -122,6 +122,41 @@ def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -
         read_requests([written(tmp_path, {"runs": None})])
 
 
+def test_another_number_of_ranks_replaces_that_of_every_run(tmp_path: Path) -> None:
+    two = RUN | {"name": "two", "strategy": {"ranks": 2, "weights": "cpu"}}
+    path = written(tmp_path, {"runs": [RUN, two]})
+    assert [case.ranks for case in read_requests([path], ranks=4)] == [4, 4]
+    assert [case.ranks for case in read_requests([path])] == [1, 2]
+    assert [case.ranks for case in read_requests([written(tmp_path, RUN)], ranks=4)] == [4]
+
+
+def test_runs_without_ranks_are_all_named(tmp_path: Path) -> None:
+    without = [
+        RUN | {"name": f"{one}", "strategy": one}
+        for one in (
+            {"weights": "cpu"},
+            {"kind": "accelerate"},
+            {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+        )
+    ]
+    with pytest.raises(InputError) as caught:
+        read_requests([written(tmp_path, {"runs": [RUN, *without]})], ranks=4)
+    assert [problem.key for problem in caught.value.problems] == [f"runs[{i}].strategy" for i in (1, 2, 3)]
+    for problem in caught.value.problems:
+        assert problem.message.startswith("states no ranks that --ranks 4 could replace; write ranks: 1 (")
+    with pytest.raises(InputError, match=r"^--ranks: runs\[0\].strategy.ranks: must be at most 8, got 9$"):
+        read_requests([written(tmp_path, {"runs": [RUN]})], ranks=9)
+
+
+def test_the_lists_for_several_gpus_have_no_run_in_common() -> None:
+    folder = Path(__file__).parents[2] / "validation" / "runs"
+    in_view, held_out = (
+        read_requests([folder / name], ranks=4) for name in ("several-gpus.yaml", "several-gpus-holdout.yaml")
+    )
+    assert {case.ranks for case in (*in_view, *held_out)} == {4}
+    assert not {case.request.name for case in in_view} & {case.request.name for case in held_out}
+
+
 def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     cases = read_requests([written(tmp_path, RUN | {"strategy": {"ds_config": NVME}})])
     assert "files go to" in describe(cases, settings(tmp_path))

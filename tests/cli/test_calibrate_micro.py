@@ -81,17 +81,19 @@ def test_profiles_of_a_run_that_ended_early_say_what_they_lack(micro: Micro) -> 
     raw = record()
     for section in ("hooks", "storage", "copies_together", "collectives"):
         del raw["sections"][section]
-    raw["unfinished"] = ["attention", "storage", "copies_together/2", "collectives/2", "hooks"]
+    raw["unfinished"] = ["attention", "storage", "copies_together/4", "copies_subsets/4", "hooks"]
+    raw["rounds"] = [{"section": "copies_subsets/4"}]
     Path("part.json").write_text(json.dumps(raw))
     answer = micro("--from-json", "part.json", "-o", "out")
     assert answer.status == 0, answer.err
     early, other = "was not measured because the run ended early", "come from the other platform"
-    traffic = "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml and the switches"
+    traffic = "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml"
+    shared = "platform.yaml does not show which GPUs share a switch or a socket"
     assert answer.err.splitlines() == [
         f"warning: attention {early}: fused_attention and eager_attention of accelerator.yaml {other}",
         f"warning: storage {early}: no drive.yaml is written",
-        f"warning: copies_together/2 {early}: {traffic} of platform.yaml {other}",
-        f"warning: collectives/2 {early}: interconnect of accelerator.yaml {other}",
+        f"warning: copies_together/4 {early}: {traffic} {other}",
+        f"warning: copies_subsets/4 {early.replace('measured', 'completed')}: {shared}",
         f"warning: hooks {early}: deepspeed and training of host.yaml {other}",
     ]
     assert held("out") == ["accelerator.yaml", "host.yaml", "pcie.yaml", "platform.yaml"]

@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import load_platform
-from tests.hardware.conftest import LANES, RATES
+from tests.hardware.conftest import LANES, RATES, curve, number
 
 
 def change(folder: Path, name: str, old: str, new: str) -> None:
@@ -53,6 +53,27 @@ def problems(folder: Path) -> tuple[Problem, ...]:
         ("pfs/stripes.yaml", "value: 1 ms", "value: 0 ms", "latency.value", "above 0"),
         ("accelerator/chip.yaml", "[1 GFLOP, 0.25]", "[0 GFLOP, 0.25]", "matmul_efficiency", "above 0 FLOP"),
         ("small.yaml", "host: box", "hots: box", "hots", 'did you mean "host"'),
+        (
+            "drive/disk.yaml",
+            f"read: {number('2 GB/s')}",
+            "read: 2 GB/s",
+            "read",
+            'must be a mapping, got "2 GB/s"; write {value: 2 GB/s, origin: …, source: …, date: …}',
+        ),
+        (
+            "raid/pair.yaml",
+            f"read_efficiency: {number(0.75)}",
+            "read_efficiency: 0.75",
+            "read_efficiency",
+            "got 0.75; write {value: 0.75, origin: …",
+        ),
+        (
+            "pcie/wire.yaml",
+            f"host_to_device: {curve('[1 MB, 4 GB/s]', '[100 MB, 12 GB/s]')}",
+            "host_to_device: 12 GB/s",
+            "host_to_device",
+            'got "12 GB/s"; write {points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}',
+        ),
     ],
 )
 def test_invalid_files_are_refused(
@@ -105,6 +126,12 @@ def test_invalid_files_are_refused(
         ),
         (LANES, RATES.replace("wire,", "wire, lanes: 4,"), "switches.left", "give either `lanes`, or both"),
         (LANES, RATES.replace("device_to_host", "lanes"), "switches.left.lanes", "whole number"),
+        (
+            LANES,
+            RATES.replace(number("9 GB/s"), "9 GB/s"),
+            "switches.left.host_to_device",
+            'must be a mapping, got "9 GB/s"; write {value: 9 GB/s, origin: …, source: …, date: …}',
+        ),
         (LANES, RATES.replace("9 GB/s", "9 GB"), "switches.left.host_to_device.value", "is a size"),
         ("net0: {profile", "left: {profile", "", '"left" names two things'),
         ("  disk: {", "  dram: {", "", '"dram" is reserved'),

@@ -150,13 +150,13 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "raid",
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
-            "raid: the drives behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
+            "raid: the drives behind left read 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
         ),
         (
             "raid",
             "small.yaml",
             [(LANES, RATES.replace("6 GB/s", "0.7 GB/s"))],
-            "raid: the drives behind left reads 1.5 GB/s, more than the 700 MB/s of the cable of left (its ",
+            "raid: the drives behind left read 1.5 GB/s, more than the 700 MB/s of the cable of left (as",
         ),
         (
             "pfs",
@@ -178,6 +178,33 @@ def test_rates_above_the_links_of_tiers_in_use_cause_warnings(
         assert found == ()
     else:
         assert found[0].startswith(rendered)
+        assert f"which limits {'them' if 'the drives behind' in rendered else 'it'}; " in found[0]
+
+
+@pytest.mark.parametrize(
+    ("to_gpus", "from_gpus", "rendered"),
+    [
+        ("12 GB/s", "8 GB/s", None),
+        ("11.8 GB/s", "8 GB/s", None),  # as after rounding
+        ("9 GB/s", "6 GB/s", "9 GB/s, less than the 12 GB/s of the cable of one GPU behind it (A cable of"),
+        ("24 Gb/s", "16 GB/s", "3 GB/s, less than the 12 GB/s of"),
+        ("24 GB/s", "1 B/s", "1 B/s, less than the 8 GB/s of"),
+    ],
+)
+def test_a_switch_that_is_stated_to_be_slower_than_one_gpu(
+    folder: Path, to_gpus: str, from_gpus: str, rendered: str | None
+) -> None:
+    stated = RATES.replace("9 GB/s", to_gpus).replace("6 GB/s", from_gpus)
+    found = edited(folder, "small.yaml", (LANES, stated)).overruns([])
+    if rendered is None:
+        assert found == ()
+        return
+    (one,) = found
+    key = "device_to_host" if from_gpus == "1 B/s" else "host_to_device"
+    assert one.startswith(f"small: left carries {rendered}")
+    assert one.endswith(
+        f"which it limits; check {key} of switches.left: is it in bytes, and of all its GPUs together?"
+    )
 
 
 def test_a_server_above_the_adapters_of_the_hosts(folder: Path) -> None:

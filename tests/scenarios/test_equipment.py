@@ -10,7 +10,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.planning.compare import on_targets
 from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
-from tests.hardware.conftest import FILES, LANES, RATES
+from tests.hardware.conftest import FILES, LANES, RATES, number
 
 GB = 1_000_000_000
 SCENARIO = """\
@@ -135,11 +135,15 @@ def test_another_generation_is_in_every_slot_and_what_is_in_them_stays(folder: P
 def test_rates_that_a_switch_states_stay_and_this_is_told(folder: Path) -> None:
     file = folder / "small.yaml"
     file.write_text(file.read_text().replace(LANES, RATES))
+    fast = folder / "pcie" / "fast.yaml"
+    fast.write_text(fast.read_text().replace(f"both_ways: {number(0.75)}", f"both_ways: {number(0.5)}"))
     scenario = loaded(folder, "equipment.pcie.wire=fast")
     assert (rates(scenario.machine)["cpu -> left"], rates(scenario.machine)["cpu -> right"]) == (
         9 * GB,
         24 * GB,
     )
+    assert rates(scenario.machine)["cpu <-> left"] == 0.75 * (9 + 6) * GB
+    assert rates(scenario.machine)["cpu <-> right"] == 0.5 * (24 + 8) * GB
     (told,) = [one for one in scenario.link_warnings(scenario.plan()) if "keep the rates" in one]
     assert told.endswith("equipment.pcie.wire: left of small keep the rates that the platform states")
 

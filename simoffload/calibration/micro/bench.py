@@ -50,6 +50,12 @@ _MOST_STORAGE = 2 << 30
 _SKIPPED = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
 _COMPILED = {"hooks", "cpu_adam", "storage"}
 """The sections that need operations which DeepSpeed compiles."""
+_READY_S = 10.0
+"""[s] Expected time until single processes have imported PyTorch and DeepSpeed and know the GPU, in parallel;
+estimate."""
+_GROUP_READY_S = 25.0
+"""[s] The same with a group of one process for each GPU, which starts when the number of GPUs is known, up to
+the first contact of its ranks; estimate. The record states the actual time (preparation_seconds)."""
 _COMPILATION_S = 1800.0
 """[s] Time limit of DeepSpeed's compilers."""
 _FACTS_S = 60.0
@@ -67,6 +73,8 @@ class Bench(Protocol):
     """The sections to measure, in the order of a round."""
     skipped: Mapping[str, str]
     """The requested sections that cannot be measured, with the reasons."""
+    preparation: float
+    """[s] Expected time until the processes are ready, without compilers."""
 
     def prepare(self) -> None:
         """Start the processes and compile what the sections need."""
@@ -136,6 +144,8 @@ class _ThisMachine:
             if missing and section in request.sections
         }
         self.sections: Sequence[MeasurementSection] = list(self._sections())
+        self._several = any("/" in section.name for section in self.sections)
+        self.preparation = _GROUP_READY_S if self._several else _READY_S
 
     def _sections(self) -> Iterator[MeasurementSection]:
         request = self._request
@@ -144,8 +154,10 @@ class _ThisMachine:
                 continue
             if plan.process == "separate" and self.facts["gpu"] is None:
                 continue
+            seconds = plan.quick if request.quick else plan.seconds
+            if seconds is None:
+                continue
             for ranks in ranks_of(plan, self._gpus):
-                seconds = plan.quick if request.quick else plan.seconds
                 yield MeasurementSection(
                     name if ranks == 1 else f"{name}/{ranks}",
                     partial(self._run, name, plan, ranks),
@@ -153,6 +165,7 @@ class _ThisMachine:
                     building=0.0 if request.quick else plan.building,
                     rounds=plan.rounds[:1] if request.quick else plan.rounds,
                     host=plan.host,
+                    once=plan.once,
                 )
 
     def prepare(self) -> None:
@@ -160,14 +173,13 @@ class _ThisMachine:
 
         If that fails, the sections that need it report the failure.
         """
-        several = any("/" in section.name for section in self.sections)
-        if several:
+        if self._several:
             self._workers.start("deepspeed", self._gpus)
         with suppress(SkippedError):
             if _COMPILED & set(self._request.sections):
                 self._progress("compiling DeepSpeed's operations, which takes minutes the first time")
                 self._workers.call("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION_S)
-        if several:
+        if self._several:
             with suppress(SkippedError):
                 self._workers.call("deepspeed", self._gpus, {"work": "facts"}, seconds=_FACTS_S)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,10 +107,10 @@ def _both_share(row: dict[str, Any]) -> float:
 def fit_memory(sections: Sections) -> dict[str, Fitted]:
     """``memcpy_rate``, and ``memory_rate`` [B/s]: traffic that the host's memory was seen to carry.
 
-    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where GPUs that copy at once are slower
-    than one alone, and than groups of them that share a limit of their own, what they draw together is taken
-    as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading meets,
-    be it memory, its controllers or a shared cable. It is never below the rate of a group.
+    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where all GPUs that copy at once are
+    slower than one alone, and than groups of them that share a limit of their own, what they draw together is
+    taken as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading
+    meets, be it memory, its controllers or a shared cable. It is never below what a group draws.
     """
     found: dict[str, Fitted] = {}
     copies = sections.get("dram", {}).get("copies", [])
@@ -127,41 +127,47 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
         (2 * row["bytes"] / row["seconds"], f"CPU copies by {row['threads']} threads, read and written")
         for row in copies
     ]
-    traffic += [(rate, what) for rate, what, _ in _together(sections)]
+    to_gpus = list(_together(sections))
+    groups = [(group.to_gpus, group.alone()) for group in measured_groups(sections)]
+    traffic += [(one.rate, one.what) for one in to_gpus]
     traffic += [
         (row["bytes"] * (1 / row["h2d_seconds"] + 1 / row["d2h_seconds"]), "copies to and from one GPU")
         for row in sections.get("copies", {}).get("both_ways", [])
     ]
-    slowed = [(rate, what) for rate, what, share in _together(sections) if share < _SLOWED]
+    slowed = to_gpus[-1] if to_gpus and to_gpus[-1].share < _SLOWED else None
     if traffic:
-        # The last is of the most GPUs.
-        rate, what = slowed[-1] if slowed else max(traffic)
-        rate = max(rate, *(max(group.to_gpus, group.from_gpus) for group in measured_groups(sections)), 0.0)
+        seen = [*groups, (slowed.rate, slowed.what)] if slowed else traffic + groups
+        rate, what = max(seen, key=lambda one: one[0])
         found["memory_rate"] = Fitted(rate, what, len(traffic))
         if slowed:
-            found |= dict(_costlier(sections, rate))
+            found |= dict(_costlier(sections, rate, slowed.gpus))
     return found
 
 
-def _costlier(sections: Sections, rate: float) -> Iterator[tuple[str, Fitted]]:
-    """Copies of which several GPUs together make less than ``rate`` [B/s], that of pinned ones to GPUs."""
+def _costlier(sections: Sections, rate: float, gpus: int) -> Iterator[tuple[str, Fitted]]:
+    """Copies of which so many GPUs make less than ``rate`` [B/s] together, that of pinned ones to GPUs."""
     for key, direction, pinned in (("from_gpu_traffic", "d2h", True), ("pageable_traffic", "h2d", False)):
-        slowed = [
-            (found, what)
-            for found, what, share in _together(sections, direction, pinned=pinned)
-            if share < _SLOWED and found < rate
-        ]
-        if slowed:
-            found, what = slowed[-1]
-            source = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
-            yield key, Fitted(round(rate / found, 3), source, 1)
+        for one in _together(sections, direction, pinned=pinned):
+            if one.gpus == gpus and one.share < _SLOWED and one.rate < rate:
+                source = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(one.rate)}: {one.what}"
+                yield key, Fitted(round(rate / one.rate, 3), source, 1)
 
 
-def _together(
-    sections: Sections, direction: str = "h2d", *, pinned: bool = True
-) -> Iterator[tuple[float, str, float]]:
-    """Traffic [B/s] of large copies of K GPUs at once, words, and the fraction of what they have without the
-    others: each alone, and the groups to which they belong."""
+class _Together(NamedTuple):
+    """Large copies of several GPUs at once."""
+
+    gpus: int
+    """The number of GPUs that copy at once: those with the lowest numbers."""
+    rate: float
+    """Their traffic [B/s]."""
+    share: float
+    """Fraction of what they have without the others: each alone, and the groups to which they belong."""
+    what: str
+    """What was measured and how much slower it is, for the source of a number."""
+
+
+def _together(sections: Sections, direction: str = "h2d", *, pinned: bool = True) -> Iterator[_Together]:
+    """Yield the largest copies of each number of GPUs at once, the most GPUs last."""
     alone = [
         row["bytes"] / row["seconds"]
         for row in _alone(sections, direction, pinned=pinned)
@@ -175,11 +181,11 @@ def _together(
             if (row["pinned"], row["direction"]) == (pinned, direction) and count > 1:
                 largest[count] = max(row, largest.get(count, row), key=lambda row: row["bytes"])
     for count, row in sorted(largest.items() if alone else ()):
-        rates = [row["bytes"] / seconds for seconds in row["seconds"]]
+        rate = sum(row["bytes"] / seconds for seconds in row["seconds"])
         expected = _expected(groups, row.get("gpus", range(count)), max(alone), direction)
-        share = sum(rates) / expected
+        share = rate / expected
         beside = "the rate of one alone" if expected == count * max(alone) else "what their groups reach"
-        yield sum(rates), f"{count} GPUs copying at once, {share:.0%} of {beside}", share
+        yield _Together(count, rate, share, f"{count} GPUs copying at once, {share:.0%} of {beside}")
 
 
 def _expected(groups: Sequence[GpuGroup], gpus: Sequence[int], alone: float, direction: str) -> float:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from simoffload.calibration.child import synchronize
-from simoffload.calibration.micro.gpu_groups import found_groups, subsets
+from simoffload.calibration.micro.gpu_groups import copying_subsets, found_groups, has_all_subsets, subsets
 from simoffload.calibration.micro.noise import pooled
 from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import (
@@ -24,9 +24,11 @@ from simoffload.calibration.micro.timing import (
 
 __all__ = [
     "collectives",
+    "copies_of_subsets",
     "copies_together",
     "measure_collectives",
     "measure_copies",
+    "measure_copies_subsets",
     "measure_copies_together",
 ]
 
@@ -36,13 +38,13 @@ _SIZES = [4**power * _KIB for power in range(1, 10)] + [_LARGEST]
 """[B] Sizes of copies: 4 KiB to 256 MiB by powers of four, and 1 GiB."""
 _BOTH = [64 * _MIB, 256 * _MIB]
 _TOGETHER = [4 * _MIB, 64 * _MIB, 512 * _MIB]
-"""[B] Sizes of copies of several GPUs at once, the last of them for every number of GPUs."""
+"""[B] Sizes of copies of all GPUs at once; fewer of them make copies of the last size only."""
 _TOGETHER_S = 0.05
 """[s] Approximate time of a repetition of such copies."""
 _SUBSET = 128 * _MIB
 """[B] Size of the copies that show which GPUs slow each other."""
-_SUBSETS = 70
-"""The number of subsets that copy; few subsets copy several times."""
+_SUBSET_S = 0.03
+"""[s] Approximate time of a repetition of such copies."""
 _ASYNC_CALLS = 8
 """The largest number of asynchronous copies in flight while their calls are timed."""
 _BUDGET = 0.02
@@ -160,7 +162,7 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
 
 
 def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
-    """Measure copies of the first 1, 2, 3, … GPUs at once, and which GPUs slow each other."""
+    """Measure copies of the first 1, 2, 3, … GPUs at once."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     return copies_together(job)
@@ -169,22 +171,55 @@ def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
 def copies_together(job: MeasurementJob) -> dict[str, Any]:
     """Return copies by numbers of GPUs, size, direction and kind of memory, with a time for each GPU.
 
-    In the first round, pinned copies of subsets of the GPUs, and of the groups that they show, follow as
-    "subsets" and "groups". All ranks make the same steps, so that those without a copy wait for the others.
+    Pageable memory is copied by all GPUs at once only. All ranks make the same steps, so that those without a
+    copy wait for the others.
     """
     found: dict[str, list[dict[str, Any]]] = {"together": []}
     for pinned in (True, False):
         buffer = _host_buffer(_TOGETHER[-1], pinned=pinned)
-        for count in reversed(job.data["counts"]):
+        for count in reversed(job.data["counts"] if pinned else [job.ranks]):
             if not job.in_time():
                 break
-            every_size = count == job.ranks or (pinned and not job.quick)
-            for size in _TOGETHER if every_size else _TOGETHER[-1:]:
+            for size in _TOGETHER if count == job.ranks else _TOGETHER[-1:]:
                 found["together"] += _copies(job, buffer, range(count), size=size, pinned=pinned)
-        if pinned and job.data["round"] == 1 and not job.quick:
-            found |= _sharing(job, buffer)
         del buffer
     return found
+
+
+def measure_copies_subsets(job: MeasurementJob) -> dict[str, Any]:
+    """Measure which GPUs slow each other."""
+    if job.device == "cpu":
+        raise SkippedError("there is no GPU")
+    return copies_of_subsets(job)
+
+
+def copies_of_subsets(job: MeasurementJob) -> dict[str, Any]:
+    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
+
+    If time ran out before the last subset, there are no groups, because the missing ones would mislead, and
+    "unfinished" says so.
+    """
+    chosen = copying_subsets(job.ranks)
+    buffer = _host_buffer(_TOGETHER[-1], pinned=True)
+    rows: list[dict[str, Any]] = []
+    for gpus in chosen:
+        if not job.in_time():
+            break
+        rows += _copies(job, buffer, gpus, size=_SUBSET, duration=_SUBSET_S, directions=["h2d"])
+    measured = pooled([rows])
+    complete = has_all_subsets(measured, job.ranks)
+    numbers = torch.zeros(job.ranks, dtype=torch.int64, device=job.device)
+    if job.rank == 0 and complete:
+        for number, gpus in enumerate(found_groups(measured), start=1):
+            numbers[list(gpus)] = number
+    dist.broadcast(numbers, 0)
+    by_gpu = numbers.tolist()
+    groups: list[dict[str, Any]] = []
+    for number in range(1, max(by_gpu) + 1):
+        members = [gpu for gpu, own in enumerate(by_gpu) if own == number]
+        groups += _copies(job, buffer, members, size=_TOGETHER[-1])
+    found: dict[str, Any] = {"subsets": rows, "groups": groups}
+    return found if complete else {**found, "unfinished": f"{len(measured)} of {len(subsets(job.ranks))}"}
 
 
 def _copies(
@@ -194,6 +229,7 @@ def _copies(
     *,
     size: int,
     pinned: bool = True,
+    duration: float = _TOGETHER_S,
     directions: Sequence[str] = ("h2d", "d2h"),
 ) -> list[dict[str, Any]]:
     """Return a row for each direction of copies of some GPUs at once."""
@@ -203,35 +239,10 @@ def _copies(
     for direction in directions:
         copy = _copy(job, host, on_gpu, to_device=direction == "h2d")
         least = 2 if pinned else 1
-        seconds = seconds_by_rank(job, copy, duration=_TOGETHER_S, least=least, members=members)
+        seconds = seconds_by_rank(job, copy, duration=duration, least=least, members=members)
         row = {"direction": direction, "pinned": pinned, "bytes": size, "gpus": members, "seconds": seconds}
         rows.append(row)
     return rows
-
-
-def _sharing(job: MeasurementJob, buffer: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
-
-    There are no groups if time ran out before the last subset, because the missing ones would mislead.
-    """
-    chosen = subsets(job.ranks)
-    rows: list[dict[str, Any]] = []
-    for _ in range(max(1, _SUBSETS // max(1, len(chosen)))):
-        for gpus in chosen:
-            if job.in_time():
-                rows += _copies(job, buffer, gpus, size=_SUBSET, directions=["h2d"])
-    numbers = torch.zeros(job.ranks, dtype=torch.int64, device=job.device)
-    measured = pooled([rows])
-    if job.rank == 0 and len(measured) == len(chosen):
-        for number, gpus in enumerate(found_groups(measured), start=1):
-            numbers[list(gpus)] = number
-    dist.broadcast(numbers, 0)
-    by_gpu = numbers.tolist()
-    groups: list[dict[str, Any]] = []
-    for number in range(1, max(by_gpu) + 1):
-        members = [gpu for gpu, own in enumerate(by_gpu) if own == number]
-        groups += _copies(job, buffer, members, size=_TOGETHER[-1])
-    return {"subsets": rows, "groups": groups}
 
 
 # -- among GPUs ---------------------------------------------------------------------------------

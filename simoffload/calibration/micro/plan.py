@@ -83,6 +83,13 @@ class MeasurementSection(NamedTuple):
     """The rounds in which the section is measured."""
     host: bool = True
     """Whether a slow host thread changes the results; times that depend on the GPU alone do not change."""
+    once: bool = False
+    """Whether later rounds only measure what time did not allow in an earlier one."""
+
+    @property
+    def expected_rounds(self) -> int:
+        """The number of rounds in which it is measured if time suffices."""
+        return 1 if self.once else len(self.rounds)
 
 
 class SectionPlan(NamedTuple):
@@ -97,15 +104,19 @@ class SectionPlan(NamedTuple):
     number of GPUs in ``counts``."""
     building: float
     """[s] Additional time of the first round, in which memory is allocated and models are built."""
-    quick: float
-    """[s] Time of the only round of a quick measurement, ``building`` included; of each number of GPUs."""
+    quick: float | None
+    """[s] Time of the only round of a quick measurement, ``building`` included; of each number of GPUs. None:
+    not part of it."""
     rounds: tuple[int, ...] = (1, 2, 3)
     """The rounds in which the section is measured."""
     host: bool = True
     """Whether a slow host thread changes the results."""
+    once: bool = False
+    """Whether later rounds only measure what time did not allow in an earlier one."""
     ranks: Literal["one", "most", "extremes"] = "one"
-    """The numbers of processes: "most" is one for each GPU if there are several, "extremes" one and the
-    most."""
+    """The numbers of processes: "most" is one for each GPU, "extremes" one and the most."""
+    fewest: int = 2
+    """The fewest GPUs with which "most" is measured."""
     counts: tuple[int, ...] = ()
     """Numbers of GPUs that work at once within the group of all; all of them are always measured."""
 
@@ -118,15 +129,18 @@ SECTION_PLANS = {
     "matmul": SectionPlan("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
     "hooks_decode": SectionPlan("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="extremes"),
     "eager": SectionPlan("eager", "plain", 2.0, 5.4, 4.0, rounds=(1,)),
-    "eager_together": SectionPlan("eager", "deepspeed", 2.0, 6.0, 6.0, rounds=(1, 2), ranks="most"),
+    "eager_together": SectionPlan("eager", "deepspeed", 2.0, 6.0, 6.0, rounds=(1,), ranks="most"),
     "cpu_adam": SectionPlan("cpu_adam", "deepspeed", 2.3, 2.1, 1.8, rounds=(1, 2)),
     "hooks_training": SectionPlan("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="extremes"),
     "storage": SectionPlan("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
     "copies_together": SectionPlan(
-        "copies", "deepspeed", 2.0, 10.0, 1.0, rounds=(1, 2), ranks="most", counts=(1, 2, 3, 4, 6, 8)
+        "copies", "deepspeed", 1.3, 2.0, 1.0, rounds=(1, 2), ranks="most", counts=(1, 2, 3, 4, 6, 8)
+    ),
+    "copies_subsets": SectionPlan(
+        "copies", "deepspeed", 10.0, 0.5, None, rounds=(1, 2), host=False, once=True, ranks="most", fewest=3
     ),
     "collectives": SectionPlan(
-        "collectives", "deepspeed", 2.2, 3.0, 2.5, rounds=(1, 2), ranks="most", counts=(2, 4, 8)
+        "collectives", "deepspeed", 2.2, 3.0, 2.5, rounds=(1,), ranks="most", counts=(2, 4, 8)
     ),
     "cpu_adam_together": SectionPlan("cpu_adam", "deepspeed", 7.0, 4.0, 2.5, rounds=(1, 2), ranks="most"),
     "attention": SectionPlan("attention", "plain", 3.0, 0.5, 1.2, rounds=(1,), host=False),
@@ -151,8 +165,9 @@ _ATTENTION_MODELS = ("opt-6.7b", "llama-3-8b", "bloom-7b1")
 
 
 def ranks_of(plan: SectionPlan, gpus: int) -> list[int]:
-    """Return the numbers of processes on which a section is measured: 1, the number of GPUs, or both."""
-    chosen = {"one": [1], "most": [gpus] if gpus > 1 else [], "extremes": sorted({1, gpus})}
+    """Return the numbers of processes on which a section is measured: 1, the number of GPUs, or both; none if
+    these are too few."""
+    chosen = {"one": [1], "most": [gpus] if gpus >= plan.fewest else [], "extremes": sorted({1, gpus})}
     return chosen[plan.ranks]
 
 
@@ -163,8 +178,7 @@ def counts_of(plan: SectionPlan, ranks: int) -> list[int]:
 
 _GIVES = {
     "copies": "host_to_device, device_to_host, pageable, both_ways and latency of pcie.yaml",
-    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml and the switches "
-    "of platform.yaml",
+    "copies_together": "stream_fraction, from_gpu_traffic and pageable_traffic of host.yaml",
     "collectives": "interconnect of accelerator.yaml",
     "hbm": "hbm_efficiency of accelerator.yaml",
     "matmul": "matmul_efficiency and float16_share of accelerator.yaml",
@@ -182,16 +196,24 @@ _GIVES = {
 """The values of profiles that each section gives."""
 
 
+_WITHOUT = {
+    "storage": "no drive.yaml is written",
+    "copies_subsets": "platform.yaml does not show which GPUs share a switch or a socket",
+}
+"""What the lack of a section means where no value comes from the other platform instead."""
+
+
 def missing_sections(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence for each section that a record lacks because its run ended early."""
+    begun = {one["section"] for one in raw.get("rounds", ())}
     sentences = []
     for key in raw.get("unfinished", ()):
-        given = _GIVES.get(str(key).partition("/")[0])
-        effect = (
-            f"{given} come from the other platform" if given else "no value of the profiles depends on it"
-        )
-        effect = "no drive.yaml is written" if key == "storage" else effect
-        sentences.append(f"{key} was not measured because the run ended early: {effect}")
+        name = str(key).partition("/")[0]
+        effect = _WITHOUT.get(name, "no value of the profiles depends on it")
+        if given := _GIVES.get(name):
+            effect = f"{given} come from the other platform"
+        verb = "completed" if key in begun else "measured"
+        sentences.append(f"{key} was not {verb} because the run ended early: {effect}")
     return tuple(sentences)
 
 

@@ -64,12 +64,18 @@ class Record:
         return len(self.raw["probes"]) - 1
 
     def add(self, measurement: Mapping[str, Any]) -> None:
-        """Append a measurement of a section, update the result of all its rounds, and write the file."""
+        """Append a measurement of a section, update the result of all its rounds, and write the file.
+
+        A result with the key "unfinished" leaves the section among those that are not finished.
+        """
         name = measurement["section"]
         self.raw["rounds"].append(dict(measurement))
         self.raw["seconds"][name] = round(self.raw["seconds"].get(name, 0.0) + measurement["seconds"], 3)
         self._pool(name)
-        self._finish(name)
+        if "unfinished" in measurement["found"]:
+            self.write()
+        else:
+            self._finish(name)
 
     def skip(self, name: str, reason: str) -> None:
         """Note why a section cannot be measured, and write the file."""

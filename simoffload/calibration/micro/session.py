@@ -58,10 +58,13 @@ def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> 
     with open_bench(request, progress) as bench:
         record = Record(_initial_record(request, bench), request.record)
         bench.prepare()
+        prepared = time.monotonic() - begin
+        record.raw["preparation_seconds"] = round(prepared, 1)
         if request.seconds is None:
-            seconds = _usual_seconds(bench, quick=request.quick)
+            # Compilers may take minutes; they leave the usual time of the sections as it is.
+            seconds = _usual_seconds(bench, quick=request.quick) - min(prepared, bench.preparation)
         else:
-            seconds = request.seconds - (time.monotonic() - begin)
+            seconds = request.seconds - prepared
         _MicroMeasurement(
             bench, record, seconds, complete=request.seconds is None, progress=progress
         ).carry_out()
@@ -69,10 +72,11 @@ def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> 
 
 
 def _usual_seconds(bench: Bench, *, quick: bool) -> float:
-    """Return the time of all rounds on a slow host [s]; a quiet host leaves time for repetitions."""
-    rounds = sum(section.seconds * len(section.rounds) + section.building for section in bench.sections)
-    probes = sum(len(section.rounds) for section in bench.sections)
-    return rounds + probes * (probe_seconds(quick=quick) + 0.2) + _SPARE
+    """Return the time of preparation and all rounds on a slow host [s]; a quiet host leaves time for
+    repetitions."""
+    rounds = sum(section.seconds * section.expected_rounds + section.building for section in bench.sections)
+    probes = sum(section.expected_rounds for section in bench.sections)
+    return bench.preparation + rounds + probes * (probe_seconds(quick=quick) + 0.2) + _SPARE
 
 
 def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]:
@@ -89,7 +93,8 @@ def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]
         _check_resumable(request.resumed, dict(bench.facts), options, names)
         raw = dict(request.resumed)
         raw["skipped"] = dict(bench.skipped)
-        raw["unfinished"] = [name for name in names if name not in {one["section"] for one in raw["rounds"]}]
+        measured = {one["section"] for one in raw["rounds"]} - set(raw["unfinished"])
+        raw["unfinished"] = [name for name in names if name not in measured]
         return raw
     return {
         "schema": SCHEMA,
@@ -203,9 +208,10 @@ class _MicroMeasurement:
         name = step.section.name
         required = self._complete and step.round == 1 and not step.again
         needed = self._needed(step)
-        if name in self._record.raw["skipped"] or (not required and needed > self._remaining()):
+        if not self._is_due(step) or (not required and needed > self._remaining()):
             return
-        remaining = max(needed, min(needed + sum(map(self._needed, later)), self._remaining()))
+        rest = sum(self._needed(one) for one in later if self._is_due(one))
+        remaining = max(needed, min(needed + rest, self._remaining()))
         self._progress(f"round {step.round}: {name} ({label}), about {remaining:.0f} s left")
         before = self._probe_before()
         begin = time.monotonic()
@@ -223,6 +229,13 @@ class _MicroMeasurement:
         measurement = {"section": name, "round": step.round, "again": step.again, "begin": at}
         measurement |= {"seconds": round(seconds, 3), "probes": [before, self._probe()], "found": result}
         self._record.add(measurement)
+
+    def _is_due(self, step: _Step) -> bool:
+        """Return whether there is anything to measure: not in sections that failed, nor in those that are
+        measured once and are complete."""
+        section, raw = step.section, self._record.raw
+        complete = section.once and section.name not in raw["unfinished"]
+        return section.name not in raw["skipped"] and not complete
 
     def _probe_before(self) -> int:
         """Return the number of the latest probe if it is fresh, else of a new one."""

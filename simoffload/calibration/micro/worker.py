@@ -36,6 +36,7 @@ FUNCTIONS = {
     "compile": ("host", "compile_operations"),
     "copies": ("links", "measure_copies"),
     "copies_together": ("links", "measure_copies_together"),
+    "copies_subsets": ("links", "measure_copies_subsets"),
     "collectives": ("links", "measure_collectives"),
     "hbm": ("gpu", "measure_memory"),
     "matmul": ("gpu", "measure_matmul"),

@@ -37,11 +37,13 @@ def main(folder: Path) -> None:
 
     links._copy = copy
     links._host_buffer = lambda size, **_: torch.empty(size, dtype=torch.uint8)
-    links._TOGETHER, links._SUBSET, links._SUBSETS = [1 << 10, 1 << 12], 1 << 12, 12
+    links._TOGETHER, links._SUBSET, links._SUBSET_S = [1 << 10, 1 << 12], 1 << 12, 0.01
     data = {"counts": [1, 2, 3, ranks], "round": 1}
     job = MeasurementJob(rank, ranks, "cpu", False, data, {}, time.monotonic() + 300)
     found = {
         "rounds": [links.copies_together(job._replace(data={**data, "round": number})) for number in (1, 2)],
+        "shared": links.copies_of_subsets(job),
+        "without time": links.copies_of_subsets(job._replace(until=time.monotonic() - 1)),
         "collectives": links.collectives(job._replace(data={"counts": [2, ranks]}), [1 << 12]),
     }
     if rank == 0:

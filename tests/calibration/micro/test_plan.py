@@ -25,6 +25,7 @@ def test_one_group_of_processes_measures_all_that_needs_several(gpus: int) -> No
         assert ranks_of(SECTION_PLANS[name], gpus) == sorted({1, gpus})
     for name in ("eager_together", "cpu_adam_together", "copies_together", "collectives"):
         assert ranks_of(SECTION_PLANS[name], gpus) == ([gpus] if gpus > 1 else [])
+    assert ranks_of(SECTION_PLANS["copies_subsets"], gpus) == ([gpus] if gpus > 2 else [])
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,67 @@ def test_without_a_limit_the_first_round_is_complete(monkeypatch: pytest.MonkeyP
     assert raw["unfinished"] == []
 
 
+class Subsets:
+    """A section that completes what it measures only in some of its calls."""
+
+    def __init__(self, *unfinished: bool) -> None:
+        self.rounds: list[int] = []
+        self._unfinished = unfinished
+
+    def __call__(self, context: Context) -> Mapping[str, Any]:
+        self.rounds.append(context.round)
+        unfinished = self._unfinished[len(self.rounds) - 1]
+        return {"subsets": [], **({"unfinished": "1 of 3"} if unfinished else {})}
+
+    def section(self) -> MeasurementSection:
+        return MeasurementSection("copies_subsets/3", self, 0.1, rounds=(1, 2), host=False, once=True)
+
+
+def test_what_is_measured_once_is_tried_again_only_if_time_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A noisy host does not lead to another measurement, either."""
+    complete, partly, never = Subsets(False), Subsets(True, False), Subsets(True, True)
+    for subsets, rounds, unfinished in (
+        (complete, [1], []),
+        (partly, [1, 2], []),
+        (never, [1, 2], ["copies_subsets/3"]),
+    ):
+        bench = FakeBench([subsets.section()], [1.0, 2.0, 1.0, 2.0])
+        raw = measured(monkeypatch, bench)
+        assert subsets.rounds == rounds
+        assert raw["unfinished"] == unfinished
+        assert len(raw["probes"]) == 1 + len(rounds)
+
+
+def test_a_resumed_run_measures_what_time_did_not_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, first, second = tmp_path / "micro.json", Subsets(True), Subsets(False)
+    dram = MeasurementSection("dram", Copies([0.3]), 500.0)
+    bench = FakeBench([first.section()._replace(rounds=(1,)), dram])
+    kept = measured(monkeypatch, bench, seconds=60.0, record=file)
+    assert kept["unfinished"] == ["copies_subsets/3", "dram"]
+    raw = measured(monkeypatch, FakeBench([second.section(), dram]), resumed=kept)
+    assert second.rounds == [2]
+    assert raw["unfinished"] == []
+
+
+@pytest.mark.parametrize(("seconds", "more"), [(4.0, 0.0), (10.0, 0.0), (90.0, 80.0)])
+def test_compilers_leave_the_usual_time_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, more: float
+) -> None:
+    """Ten seconds of preparation are expected; what it takes longer is added to the time of the run."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    bench = FakeBench([MeasurementSection("dram", Copies([0.3]), 50.0, rounds=(1, 2))])
+    bench.preparation = 10.0
+    monkeypatch.setattr(bench, "prepare", lambda: clock.__setitem__(0, seconds))
+    limits = []
+    monkeypatch.setattr(session._MicroMeasurement, "carry_out", lambda self: limits.append(self._end))
+    raw = measured(monkeypatch, bench, seconds=None)
+    assert raw["preparation_seconds"] == seconds
+    assert limits == pytest.approx([10 + 2 * 50 + 2 * 1.8 + 3 + more])
+
+
 def test_a_section_that_fails_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(context: Context) -> Mapping[str, Any]:
         if context.round == 2:
