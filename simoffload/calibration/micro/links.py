@@ -171,16 +171,19 @@ def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
 def copies_together(job: MeasurementJob) -> dict[str, Any]:
     """Return copies by numbers of GPUs, size, direction and kind of memory, with a time for each GPU.
 
-    Pageable memory is copied by all GPUs at once only. All ranks make the same steps, so that those without a
+    All GPUs at once copy every size; fewer copy the largest one of pinned memory and, in the first round, the
+    middle one of pageable memory, which is slower. All ranks make the same steps, so that those without a
     copy wait for the others.
     """
     found: dict[str, list[dict[str, Any]]] = {"together": []}
     for pinned in (True, False):
         buffer = _host_buffer(_TOGETHER[-1], pinned=pinned)
-        for count in reversed(job.data["counts"] if pinned else [job.ranks]):
+        every_count = pinned or job.data["round"] == 1
+        for count in reversed(job.data["counts"] if every_count else [job.ranks]):
             if not job.in_time():
                 break
-            for size in _TOGETHER if count == job.ranks else _TOGETHER[-1:]:
+            some = _TOGETHER[-1:] if pinned else _TOGETHER[1:2]
+            for size in _TOGETHER if count == job.ranks else some:
                 found["together"] += _copies(job, buffer, range(count), size=size, pinned=pinned)
         del buffer
     return found

@@ -134,7 +134,7 @@ SECTION_PLANS = {
     "hooks_training": SectionPlan("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="extremes"),
     "storage": SectionPlan("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
     "copies_together": SectionPlan(
-        "copies", "deepspeed", 1.3, 2.0, 1.0, rounds=(1, 2), ranks="most", counts=(1, 2, 3, 4, 6, 8)
+        "copies", "deepspeed", 1.3, 3.5, 1.0, rounds=(1, 2), ranks="most", counts=(1, 2, 3, 4, 6, 8)
     ),
     "copies_subsets": SectionPlan(
         "copies", "deepspeed", 10.0, 0.5, None, rounds=(1, 2), host=False, once=True, ranks="most", fewest=3
