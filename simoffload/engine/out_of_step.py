@@ -264,19 +264,23 @@ def _places(schedule: Schedule, index: int) -> list[_Place | None]:
 
 
 def _connected(groups: Sequence[_Group]) -> list[list[_Group]]:
-    """Return the groups that meet each other, directly or through others."""
-    sets: list[tuple[set[int], list[_Group]]] = []
-    for group in groups:
-        links, members = {link for link, _ in group[0]}, [group]
-        apart = []
-        for other_links, others in sets:
-            if links & other_links:
-                links |= other_links
-                members = others + members
-            else:
-                apart.append((other_links, others))
-        sets = [*apart, (links, members)]
-    return [members for _, members in sets]
+    """Return the groups that meet each other, directly or through others, in their order."""
+    by_link: dict[int, list[int]] = {}
+    for number, (hops, _) in enumerate(groups):
+        for link, _ in hops:
+            by_link.setdefault(link, []).append(number)
+    found: list[list[_Group]] = []
+    seen: set[int] = set()
+    for first in range(len(groups)):
+        together, new = set[int](), {first} - seen
+        while new:
+            together |= new
+            links = {link for number in new for link, _ in groups[number][0]}
+            new = {number for link in links for number in by_link.pop(link, ())} - together
+        if together:
+            seen |= together
+            found.append([groups[number] for number in sorted(together)])
+    return found
 
 
 def _slowest(places: Mapping[_Place | None, int], met: float) -> float:
