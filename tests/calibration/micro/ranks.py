@@ -19,7 +19,7 @@ import torch.distributed as dist
 from simoffload.calibration.micro import links
 from simoffload.calibration.micro.timing import MeasurementJob
 
-_COPY_S = 2e-3
+_COPY_S = 4e-3
 
 
 def main(folder: Path) -> None:
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
 
     links._copy = copy
     links._host_buffer = lambda size, **_: torch.empty(size, dtype=torch.uint8)
-    links._TOGETHER, links._SUBSET, links._SUBSET_S = [1 << 10, 1 << 12], 1 << 12, 0.01
+    links._TOGETHER, links._SUBSET, links._SUBSET_S = [1 << 10, 1 << 12], 1 << 12, 0.02
     data = {"counts": [1, 2, 3, ranks], "round": 1}
     job = MeasurementJob(rank, ranks, "cpu", False, data, {}, time.monotonic() + 300)
     found = {
