@@ -93,8 +93,8 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [922 ms to 1.1 s],
-  raid 1.81 s [1.53 to 2.15] (1.8×), nfs 19.1 s [17.5 to 20.9] (19×); does not fit: hbm.
+Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [918 ms to 1.11 s],
+  raid 1.81 s [1.53 to 2.15] (1.8×), nfs 19.1 s [17.4 to 21] (19×); does not fit: hbm.
 Warning: nfs: slow
 
 Comparison
@@ -107,10 +107,10 @@ Comparison
   raid     2.25 s  1.81 s      4.28          1.8×         2×  raid read 81 %                74 %
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
   80 % interval
-  weights            TTFT             TPOT        tokens/s
-  dram     1.16 to 1.35 s  922 ms to 1.1 s    7.07 to 8.41
-  raid     1.87 to 2.71 s   1.53 to 2.15 s    3.61 to 5.09
-  nfs        22 to 25.7 s   17.5 to 20.9 s  0.372 to 0.443
+  weights            TTFT              TPOT       tokens/s
+  dram     1.15 to 1.36 s  918 ms to 1.11 s   7.04 to 8.45
+  raid     1.87 to 2.71 s    1.53 to 2.15 s   3.61 to 5.09
+  nfs      21.9 to 25.8 s      17.4 to 21 s  0.37 to 0.445
   ttft_s = time to first token: time of the prefill pass, after a warm-up pass
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
