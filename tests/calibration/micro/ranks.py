@@ -1,40 +1,52 @@
 """A process of several that measure subsets of themselves: ``python -m … FOLDER``, one for each rank.
 
-Without GPUs, a copy is a short sleep. Ranks 0 and 2 sleep one after the other, and ranks 1 and 3 as well.
+Without GPUs, a copy only advances the clock of its process, by a time that ranks 0 and 2 share, and ranks 1
+and 3. So other work on the machine changes nothing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.micro import links
+from simoffload.calibration.micro import links, timing
 from simoffload.calibration.micro.timing import MeasurementJob
 
 _COPY_S = 4e-3
+"""[s] Time of a copy that shares with no other."""
+_READING_S = 1e-6
+"""[s] Time between two readings of a clock without a copy."""
 
 
 def main(folder: Path) -> None:
     """Measure copies in two rounds and collectives in one, and write what rank 0 returns."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    now, copying = 0.0, [rank]
+
+    def elapse(seconds: float) -> float:
+        nonlocal now
+        now += seconds
+        return now
 
     def copy(*_: Any, **__: Any) -> Callable[[], object]:
-        def work() -> None:
-            with (folder / f"shared{rank % 2}").open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                time.sleep(_COPY_S)
+        return lambda: elapse(_COPY_S * sum(other % 2 == rank % 2 for other in copying))
 
-        return work
+    def seconds_by_rank(*args: Any, members: Sequence[int], **options: Any) -> list[list[float]]:
+        nonlocal copying
+        copying = list(members)
+        return timing.seconds_by_rank(*args, members=members, **options)
 
+    clock = SimpleNamespace(perf_counter=lambda: elapse(_READING_S), monotonic=time.monotonic)
+    timing.time, links.seconds_by_rank = clock, seconds_by_rank
     links._copy = copy
     links._host_buffer = lambda size, **_: torch.empty(size, dtype=torch.uint8)
     links._TOGETHER, links._SUBSET, links._SUBSET_S = [1 << 10, 1 << 12], 1 << 12, 0.02
