@@ -19,8 +19,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 DEMO_OUTPUT := demo-output
 DEMO := compare scenarios/ddn/bloom-176b.yaml --on gpu,dram,raid,nfs,ai400x2 --output-dir $(DEMO_OUTPUT)
 PYTEST_ARGS ?= -n 2
-# Errors only, and modules are compiled when they are first imported. To watch pip: make test PIP_FLAGS=
-PIP_FLAGS ?= --quiet --quiet --no-compile
+# Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
+PIP_FLAGS ?= --quiet --quiet
 
 .PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference validation lock clean
 .DELETE_ON_ERROR:
