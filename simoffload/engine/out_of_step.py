@@ -43,20 +43,26 @@ _MOST = 4096
 _ROUNDS = 30
 """Steps of the iteration for the share of the time."""
 
-Meetings = Mapping[str, float]
-"""Probability that another rank transfers while one does, over routes by their name."""
+
+class Meetings(NamedTuple):
+    """How ranks that are not in step meet on routes of one name."""
+
+    probability: float
+    """Probability that another rank transfers while one does."""
+    gain: float
+    """How many times as fast transfers are as in step."""
 
 
-def meetings(timeline: Timeline) -> dict[str, float]:
-    """Return the probability that another rank transfers while one does, if ranks are not in step, for each
-    route on which ranks meet; from a timeline in which they are in step.
+def meetings(timeline: Timeline) -> dict[str, Meetings]:
+    """Return how ranks meet if they are not in step, by the names of the routes on which they do; from a
+    timeline in which they are in step.
 
     A rank that transfers faster has the same work besides, which is exact where the host thread waits for
     each transfer.
     """
     schedule, makespan = timeline.schedule, timeline.makespan
     worked = _host_time(schedule)
-    found: dict[str, float] = {}
+    found: dict[str, Meetings] = {}
     for use in _uses(timeline):
         places = Counter(_places(schedule, use.route))
         if not any(places):
@@ -67,29 +73,19 @@ def meetings(timeline: Timeline) -> dict[str, float]:
             share = min(1.0, time / (max(makespan - use.time, 0.0) + time))
             same = _overlap(time / use.transfers, worked / use.transfers, use.transfers, growth)
             met = share + (1 - share) * same
-        found[schedule.routes[use.route].name] = met
+        gain = _slowest(places, met) / rate_in_step
+        found[schedule.routes[use.route].name] = Meetings(met, gain)
     return found
 
 
-def ranks_out_of_step(schedule: Schedule, met: Meetings) -> Schedule:
+def ranks_out_of_step(schedule: Schedule, met: Mapping[str, Meetings]) -> Schedule:
     """Return the schedule in which transfers over the routes of ``met`` have the rates of ranks that are not
     in step: links count a smaller part of each, while all ranks transfer at once."""
     routes = [
-        _eased(schedule, index, met[route.name]) if route.name in met else route
+        _eased(schedule, index, met[route.name].probability) if route.name in met else route
         for index, route in enumerate(schedule.routes)
     ]
     return schedule._replace(routes=tuple(routes))
-
-
-def gains(timeline: Timeline, met: Meetings) -> tuple[tuple[str, float], ...]:
-    """Return how many times as fast transfers are as in step, by the names of their routes."""
-    found = []
-    for use in _uses(timeline):
-        name = timeline.schedule.routes[use.route].name
-        if name in met:
-            places = Counter(_places(timeline.schedule, use.route))
-            found.append((name, _slowest(places, met[name]) / _slowest(places, 1.0)))
-    return tuple(found)
 
 
 def _overlap(length: float, worked: float, transfers: int, growth: float) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
-from simoffload.engine import Meetings, execute, gains, meetings, ranks_out_of_step
+from simoffload.engine import Meetings, execute, meetings, ranks_out_of_step
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
@@ -29,13 +28,6 @@ Progress = Callable[[str], None]
 def labelled(progress: Progress | None, label: str) -> Progress | None:
     """Return a progress function that puts a label before each line."""
     return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
-
-
-class _OutOfStep(NamedTuple):
-    """How ranks that are not in step meet, and how many times as fast their transfers are therefore."""
-
-    meetings: Meetings
-    gains: tuple[tuple[str, float], ...]
 
 
 class Runner:
@@ -92,11 +84,11 @@ class Runner:
         def durations(step: int) -> Durations:
             return (*series.durations(step), *transfers(step))
 
-        ranks: list[_OutOfStep] = []  # in the first step, and so in all
+        known: list[Mapping[str, Meetings]] = []  # in the first step, and so in all
 
         def run(step: int) -> Simulated:
             phase = series.step(step)
-            timeline = self.execute(phase.name, phase.schedule({}), ranks)
+            timeline = self.execute(phase.name, phase.schedule({}), known)
             result = summarize_pass(
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
@@ -115,48 +107,48 @@ class Runner:
         every = tuple(run(step) for step in range(1, series.steps + 1))
         full = Decoding(every, sum(one.time for one in every))
         if how == "verify":
-            known = {one.step: one for one in every}
-            verify_decoding(decode(series.steps, durations, known.__getitem__, later), full)
+            by_step = {one.step: one for one in every}
+            verify_decoding(decode(series.steps, durations, by_step.__getitem__, later), full)
         return full
 
     def time_s(self, phase: Phase) -> float:
         """Return the time [s] of a phase that is not part of the result."""
         return self._out_of_step(phase.schedule({}), []).makespan * 1e-12
 
-    def execute(self, name: str, schedule: Schedule, ranks: list[_OutOfStep] | None = None) -> Timeline:
+    def execute(
+        self, name: str, schedule: Schedule, known: list[Mapping[str, Meetings]] | None = None
+    ) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.
 
-        ``ranks`` keeps how ranks that are not in step meet for the other schedules of a series. Raises
+        ``known`` keeps how ranks that are not in step meet for the other schedules of a series. Raises
         SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
         changes the timeline.
         """
         now_doing(f"simulating {name}")
         if self._progress:
             self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
-        ranks = [] if ranks is None else ranks
-        timeline = self._out_of_step(schedule, ranks)
-        found = ranks[0].gains if ranks else ()
-        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how, found))
+        known = [] if known is None else known
+        timeline = self._out_of_step(schedule, known)
+        gains = tuple((route, met.gain) for route, met in known[0].items()) if known else ()
+        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how, gains))
         if self._keep:
             self.timelines[name] = timeline
         now_doing("planning")
         return timeline
 
-    def _out_of_step(self, schedule: Schedule, ranks: list[_OutOfStep]) -> Timeline:
+    def _out_of_step(self, schedule: Schedule, known: list[Mapping[str, Meetings]]) -> Timeline:
         """Execute a schedule; if its ranks are not in step, first as if they were, which shows how they
-        meet. That is noted in ``ranks``, unless it is known; it makes no schedule longer."""
-        if schedule.in_step or (ranks and not ranks[0].meetings):
+        meet. That is noted in ``known``, unless it is there; it makes no schedule longer."""
+        if schedule.in_step:
             return self._executed(schedule)
-        if ranks:
-            return self._executed(ranks_out_of_step(schedule, ranks[0].meetings))
-        in_step = self._executed(schedule)
+        if known:
+            return self._executed(ranks_out_of_step(schedule, known[0]))
+        in_step = timeline = self._executed(schedule)
         if met := meetings(in_step):
             timeline = self._executed(ranks_out_of_step(schedule, met))
-            if timeline.makespan < in_step.makespan:
-                ranks.append(_OutOfStep(met, gains(in_step, met)))
-                return timeline
-        ranks.append(_OutOfStep({}, ()))
-        return in_step
+        faster = timeline.makespan < in_step.makespan
+        known.append(met if faster else {})
+        return timeline if faster else in_step
 
     def _executed(self, schedule: Schedule) -> Timeline:
         options = self._options
