@@ -38,6 +38,7 @@ from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
+_MORE = "raise device_map (layers on the GPU)"
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -196,12 +197,14 @@ class AcceleratePlan(InferencePlan):
     # -- memory ---------------------------------------------------------------------------------
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield the number of layers on the GPUs."""
+        """Yield smaller numbers of layers on the GPUs for HBM, then larger ones for host memory."""
         if self.options.fixed:
             return
         inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
         word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-        yield Tunable(word, path, len(inside), lambda now: iter(range(now - 1, -1, -1)))
+        now = len(inside)
+        values = (*range(now - 1, -1, -1), *range(now + 1, self.model.num_hidden_layers))
+        yield Tunable(word, path, now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -214,10 +217,12 @@ class AcceleratePlan(InferencePlan):
         terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
         if in_memory := self.stored.get("cpu", {}):
             pinned = self.options.pin_memory
-            terms.append(MemoryTerm("dram", "weights", sum(in_memory.values()), pinned=pinned))
+            size = sum(in_memory.values())
+            terms.append(MemoryTerm("dram", "weights", size, pinned=pinned, remedy=_MORE))
             if pinned:
                 rounding = pinned_rounding(list(in_memory.values()))
-                terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+                name = "rounding of pinned allocations"
+                terms.append(MemoryTerm("dram", name, rounding, pinned=True, remedy=_MORE))
         if on_disk := self.stored.get("disk", {}):
             terms.append(MemoryTerm("dram", "tensor read from disk", max(on_disk.values())))
             terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))

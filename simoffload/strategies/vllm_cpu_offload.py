@@ -46,7 +46,7 @@ from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
-_MORE = "raise cpu_offload_gb"
+_MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 
 
@@ -242,12 +242,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         return _PrefetchWriter(self, name) if self.options.group else _InPlaceWriter(self, name)
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched."""
+        """Yield larger values of ``cpu_offload_gb`` for HBM, then smaller ones for host memory, unless layers
+        are prefetched."""
         most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
         if not self.options.group:
             now = self.options.budget // _GIB
-            path = ("strategy", "cpu_offload_gb")
-            yield Tunable("cpu_offload_gb", path, now, lambda now: iter(range(int(now) + 1, most + 1)))
+            values = (*range(now + 1, most + 1), *range(now - 1, -1, -1))
+            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -263,8 +264,9 @@ class VllmOffloadPlan(TensorParallelPlan):
         if tensors:
             each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
             rounding = pinned_rounding(tensors)
+            remedy = "" if self.options.group else _LESS
             for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
-                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
+                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True, remedy=remedy))
         return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 
