@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Provenance
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.shape import grouped
@@ -163,11 +163,6 @@ class AcceleratePlan(InferencePlan):
             return self.options.page_cache
         needed = sum(term.size for term in self.memory if term.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
-
-    @cached_property
-    def element_wise(self) -> FsdpCosts:
-        """Rates at which the host copies tensors into new ones."""
-        return self.machine.host.fsdp_costs
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
