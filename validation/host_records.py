@@ -20,7 +20,17 @@ from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import Provenance, Sourced
 from simoffload.planning.confidence import P90
 
-__all__ = ["GPUS", "HostRecord", "Pooled", "deviations", "host_records", "measured", "pooled", "pooled_pageable", "robust"]
+__all__ = [
+    "GPUS",
+    "HostRecord",
+    "Pooled",
+    "deviations",
+    "host_records",
+    "measured",
+    "pooled",
+    "pooled_pageable",
+    "robust",
+]
 
 _MEASURED = Path(__file__).parent / "measured"
 GPUS = ("H100", "H200")

@@ -109,7 +109,9 @@ _OVERFLOW = {
 """Rates that only four machines with one GPU have, so that both GPUs count."""
 _FSDP_RATES = ("adam_thread", "adam_limit", "page_thread", "page_limit")
 _BARE_METAL = 0.45
-_BARE_METAL_FROM = "virtual machines with one GPU and 16 cores reach 120 to 185 GB/s; bare metal was not measured"
+_BARE_METAL_FROM = (
+    "virtual machines with one GPU and 16 cores reach 120 to 185 GB/s; bare metal was not measured"
+)
 """Spread of the rate of Adam on a machine that was not measured, with its reason."""
 
 
@@ -157,8 +159,11 @@ class _HostStatements:
     # -- memory and arithmetic --------------------------------------------------------------------
 
     def _rates(self) -> Statements:
-        """Return the rates of the kind; of a DGX those of a thread, and of two machines with a socket each."""
-        whats = {"memcpy_rate": "bytes that one thread copies", "cpu_optimizer.thread": f"{_ADAM}, one of them"}
+        """Return the rates of the kind; of a DGX those of a thread, and twice Adam's of one socket."""
+        whats = {
+            "memcpy_rate": "bytes that one thread copies",
+            "cpu_optimizer.thread": f"{_ADAM}, one of them",
+        }
         if self._kind.one_gpu:
             whats = _OF_MEMORY | whats | _OF_CPU
         found = {}
@@ -233,7 +238,10 @@ class _HostStatements:
             found[f"fsdp.{key}"] = self._median(rate, rate_text, f"PyTorch's AdamW, {key}")
         if not self._kind.one_gpu:  # more memory than that of the machines on which they were measured
             thread, limit = (parse_rate(rates[key].value) for key in ("memcpy_rate", _LIMIT))
-            loops = {"adam_thread": (2 * thread, "2 x memcpy_rate"), "adam_limit": (limit / 2, f"{_LIMIT} / 2")}
+            loops = {
+                "adam_thread": (2 * thread, "2 x memcpy_rate"),
+                "adam_limit": (limit / 2, f"{_LIMIT} / 2"),
+            }
             for key, (value, source) in loops.items():
                 found[f"fsdp.{key}"] = Statement(rate_text(value), source, rates[_LIMIT].date)
         return found
@@ -255,7 +263,8 @@ def link_statements(*, leave_out: str = "") -> Statements:
     points, last = pooled_pageable(records)
     value = [[bytes_text(size), rate_text(rate)] for size, rate in points]
     numbers = ", ".join(f"{name} {rate_text(rate)}" for name, rate in last.numbers.items())
-    source = f"median by size of calibrate micro on virtual machines; {value[-1][0]}: {numbers} (validation/measured)"
+    of_last = f"{value[-1][0]}: {numbers} (validation/measured)"
+    source = f"median by size of calibrate micro on virtual machines; {of_last}"
     spread = float(f"{last.spread:.2g}")
     return {"pageable": Statement(value, source, str(last.date), "measured", spread, key="points")}
 
