@@ -9,18 +9,18 @@ record of its machine: :func:`without`. Run it after ``validation.reference_cost
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload.calibration.host_costs import COSTS, SCALED, of_real_models
 from simoffload.calibration.micro.fitted import bytes_text, rate_text, seconds_text
 from simoffload.calibration.reference import reference_costs
-from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TrainingCosts, load_platform
+from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCosts, load_platform
+from simoffload.hardware.spreads import DEFAULT_SPREADS
 from simoffload.units import parse_rate
 from validation.host_records import (
     GPUS,
-    HostRecord,
     Pooled,
     host_records,
     measured,
@@ -29,7 +29,16 @@ from validation.host_records import (
     robust,
 )
 
-__all__ = ["HOSTS", "LINK", "Statement", "host_statements", "link_statements", "without", "written"]
+__all__ = [
+    "HOSTS",
+    "LINK",
+    "Statement",
+    "host_statements",
+    "link_statements",
+    "multiples",
+    "without",
+    "written",
+]
 
 _PROFILES = Path(__file__).parents[1] / "hardware_profiles"
 _SHARED = 2
@@ -107,6 +116,13 @@ _OVERFLOW = {
     "cpu_optimizer.overflow_limit": "ZeRO-3's search for overflow, all cores",
 }
 """Rates that only four machines with one GPU have, so that both GPUs count."""
+_TIMES = {
+    "fsdp": [
+        key for key in FsdpCosts.model_fields if key != "ranks" and not key.startswith(("adam", "page"))
+    ],
+    "eager": ["operation", "tensor", "all_reduce"],
+}
+"""Costs that are multiples of a PyTorch operation."""
 _FSDP_RATES = ("adam_thread", "adam_limit", "page_thread", "page_limit")
 _BARE_METAL = 0.45
 _BARE_METAL_FROM = (
@@ -127,15 +143,24 @@ _TEXTS: dict[str, Text] = {
 }
 
 
-def host_statements(name: str, *, leave_out: str = "") -> Statements:
-    """Return what a shipped host has from the records of all machines but the one of this name."""
-    return _HostStatements(HOSTS[name], leave_out).all()
+def host_statements(name: str) -> Statements:
+    """Return what a shipped host has from the records of all machines."""
+    return _HostStatements(HOSTS[name]).shipped()
+
+
+def multiples(section: str, *, leave_out: str = "") -> dict[str, Pooled]:
+    """Return the costs of a ``section``, fsdp or eager, as multiples of a PyTorch operation under DeepSpeed.
+
+    They are medians over the machines on which they were measured. Under FSDP, the operation was not measured
+    on the same machines, and is that of the shipped hosts.
+    """
+    return _HostStatements(HOSTS["dgx-h200-2tb"], leave_out).multiples(section)
 
 
 class _HostStatements:
     """The statements of one host."""
 
-    def __init__(self, kind: Kind, leave_out: str) -> None:
+    def __init__(self, kind: Kind, leave_out: str = "") -> None:
         self._kind = kind
         self._all = tuple(one for one in host_records() if one.name != leave_out)
         of_gpu = [one for one in self._all if one.gpu == kind.gpu]
@@ -143,10 +168,15 @@ class _HostStatements:
         self._factors = {gpu: self._factor(gpu) for gpu in GPUS}
         self._mine = self._factors[kind.gpu]
 
+    def shipped(self) -> Statements:
+        """Return the statements of the profile, by their keys."""
+        found = self._rates() | self._thread()
+        return found | self._fsdp(found) if self._kind.one_gpu else found
+
     def all(self) -> Statements:
-        """Return all statements, by their keys."""
-        rates = self._rates()
-        return {**rates, **self._thread(), **self._fsdp(rates), **self._eager()}
+        """Return them with the costs that are otherwise multiples in ``hardware.thread_costs``."""
+        found = self.shipped()
+        return self._fsdp(found) | self._scaled("eager") | found
 
     def _median(self, found: Pooled, text: Text, what: str, *, spread: float | None = None) -> Statement:
         """Return a median as a statement: measured on machines of the kind, or an estimate from others."""
@@ -208,50 +238,53 @@ class _HostStatements:
     def _operation(self, gpu: str) -> float:
         """Return the time [s] of a PyTorch operation under DeepSpeed on the shipped hosts of a GPU."""
         shallow = {"operation": reference_costs()["operation"].value}
-        return of_real_models(shallow)["operation"] * self._factors[gpu].value
+        return of_real_models(shallow)["operation"] * _three_digits(self._factors[gpu].value)
 
-    def _scaled(self, section: str, keys: Iterable[str], unit: Callable[[HostRecord], float]) -> Statements:
-        """Return the medians of costs as multiples of a PyTorch operation under DeepSpeed, times that of this
-        host; ``unit`` [s] is that of a measured machine."""
+    def multiples(self, section: str) -> dict[str, Pooled]:
+        """Return the medians of costs in operations; without those that no machine has."""
         found = {}
-        for key in keys:
+        for key in _TIMES[section]:
             known = measured(self._all, f"{section}.{key}")
-            if not known:  # the machine that is left out is the only one
-                continue
-            multiple = robust({record: value / unit(record) for record, value in known.items()})
-            source = (
-                f"{multiple.value:.3g} x an operation under DeepSpeed, the median of calibrate micro on "
-                f"{', '.join(multiple.numbers)} (validation/measured)"
-            )
-            time = seconds_text(multiple.value * self._operation(self._kind.gpu))
-            spread = float(f"{self._mine.spread:.2g}")
-            found[f"{section}.{key}"] = Statement(time, source, str(multiple.date), spread=spread)
+            units = {
+                record: self._operation(record.gpu)
+                if section == "fsdp"
+                else record.host.deepspeed.operation.value
+                for record in known
+            }
+            if known:
+                found[key] = robust({record: value / units[record] for record, value in known.items()})
         return found
 
-    def _fsdp(self, rates: Statements) -> Statements:
-        """Return the costs under FSDP; the thread of the machines on which they were measured was not, so
-        that its factor is taken to be that of their kind."""
-        times = [key for key in FsdpCosts.model_fields if key != "ranks" and key not in _FSDP_RATES]
-        found = self._scaled("fsdp", times, lambda record: self._operation(record.gpu))
+    def _scaled(self, section: str) -> Statements:
+        """Return the costs of a section as multiples of this host's operation."""
+        found = {}
+        for key, multiple in self.multiples(section).items():
+            names = ", ".join(multiple.numbers)
+            what = f"{multiple.value:.3g} x an operation under DeepSpeed"
+            source = f"{what}, the median of calibrate micro on {names} (validation/measured)"
+            time = seconds_text(multiple.value * self._operation(self._kind.gpu))
+            found[f"{section}.{key}"] = Statement(
+                time, source, str(multiple.date), spread=DEFAULT_SPREADS[TimeInput.HOST].other
+            )
+        if section == "eager":
+            found["eager.hook"] = found["eager.operation"]
+        return found
+
+    def _fsdp(self, known: Statements) -> Statements:
+        """Return the costs under FSDP, and the rates of PyTorch's AdamW."""
+        found = self._scaled("fsdp")
         for key in _FSDP_RATES:
             rate = pooled(self._all, f"fsdp.{key}")
             found[f"fsdp.{key}"] = self._median(rate, rate_text, f"PyTorch's AdamW, {key}")
-        if not self._kind.one_gpu:  # more memory than that of the machines on which they were measured
-            thread, limit = (parse_rate(rates[key].value) for key in ("memcpy_rate", _LIMIT))
+        if not self._kind.one_gpu:  # as Host.fsdp_costs: more memory than that of the measured machines
+            thread, limit = (parse_rate(known[key].value) for key in ("memcpy_rate", _LIMIT))
             loops = {
                 "adam_thread": (2 * thread, "2 x memcpy_rate"),
                 "adam_limit": (limit / 2, f"{_LIMIT} / 2"),
             }
             for key, (value, source) in loops.items():
-                found[f"fsdp.{key}"] = Statement(rate_text(value), source, rates[_LIMIT].date)
+                found[f"fsdp.{key}"] = Statement(rate_text(value), source, known[_LIMIT].date)
         return found
-
-    def _eager(self) -> Statements:
-        """Return the costs of transformers' code without DeepSpeed."""
-        keys = ("operation", "tensor", "all_reduce")
-        found = self._scaled("eager", keys, lambda record: record.host.deepspeed.operation.value)
-        operation = found["eager.operation"]
-        return found | {"eager.hook": operation._replace(source="as one PyTorch operation: eager.operation")}
 
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -275,7 +308,7 @@ def link_statements(*, leave_out: str = "") -> Statements:
 def without(machine: str, platform: str) -> dict[str, Any]:
     """Return the section ``profiles`` of a scenario on a shipped platform as if a machine had no record."""
     host = load_platform(platform).host.id
-    changes = {f"host/{host}": host_statements(host, leave_out=machine)} if host in HOSTS else {}
+    changes = {f"host/{host}": _HostStatements(HOSTS[host], machine).all()} if host in HOSTS else {}
     changes[f"pcie/{LINK}"] = link_statements(leave_out=machine)
     found: dict[str, Any] = {}
     for profile, statements in changes.items():

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ from simoffload.errors import InputError
 from simoffload.planning.confidence import confidence
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
-from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training, write
+from tests.calibration import recorded
+from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training
 from tests.cli.conftest import Answer
+
+write = partial(recorded.write, gpus=8)
+"""A file of runs of a machine with eight GPUs, which without a profile is a DGX."""
 
 
 def one(path: Path, **options: Any) -> ComparedRun:

@@ -33,11 +33,11 @@ def test_profiles_show_every_number_with_its_origin(program) -> None:
 def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
     numbers = json.loads(program("profiles", "show", "dgx-h200-2tb", "--json").out)["numbers"]
     spreads = {number["key"]: number["spread"] for number in numbers}
-    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.24", "")
+    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.23", "")
     lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
     head = next(line for line in lines if line.startswith("PROFILE"))
     factor = next(line for line in lines if " host_factor " in line)
-    assert factor[head.index("SPREAD") :].startswith("0.24 ")
+    assert factor[head.index("SPREAD") :].startswith("0.23 ")
 
 
 def test_a_platform_shows_what_it_is_made_of(program) -> None:

@@ -110,7 +110,7 @@ def test_a_wrong_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_machine_without_its_profile_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "fit" / "box", inference("plain"))
-    with pytest.raises(ValueError, match="predicted with the shipped dgx-h200"):
+    with pytest.raises(ValueError, match="predicted with the shipped h200-1gpu-vm"):
         compare_measured(tmp_path)
     assert len(compare_measured(tmp_path, "shipped")) == 1
     assert compare_measured(tmp_path, "same kind") == ()

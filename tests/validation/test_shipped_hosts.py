@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from simoffload.calibration.reference import reference_costs
-from simoffload.hardware import Host, Pcie, load_platform, load_profile
-from validation.host_records import HostRecord, deviations, host_records, measured, pooled_pageable, robust
+from simoffload.hardware import Host, Pcie, load_platform, load_profile, thread_costs
+from validation.host_records import (
+    HostRecord,
+    deviations,
+    host_records,
+    measured,
+    pooled,
+    pooled_pageable,
+    robust,
+)
 from validation.measured import compare_measured
 from validation.shipped_hosts import (
     HOSTS,
@@ -18,6 +26,7 @@ from validation.shipped_hosts import (
     files,
     host_statements,
     link_statements,
+    multiples,
     without,
     written,
 )
@@ -180,15 +189,26 @@ def test_the_source_of_a_cost_has_all_of_its_factors(key: str, said: str) -> Non
     assert source == f"cost of the reference host{said} (docs/measurements/host-thread.md)"
 
 
-def test_costs_of_other_programs_are_multiples_of_an_operation() -> None:
-    """The medians of five machines under Accelerate, and of two under FSDP."""
-    host = load_platform("dgx-h200").machine(nodes=1).host
-    operation = host.deepspeed.operation.value
-    assert host.eager is not None
-    assert host.fsdp is not None
-    assert host.eager.operation.value / operation == pytest.approx(0.423, abs=0.001)
-    assert host.eager.tensor.value / operation == pytest.approx(5.42, abs=0.01)
-    assert host.fsdp.operation.value / operation == pytest.approx(0.974, abs=0.001)
+@pytest.mark.parametrize(("section", "table"), [("fsdp", thread_costs._FSDP), ("eager", thread_costs._EAGER)])
+def test_costs_of_other_programs_are_multiples_of_an_operation(section: str, table: dict[str, float]) -> None:
+    """The medians of two machines under FSDP, and of five under Accelerate."""
+    found = {key: float(f"{one.value:.4g}") for key, one in multiples(section).items()}
+    assert found == {key: value for key, value in table.items() if key != "hook"}, (
+        "simoffload/hardware/thread_costs.py"
+    )
+    assert [len(one.numbers) for one in multiples("eager").values()] == [5, 5, 2]
+
+
+def test_new_pages_are_those_of_the_measured_machines() -> None:
+    for key, rate in thread_costs._FSDP_PAGES.items():
+        assert pooled(host_records(), f"fsdp.{key}").value == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_machine_is_predicted_without_its_own_costs_of_other_programs() -> None:
+    host = without("h200-2x-l", "dgx-h200")["host/dgx-h200-2tb"]
+    known = {**host["fsdp"], **host["eager"]}
+    assert {key for key, one in known.items() if "h200-2x-l" in one["source"]} == set()
+    assert host["fsdp"]["reduce"]["value"] == "225.6 us"
 
 
 def test_only_named_lines_are_replaced() -> None:
