@@ -21,6 +21,7 @@ from simoffload.hardware.spreads import DEFAULT_SPREADS
 from simoffload.units import parse_rate
 from validation.host_records import (
     GPUS,
+    HostRecord,
     Pooled,
     host_records,
     measured,
@@ -241,19 +242,18 @@ class _HostStatements:
         return of_real_models(shallow)["operation"] * _three_digits(self._factors[gpu].value)
 
     def multiples(self, section: str) -> dict[str, Pooled]:
-        """Return the medians of costs in operations; without those that no machine has."""
+        """Return the medians of costs in operations; a cost that only the machine left out has stays its."""
         found = {}
         for key in _TIMES[section]:
-            known = measured(self._all, f"{section}.{key}")
-            units = {
-                record: self._operation(record.gpu)
-                if section == "fsdp"
-                else record.host.deepspeed.operation.value
-                for record in known
-            }
-            if known:
-                found[key] = robust({record: value / units[record] for record, value in known.items()})
+            name = f"{section}.{key}"
+            known = measured(self._all, name) or measured(host_records(), name)
+            found[key] = robust({one: value / self._unit(section, one) for one, value in known.items()})
         return found
+
+    def _unit(self, section: str, record: HostRecord) -> float:
+        """Return the time [s] of an operation under DeepSpeed on a machine; under FSDP it was not measured."""
+        own = record.host.deepspeed.operation.value
+        return self._operation(record.gpu) if section == "fsdp" else float(own)
 
     def _scaled(self, section: str) -> Statements:
         """Return the costs of a section as multiples of this host's operation."""
@@ -273,6 +273,8 @@ class _HostStatements:
     def _fsdp(self, known: Statements) -> Statements:
         """Return the costs under FSDP, and the rates of PyTorch's AdamW."""
         found = self._scaled("fsdp")
+        source = "one and two ranks on the machines from which the numbers below are"
+        found["fsdp.ranks"] = Statement(2, source, found["fsdp.operation"].date)
         for key in _FSDP_RATES:
             rate = pooled(self._all, f"fsdp.{key}")
             found[f"fsdp.{key}"] = self._median(rate, rate_text, f"PyTorch's AdamW, {key}")
