@@ -251,7 +251,7 @@ class _HostStatements:
         return found
 
     def _unit(self, section: str, record: HostRecord) -> float:
-        """Return the time [s] of an operation under DeepSpeed on a machine; under FSDP it was not measured."""
+        """Return the time [s] of an operation under DeepSpeed on a machine; with FSDP it was not measured."""
         own = record.host.deepspeed.operation.value
         return self._operation(record.gpu) if section == "fsdp" else float(own)
 
