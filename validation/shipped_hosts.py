@@ -77,23 +77,25 @@ class Statement(NamedTuple):
     date: str
     origin: str = "estimate"
     spread: float | None = None
+    measured_on: str = ""
+    """The machines of another kind on which it was measured."""
     key: str = "value"
     """``points`` for a curve."""
 
     def data(self) -> dict[str, Any]:
         """Return the statement as a scenario writes it under ``profiles``."""
-        spread = {} if self.spread is None else {"spread": self.spread}
-        plain = {"origin": self.origin, "source": self.source, "date": self.date}
-        return {self.key: self.value, **plain, **spread}
+        found = {self.key: self.value, "origin": self.origin, "source": self.source, "date": self.date}
+        found |= {} if self.spread is None else {"spread": self.spread}
+        return found | ({"measured_on": self.measured_on} if self.measured_on else {})
 
     def text(self) -> str:
         """Return the statement as a line of a profile has it."""
-        value = self.value
+        data = self.data() | {"source": f'"{self.source}"'}
+        if self.measured_on:
+            data["measured_on"] = f'"{self.measured_on}"'
         if self.key == "points":
-            value = "[" + ", ".join(f"[{size}, {rate}]" for size, rate in value) + "]"
-        spread = "" if self.spread is None else f", spread: {self.spread}"
-        about = f'origin: {self.origin}, source: "{self.source}", date: {self.date}'
-        return f"{{{self.key}: {value}, {about}{spread}}}"
+            data["points"] = "[" + ", ".join(f"[{size}, {rate}]" for size, rate in self.value) + "]"
+        return "{" + ", ".join(f"{key}: {value}" for key, value in data.items()) + "}"
 
 
 Statements = dict[str, Statement]
@@ -185,7 +187,8 @@ class _HostStatements:
         source = f"median of calibrate micro, {what}: {numbers} (validation/measured)"
         origin = "measured" if self._kind.one_gpu else "estimate"
         rounded = None if spread is None else float(f"{spread:.2g}")
-        return Statement(text(found.value), source, str(found.date), origin, rounded)
+        elsewhere = "" if self._kind.one_gpu else f"virtual machines with {self._kind.gpu}"
+        return Statement(text(found.value), source, str(found.date), origin, rounded, elsewhere)
 
     # -- memory and arithmetic --------------------------------------------------------------------
 
@@ -211,7 +214,8 @@ class _HostStatements:
         what = f"{_ADAM}, all of them, on virtual machines with four H200, which have one of two sockets"
         one_socket = self._median(limit, rate_text, what, spread=_BARE_METAL)
         source = f"2 x {one_socket.source}; spread: {_BARE_METAL_FROM}"
-        return found | {_LIMIT: one_socket._replace(value=rate_text(2 * limit.value), source=source)}
+        limits = one_socket._replace(value=rate_text(2 * limit.value), source=source)
+        return found | {_LIMIT: limits._replace(measured_on="virtual machines with four H200")}
 
     # -- the Python thread ------------------------------------------------------------------------
 
