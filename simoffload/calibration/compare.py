@@ -137,11 +137,9 @@ def compare_file(
     ----------
     platform
         Id or path of a platform. Without one, ``platform.yaml`` or ``profile/platform.yaml`` next to the
-        file, else the shipped platform with such a GPU: of machines with one H100 or H200, a virtual one.
-    own_profile
-        Look for a platform next to the file; False uses the shipped one.
+        file (unless ``own_profile`` is False), else the shipped platform most like that machine.
     first
-        Simulate the first pass of the run as well.
+        Simulate the first pass as well.
     profiles
         Changes to the platform's numbers, as in the section ``profiles`` of a scenario.
 

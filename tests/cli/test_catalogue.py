@@ -22,8 +22,8 @@ def test_profiles_list(program) -> None:
     [
         (
             "host dgx-h200-2tb",
-            "on virtual machines with H200: host thread; on virtual machines with four H200: CPU Adam; data sheet: "
-            "memory",
+            "on virtual machines with H200: host thread; on virtual machines with four H200: CPU Adam; "
+            "data sheet: memory",
         ),
         ("host h200-1gpu-vm-host", "measured: host thread, CPU Adam, memory"),
         ("platform h100-1gpu-vm", "measured: host thread, CPU Adam, memory; data sheet: GPU"),
