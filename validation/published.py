@@ -134,7 +134,8 @@ RULES: dict[str, Callable[[Reference, float], bool]] = {
 def load_references() -> tuple[Reference, ...]:
     """Read all published figures, in the order of the files."""
     tables = [path.read_text("utf-8").splitlines() for path in sorted(_FOLDER.glob("*.csv"))]
-    return tuple(Reference(**row) for table in tables for row in csv.DictReader(table))
+    rows: Iterable[dict[str, Any]] = (row for table in tables for row in csv.DictReader(table))
+    return tuple(Reference(**row) for row in rows)
 
 
 def ratio_rows() -> list[PublishedRatio]:

@@ -189,7 +189,7 @@ _FSDP_PAGES = {"page_thread": 1.808e9, "page_limit": 8.504e9}
 """Rates [B/s] of new pages on these two hosts."""
 
 _SCALED_SPREAD = 0.24
-"""Spread of scaled times: that of host threads of ten machines (docs/explanations.md, Intervals)."""
+"""Spread of scaled times: that of the host threads of measured machines (docs/explanations.md, Intervals)."""
 
 
 def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from simoffload.calibration.reference import reference_costs
-from simoffload.hardware import Host, Pcie, load_platform, load_profile, thread_costs
+from simoffload.hardware import (
+    DEFAULT_SPREADS,
+    Host,
+    Pcie,
+    TimeInput,
+    load_platform,
+    load_profile,
+    thread_costs,
+)
+from simoffload.planning.confidence import P90
 from validation.host_records import (
     HostRecord,
     deviations,
@@ -138,6 +147,16 @@ def test_the_spread_holds_eight_of_ten_machines() -> None:
     """Of five machines of five days, four are at most 10 % away from the others' median, one far."""
     values = {machine(str(day), day): value for day, value in enumerate((1.0, 1.0, 1.0, 1.1, 3.0), start=1)}
     assert robust(values).spread == pytest.approx(0.0953 / 1.2816, rel=1e-3)
+
+
+def test_the_default_spread_is_that_of_all_machines() -> None:
+    """Of both GPUs, each machine relative to those of other days with its GPU: docs/explanations.md."""
+    away = []
+    for gpu in FACTORS:
+        shared = [one for one in host_records() if one.gpu == gpu and one.gpus <= 2]
+        away += deviations(measured(shared, "host_factor"))
+    assert len(away) == 20
+    assert sorted(away)[15] / P90 == pytest.approx(DEFAULT_SPREADS[TimeInput.HOST].other, abs=0.006)
 
 
 def test_another_machines_numbers_count_once() -> None:
