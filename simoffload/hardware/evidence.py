@@ -10,14 +10,14 @@ from simoffload.hardware.profiles import Accelerator
 from simoffload.hardware.quantities import Provenance
 from simoffload.hardware.wiring import PlatformProfile
 
-_WORDS = {"measured": "measured", "spec": "data sheet", "estimate": "estimate"}
+_CALLED = {"measured": "measured", "spec": "data sheet", "estimate": "estimate"}
 """Words for origins; ``measured`` in a shipped profile is on a machine of its kind."""
 
 
 def profile_evidence(kind: str, name: str) -> dict[str, str]:
     """Return where the numbers of a shipped host or platform are from, by part; empty for other profiles.
 
-    The words are those of ``_WORDS``, or the machines of another kind on which an estimate was measured.
+    The words are those of ``_CALLED``, or the machines of another kind on which an estimate was measured.
     """
     profile = load_profile(kind, name)
     if isinstance(profile, Host):
@@ -28,23 +28,23 @@ def profile_evidence(kind: str, name: str) -> dict[str, str]:
     assert isinstance(host, Host)
     assert isinstance(gpu, Accelerator)
     parts = _host(host)
-    parts["GPU"] = _words(
+    parts["GPU"] = _called(
         gpu.hbm_efficiency if gpu.hbm_efficiency.origin == "measured" else gpu.hbm_bandwidth
     )
     rates = [switch.host_to_device for switch in profile.switches.values() if switch.host_to_device]
-    return parts | ({"copies of several GPUs": _words(rates[0])} if rates else {})
+    return parts | ({"copies of several GPUs": _called(rates[0])} if rates else {})
 
 
 def evidence_sentence(parts: Mapping[str, str]) -> str:
     """Return the parts by what they are from: "measured: memory; data sheet: GPU"."""
     order = [
-        _WORDS["measured"],
-        *sorted(set(parts.values()) - set(_WORDS.values())),
+        _CALLED["measured"],
+        *sorted(set(parts.values()) - set(_CALLED.values())),
         "data sheet",
         "estimate",
     ]
-    grouped = {words: [part for part, other in parts.items() if other == words] for words in order}
-    return "; ".join(f"{words}: {', '.join(found)}" for words, found in grouped.items() if found)
+    grouped = {origin: [part for part, other in parts.items() if other == origin] for origin in order}
+    return "; ".join(f"{origin}: {', '.join(found)}" for origin, found in grouped.items() if found)
 
 
 def _host(host: Host) -> dict[str, str]:
@@ -55,8 +55,8 @@ def _host(host: Host) -> dict[str, str]:
         "CPU Adam": host.cpu_optimizer.limit,
         "memory": memory,
     }
-    return {part: _words(number) for part, number in numbers.items()}
+    return {part: _called(number) for part, number in numbers.items()}
 
 
-def _words(number: Provenance) -> str:
-    return f"on {number.measured_on}" if number.measured_on else _WORDS[number.origin]
+def _called(number: Provenance) -> str:
+    return f"on {number.measured_on}" if number.measured_on else _CALLED[number.origin]
