@@ -208,7 +208,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         size = stage.dtype_bytes
         by_kind = {
             kind: {
-                module.name: tuple(one.stored_bytes(size) for one in module.parameters)
+                module.name: tuple(each for one in module.parameters for _, each in one.stored_tensors(size))
                 for module in kind
                 if module.parameters
             }
