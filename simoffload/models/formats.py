@@ -114,6 +114,12 @@ class WeightFormat:
         sizes = [self.bits * rows * columns / 8, *(one.size(rows, columns) for one in self.scales)]
         return Storage(self, (ceil(sum(sizes)),) if self.joined else tuple(map(ceil, sizes)))
 
+    @property
+    def in_buffers(self) -> bool:
+        """Whether modules keep it in buffers, which are not parameters: those of GPTQ and AWQ do
+        (gptqmodel/nn_modules/qlinear)."""
+        return self.values == "qweight"
+
     def obstacle(self, rows: int, columns: int) -> str:
         """Return why kernels cannot take a part with so many rows and columns of a divided tensor; empty if
         they can."""

@@ -134,6 +134,17 @@ def test_accelerate_copies_each_tensor(quantization: str, each: int) -> None:
     assert found.bytes_at("cpu") == found.model.weight_bytes
 
 
+@pytest.mark.parametrize(
+    ("quantization", "home", "offloaded"),
+    [("int4-g128", "cpu", True), ("int4-g128", 4, True), ("int4-g128", "cuda", False), ("fp8", "cpu", False)],
+)
+def test_the_script_offloads_buffers(quantization: str, home: Any, *, offloaded: bool) -> None:
+    """GPTQ's tensors are buffers, which Accelerate leaves on the GPU by default."""
+    model = {"name": "llama-2-7b", "quantization": quantization}
+    loaded = scenario("rtx-4090-desktop", model, kind="accelerate", device_map=home)
+    assert ("offload_buffers=True" in loaded.exports()["accelerate.py"]) == offloaded
+
+
 def test_zero_divides_each_tensor() -> None:
     """Scales of a row in FP8 are 16 KiB and more, so small that they stay gathered."""
     model = {"name": "llama-2-7b", "quantization": "fp8-channel"}
