@@ -184,6 +184,16 @@ def test_experts_of_gpt_oss_are_blocks_and_scales() -> None:
     assert pinned_rounding([BLOCKS + SCALES]) / (BLOCKS + SCALES) > 0.9, "as one tensor"
 
 
+def test_offload_of_experts_that_transformers_keeps_on_the_gpu_is_a_what_if() -> None:
+    for model, home, warned in (
+        ("gpt-oss-20b", 4, True),
+        ("gpt-oss-20b", "cuda", False),
+        ("opt-6.7b", 4, False),
+    ):
+        found = scenario("rtx-4090-desktop", model, kind="accelerate", device_map=home).plan().warnings
+        assert any("is a what-if" in one for one in found) == warned
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
