@@ -21,6 +21,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
+from simoffload.models.formats import FORMATS
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
@@ -39,6 +40,11 @@ from simoffload.workload import Inference
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _MORE = "raise device_map (layers on the GPU)"
+_ON_GPU = (
+    "transformers 5.23 keeps experts in MXFP4 on the GPU, so that offloading them is a what-if; "
+    "vLLM offloads them (vllm_cpu_offload)"
+)
+"""Its kernels take tensors of Triton, which hooks do not see (``swizzle_mxfp4_convertops``)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -172,16 +178,21 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warnings about weights that were never written, and about what is assumed of the page cache."""
+        """Warnings about weights that were never written, about those that transformers does not offload, and
+        about what is assumed of the page cache."""
+        stored = (one.storage for module in self.modules for one in module.parameters)
+        triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
+        on_gpu = (_ON_GPU,) if triton and self.target != "hbm" else ()
         if not self.options.initialized and self.bytes_at("cpu"):
-            return ("weights that were never written are copied faster than those of a real model",)
+            return (*on_gpu, "weights that were never written are copied faster than those of a real model")
         if self.options.page_cache is not None or not self.bytes_at("disk"):
-            return ()
+            return on_gpu
         files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.target}"
         if self.cached:
             text = f"{files} are read from the page cache in host memory"
-            return (f"{text}; the first pass, or other programs that use the memory, make it slower",)
-        return (f"{files} do not stay in the page cache: every pass reads the drive",)
+            more = "the first pass, or other programs that use the memory, make it slower"
+            return (*on_gpu, f"{text}; {more}")
+        return (*on_gpu, f"{files} do not stay in the page cache: every pass reads the drive")
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
