@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
+from simoffload.hardware.memory_costs import GpuAllocation
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,
@@ -188,6 +189,9 @@ class Accelerator(Profile):
     """Share of its ideal speed that attention spelled out in Python reaches; None: as above."""
     kernel_latency: Sourced[Seconds]
     """Time that each kernel costs on the GPU in addition to its work."""
+    allocation: GpuAllocation | None = None
+    """Times of allocating and releasing GPU memory; None: not measured, so that they are as on another
+    machine."""
     pcie: Slot
     """The GPU's own side of its slot."""
     gpudirect_storage: Sourced[Annotated[bool, Field(strict=True)]] | None = None
@@ -202,6 +206,10 @@ class Accelerator(Profile):
         if not self.is_unified and self.hbm_capacity is None:
             raise ValueError("hbm_capacity is missing: give it, or unified_memory if the GPU uses the host's")
         return self
+
+    def completed(self, allocation: GpuAllocation) -> Self:
+        """Return the accelerator with the times of another one in place of those that it lacks."""
+        return self.model_copy(update={"allocation": self.allocation or allocation})
 
     @property
     def is_unified(self) -> bool:

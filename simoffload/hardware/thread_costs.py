@@ -3,14 +3,22 @@ Hugging Face Accelerate."""
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, Share, Sourced, saturating
+from simoffload.hardware.quantities import (
+    Count,
+    PositiveMultiple,
+    PositiveSeconds,
+    Provenance,
+    Share,
+    Sourced,
+    saturating,
+)
 from simoffload.units import BytesPerSecond, Seconds
 
 
@@ -88,11 +96,8 @@ class TrainingCosts(Frozen):
     """Time for every parameter tensor in that step."""
 
 
-class FsdpCosts(Frozen):
-    """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.
-
-    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
-    """
+class FsdpTimes(Frozen):
+    """Time that the Python thread spends under FSDP, per event."""
 
     ranks: Sourced[Count]
     """Largest number of ranks on one host with which the costs were measured, here or on the machine from
@@ -125,6 +130,14 @@ class FsdpCosts(Frozen):
     """Time in the backward pass for each such layer, in addition to the launches of its forward pass."""
     step_call: Sourced[Seconds]
     """Time of a step of the optimizer."""
+
+
+class FsdpCosts(FsdpTimes):
+    """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.
+
+    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
+    """
+
     adam_thread: Sourced[BytesPerSecond]
     """Bytes that one thread of AdamW reads and writes per second in existing tensors: the limit of the
     formula for few threads."""
@@ -165,73 +178,66 @@ class EagerCosts(Frozen):
     of divided layers."""
 
 
-_REFERENCE_RANKS = 2
-_REFERENCE = {
-    "operation": 19.46e-6,
-    "forward_hook": 210.5e-6,
-    "backward_hook": 281.9e-6,
-    "unshard": 267e-6,
-    "copy_call": 37.65e-6,
-    "gather": 109.5e-6,
-    "view": 20.2e-6,
-    "reshard": 121.7e-6,
-    "reduce": 245.6e-6,
-    "backward_call": 124e-6,
-    "checkpoint": 629.2e-6,
-    "recompute": 1244e-6,
-    "step_call": 1136e-6,
-}
-"""Times [s] per event on a host with two H200 GPUs (Xeon, 32 cores; PyTorch 2.11, transformers 5.17):
-validation/measured/fit/h200-2x-l."""
-_REFERENCE_PAGES = {"page_thread": 1.734e9, "page_limit": 13.16e9}
-"""Rates [B/s] of new pages on that host."""
-_OPERATION_S = 14.25e-6
-"""Time [s] of a PyTorch operation in inference that the profile of that host states."""
+class FsdpReference(FsdpTimes):
+    """Times under FSDP on a reference host, and how fast its Python thread is otherwise."""
 
-_SCALED_SPREAD = 0.24
-"""Spread of scaled times: that of host threads of ten machines (docs/explanations.md, Intervals)."""
+    inference_operation: Sourced[PositiveSeconds]
+    """Time of a PyTorch operation in inference under DeepSpeed on that host. On another host the times are
+    longer by the ratio of its ``deepspeed.operation`` to this one."""
 
 
-def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:
+class EagerReference(Frozen):
+    """The numbers of ``EagerCosts`` as multiples of ``deepspeed.operation`` of the same host."""
+
+    operation: Sourced[PositiveMultiple]
+    """Of a PyTorch operation."""
+    hook: Sourced[PositiveMultiple]
+    """Of Accelerate's hooks before and after a module."""
+    tensor: Sourced[PositiveMultiple]
+    """Of a tensor that Accelerate brings to the GPU and drops."""
+    all_reduce: Sourced[PositiveMultiple]
+    """Of a result that the GPUs of tensor parallelism sum or gather."""
+
+
+def scaled_costs(
+    reference: FsdpReference,
+    *,
+    operation_s: float,
+    loops_thread: float,
+    loops_limit: float,
+    pages: Mapping[str, Sourced[int]],
+) -> FsdpCosts:
     """Return the costs of a host on which FSDP was not measured.
 
     Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
-    tensors run at the host's own rates, and new pages come as fast as on the measured host.
+    tensors run at the host's own rates; ``pages`` are the rates of new pages, by key.
     """
-    slowdown = operation_s / _OPERATION_S
-    times = {key: f"{value * slowdown * 1e6:.4f} us" for key, value in _REFERENCE.items()}
-    rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
-    values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
-    values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
+    slowdown = operation_s / reference.inference_operation.value
     provenance: dict[str, Any] = {
         "origin": "estimate",
-        "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",
-        "date": datetime.date(2026, 11, 22),
+        "source": reference.operation.source,
+        "date": reference.operation.date,
     }
-    statements = {key: {"value": value, **provenance} for key, value in values.items()}
-    for key in times:
-        statements[key]["spread"] = _SCALED_SPREAD
-    return FsdpCosts.model_validate(statements)
-
-
-_EAGER = {"operation": 0.415, "hook": 0.415, "tensor": 5.09, "all_reduce": 20.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed: the medians of calibrate micro on
-three hosts with two H200 GPUs each. validation/measured/holdout/h200-x, -y and -z: 0.605, 0.374, 0.415; 5.77,
-5.09, 3.48; on the last two 22.4, 17.5. A hook counts as one operation."""
+    values: dict[str, Any] = {"ranks": reference.ranks}
+    for key, cost in reference:
+        if key not in ("ranks", "inference_operation"):
+            text = f"{cost.value * slowdown * 1e6:.4f} us"
+            values[key] = {"value": text, **provenance, "spread": cost.spread}
+    for key, rate in (("adam_thread", loops_thread), ("adam_limit", loops_limit)):
+        values[key] = {"value": f"{rate / 1e9:.4f} GB/s", **provenance}
+    return FsdpCosts.model_validate({**values, **pages})
 
 
 @cache
-def estimated_eager_costs(*, operation_s: float) -> EagerCosts:
+def estimated_eager_costs(reference: EagerReference, *, operation_s: float) -> EagerCosts:
     """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
     DeepSpeed."""
-    provenance = {
-        "origin": "estimate",
-        "source": "calibrate micro on another host (docs/measurements/host-thread.md), scaled",
-        "date": datetime.date(2026, 11, 23),
+    statements = {
+        key: {"value": f"{count.value * operation_s * 1e6:.4f} us", **_provenance(count)}
+        for key, count in reference
     }
-    return EagerCosts.model_validate(
-        {
-            key: {"value": f"{count * operation_s * 1e6:.4f} us", **provenance, "spread": _SCALED_SPREAD}
-            for key, count in _EAGER.items()
-        }
-    )
+    return EagerCosts.model_validate(statements)
+
+
+def _provenance(given: Provenance) -> dict[str, Any]:
+    return {"origin": "estimate", "source": given.source, "date": given.date, "spread": given.spread}

@@ -1,0 +1,70 @@
+"""Numbers of hosts and accelerators that their profiles do not state: those of other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Literal
+
+from simoffload.documents import Frozen, read_document, validate
+from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
+from simoffload.hardware.profiles import Profile
+from simoffload.hardware.quantities import Sourced
+from simoffload.hardware.thread_costs import EagerReference, FsdpReference
+from simoffload.shipped import shipped_folder
+from simoffload.units import BytesPerSecond
+
+UNMEASURED = "unmeasured"
+"""Kind of these profiles."""
+ELSEWHERE = "elsewhere"
+"""Id of the profile that is used; one of the user's folder takes precedence over the shipped one."""
+
+
+class UnmeasuredHost(Frozen):
+    """Sections of hosts, in place of those that a host's profile does not have."""
+
+    new_memory: NewMemory
+    """``new_memory`` of a host."""
+    page_cache: PageCache
+    """``page_cache`` of a host."""
+    checksum: Sourced[BytesPerSecond]
+    """``checksum`` of a host."""
+    mapped_read: Sourced[BytesPerSecond]
+    """``mapped_read`` of a host."""
+    pinned_allocation: Sourced[BytesPerSecond]
+    """``pinned_allocation`` of a host."""
+    fsdp: FsdpReference
+    """Times under FSDP, which are scaled to the host's own thread."""
+    eager: EagerReference
+    """Multiples of the host's own time of an operation under DeepSpeed."""
+
+
+class UnmeasuredAccelerator(Frozen):
+    """Sections of accelerators, in place of those that an accelerator's profile does not have."""
+
+    allocation: GpuAllocation
+    """``allocation`` of an accelerator."""
+
+
+class Unmeasured(Profile):
+    """Numbers that apply to hosts and accelerators on which they were not measured."""
+
+    kind: Literal["unmeasured"]
+    host: UnmeasuredHost
+    """Numbers of hosts."""
+    accelerator: UnmeasuredAccelerator
+    """Numbers of accelerators."""
+
+    def used_by(self, host: Profile, accelerator: Profile) -> Iterator[str]:
+        """Yield the keys of the sections that stand for those that two profiles lack."""
+        for part, profile in (("host", host), ("accelerator", accelerator)):
+            for key in type(getattr(self, part)).model_fields:
+                if getattr(profile, key) is None:
+                    yield f"{part}.{key}"
+
+
+@cache
+def shipped_unmeasured() -> Unmeasured:
+    """Return the shipped profile, for hosts and accelerators that were not loaded with a platform."""
+    path = shipped_folder("hardware_profiles") / UNMEASURED / f"{ELSEWHERE}.yaml"
+    return validate(read_document(path), Unmeasured)
