@@ -18,7 +18,7 @@ from simoffload.hardware.thread_costs import (
     estimated_eager_costs,
     scaled_costs,
 )
-from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, shipped_unmeasured
+from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, completed, shipped_unmeasured
 from simoffload.units import BytesPerSecond, PositiveBytes
 
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
@@ -146,17 +146,8 @@ class Host(Profile):
 
     def completed(self, unmeasured: Unmeasured) -> Self:
         """Return the host with the numbers of other machines in place of those that it lacks."""
-        found = unmeasured.host
-        other = self.model_copy(
-            update={
-                "new_memory": self.new_memory or found.new_memory,
-                "page_cache": self.page_cache or found.page_cache,
-                "checksum": self.checksum or found.checksum,
-                "mapped_read": self.mapped_read or found.mapped_read,
-                "pinned_allocation": self.pinned_allocation or found.pinned_allocation,
-            }
-        )
-        other._unmeasured = unmeasured
+        other = completed(self, unmeasured.host)
+        other._unmeasured = unmeasured  # noqa: SLF001 (a copy of this host)
         return other
 
     @property
@@ -227,4 +218,3 @@ class Host(Profile):
     def mapped_read_rate(self) -> int:
         """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
         return (self.mapped_read or self._elsewhere.mapped_read).value
-

@@ -23,7 +23,7 @@ from simoffload.hardware.targets import (
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
-from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured
+from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured, completed
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 from simoffload.units import plural
 
@@ -126,7 +126,7 @@ class _Loader:
         return Platform(
             profile=platform,
             host=host.completed(unmeasured),
-            accelerator=accelerator.completed(unmeasured.accelerator.allocation),
+            accelerator=completed(accelerator, unmeasured.accelerator),
             gpu=gpu_pcie_link,
             slots=slots,
             stated={name: pcie for name, pcie in switches.items() if pcie},

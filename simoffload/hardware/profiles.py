@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -206,10 +206,6 @@ class Accelerator(Profile):
         if not self.is_unified and self.hbm_capacity is None:
             raise ValueError("hbm_capacity is missing: give it, or unified_memory if the GPU uses the host's")
         return self
-
-    def completed(self, allocation: GpuAllocation) -> Self:
-        """Return the accelerator with the times of another one in place of those that it lacks."""
-        return self.model_copy(update={"allocation": self.allocation or allocation})
 
     @property
     def is_unified(self) -> bool:

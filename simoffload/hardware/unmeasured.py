@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
 from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
@@ -61,6 +61,18 @@ class Unmeasured(Profile):
             for key in type(getattr(self, part)).model_fields:
                 if getattr(profile, key) is None:
                     yield f"{part}.{key}"
+
+
+P = TypeVar("P", bound=Profile)
+
+
+def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> P:
+    """Return a profile with the numbers of another machine in place of those that it lacks, but for those
+    that must be scaled first."""
+    plain = {key: one for key, one in elsewhere if not isinstance(one, FsdpReference | EagerReference)}
+    return profile.model_copy(
+        update={key: one for key, one in plain.items() if getattr(profile, key) is None}
+    )
 
 
 @cache

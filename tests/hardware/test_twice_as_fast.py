@@ -52,9 +52,15 @@ PROGRAMS = {
     "resident, cache in host memory": _work({"kind": "resident", "kv_cache": {"tier": "dram"}}),
     "tensor parallelism": _work({"kind": "tensor_parallel", "tensor_parallel_size": 2}),
     "vLLM": _work({"kind": "vllm_cpu_offload", "cpu_offload_gb": 0.5}),
-    "vLLM, prefix": _work({"kind": "vllm_cpu_offload", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}),
+    "vLLM, prefix": _work(
+        {"kind": "vllm_cpu_offload", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}
+    ),
     "streamed cache": _work(
-        {"kind": "tensor_parallel", "compiled": True, "kv_cache": {"tier": "raid", "implementation": "streamed"}}
+        {
+            "kind": "tensor_parallel",
+            "compiled": True,
+            "kv_cache": {"tier": "raid", "implementation": "streamed"},
+        }
     ),
     "ZeRO-Offload": _work({"kind": "zero_training", "weights": "hbm", "optimizer": "dram"}, TRAINING),
     "ZeRO-Infinity": _work({"kind": "zero_training", "weights": "raid", "optimizer": "raid"}, TRAINING),
@@ -75,10 +81,13 @@ PROGRAMS = {
 }
 
 
+TEXT = ("source", "notes", "name", "about")
+
+
 def scaled(node: Any) -> Any:
     """Return a file's content with rates doubled and times halved."""
     if isinstance(node, dict):
-        return {key: one if key in ("source", "notes", "name", "about") else scaled(one) for key, one in node.items()}
+        return {key: one if key in TEXT else scaled(one) for key, one in node.items()}
     if isinstance(node, list):
         return [scaled(one) for one in node]
     found = _QUANTITY.fullmatch(node) if isinstance(node, str) else None
@@ -95,7 +104,10 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in shipped_folder("hardware_profiles").glob("*/*.yaml"):
         other = folder / path.parent.name / path.name
         other.parent.mkdir(exist_ok=True)
-        other.write_text(yaml_text(scaled(parse_yaml(path.read_text(encoding="utf-8"), name=path.name).data)), encoding="utf-8")
+        other.write_text(
+            yaml_text(scaled(parse_yaml(path.read_text(encoding="utf-8"), name=path.name).data)),
+            encoding="utf-8",
+        )
     return folder
 
 
@@ -103,7 +115,11 @@ def times(scenario: dict[str, Any], folder: Path) -> dict[str, float]:
     path = folder / "scenario.yaml"
     path.write_text(yaml_text({"name": "twice as fast", **scenario}), encoding="utf-8")
     found = so.simulate(so.load_scenario(str(path)))
-    return {key: float(value) for key, value in found.metrics().items() if key.endswith("_s") and not key.endswith("per_s") and value}
+    return {
+        key: float(value)
+        for key, value in found.metrics().items()
+        if key.endswith("_s") and not key.endswith("per_s") and value
+    }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -111,3 +127,56 @@ def test_every_time_halves_on_a_machine_twice_as_fast(program: str, twice: Path,
     slow, fast = times(PROGRAMS[program], tmp_path), times(PROGRAMS[program], twice)
     assert slow
     assert {key: slow[key] / fast[key] for key in slow} == pytest.approx(dict.fromkeys(slow, 2.0), rel=1e-3)
+
+
+ELSEWHERE = "unmeasured/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("program", "key", "slower"),
+    [
+        ("Accelerate", "accelerator.allocation.release_rate", -1),
+        ("Accelerate", "host.eager.tensor", 1),
+        ("FSDP", "host.fsdp.step_call", 1),
+        ("FSDP", "host.new_memory.page_limit", -1),
+        ("checkpoint", "host.page_cache.write", -1),
+        ("checkpoint", "host.checksum", -1),
+    ],
+)
+def test_sensitivity_has_numbers_of_other_machines(
+    program: str, key: str, slower: int, tmp_path: Path
+) -> None:
+    (tmp_path / "one.yaml").write_text(yaml_text({"name": "one", **PROGRAMS[program]}), encoding="utf-8")
+    rows = so.sensitivity(so.load_scenario(str(tmp_path / "one.yaml"))).rows
+    found = {(row.number.profile, row.number.key): row.elasticity * slower for row in rows}
+    assert found[ELSEWHERE, key] > 0
+
+
+def test_spreads_of_other_machines_are_those_of_the_work(tmp_path: Path) -> None:
+    def spread(**profiles: Any) -> float:
+        scenario = {"name": "one", **PROGRAMS["checkpoint"], "profiles": profiles}
+        (tmp_path / "one.yaml").write_text(yaml_text(scenario), encoding="utf-8")
+        result = so.simulate(so.load_scenario(str(tmp_path / "one.yaml")))
+        return result.provenance.spreads["CPU work"].value
+
+    certain = {"value": "4.8 GB/s", "spread": 0.7}
+    assert spread() == 0.3
+    assert spread(elsewhere={"host": {"checksum": certain}}) == 0.7
+
+
+def test_a_host_states_its_own_numbers(tmp_path: Path) -> None:
+    """They are then used, and those of another machine are no inputs."""
+
+    def scenario(**profiles: Any) -> Any:
+        text = yaml_text({"name": "one", **PROGRAMS["checkpoint"], "profiles": profiles})
+        (tmp_path / "one.yaml").write_text(text, encoding="utf-8")
+        return so.load_scenario(str(tmp_path / "one.yaml"))
+
+    number = {"value": "1 GB/s", "origin": "measured", "source": "here", "date": "2026-11-24"}
+    own, other = scenario(**{"host/dgx-a100-1tib": {"checksum": number}}), scenario()
+    assert own.machine.host.checksum_rate.value == 10**9
+    assert so.simulate(own).metrics()["save_s"] > so.simulate(other).metrics()["save_s"]
+    listed = [
+        {one.key for one in each.machine.inputs() if one.profile == "elsewhere"} for each in (own, other)
+    ]
+    assert listed[1] - listed[0] == {"host.checksum"}

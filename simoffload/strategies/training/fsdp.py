@@ -142,6 +142,11 @@ class FsdpPlan(StepWork):
         return costs.operation, costs.forward_hook, costs.backward_hook
 
     @property
+    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
+        """Rate of the pages of AdamW's new tensors."""
+        return (self.machine.host.fsdp_costs.page_limit,) if self.strategy.cpu_offload else ()
+
+    @property
     def _micro_steps(self) -> int:
         return self.workload.gradient_accumulation_steps
 
