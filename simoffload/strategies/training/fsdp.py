@@ -25,8 +25,9 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
+from simoffload.strategies.optimizer_traffic import TORCH_ADAM_NEW
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Trace, micro_step
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units

@@ -16,9 +16,9 @@ from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
