@@ -152,7 +152,7 @@ class Host(Profile):
 
     @property
     def _elsewhere(self) -> UnmeasuredHost:
-        """Numbers of other machines."""
+        """The numbers of other machines for what this host does not state."""
         return (self._unmeasured or shipped_unmeasured()).host
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:

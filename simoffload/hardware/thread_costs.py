@@ -190,13 +190,13 @@ class EagerReference(Frozen):
     """The numbers of ``EagerCosts`` as multiples of ``deepspeed.operation`` of the same host."""
 
     operation: Sourced[PositiveMultiple]
-    """Of a PyTorch operation."""
+    """Multiple of a PyTorch operation without DeepSpeed."""
     hook: Sourced[PositiveMultiple]
-    """Of Accelerate's hooks before and after a module."""
+    """Multiple of Accelerate's hooks before and after a module."""
     tensor: Sourced[PositiveMultiple]
-    """Of a tensor that Accelerate brings to the GPU and drops."""
+    """Multiple of a tensor that Accelerate brings to the GPU and drops."""
     all_reduce: Sourced[PositiveMultiple]
-    """Of a result that the GPUs of tensor parallelism sum or gather."""
+    """Multiple of a result that the GPUs of tensor parallelism sum or gather."""
 
 
 def scaled_costs(

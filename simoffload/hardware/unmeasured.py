@@ -15,7 +15,7 @@ from simoffload.shipped import shipped_folder
 from simoffload.units import BytesPerSecond
 
 UNMEASURED = "unmeasured"
-"""Kind of these profiles."""
+"""The kind of these profiles, and the folder of their files."""
 ELSEWHERE = "elsewhere"
 """Id of the profile that is used; one of the user's folder takes precedence over the shipped one."""
 
@@ -24,15 +24,15 @@ class UnmeasuredHost(Frozen):
     """Sections of hosts, in place of those that a host's profile does not have."""
 
     new_memory: NewMemory
-    """``new_memory`` of a host."""
+    """Rates for hosts that do not state ``new_memory``."""
     page_cache: PageCache
-    """``page_cache`` of a host."""
+    """Rates for hosts that do not state ``page_cache``."""
     checksum: Sourced[BytesPerSecond]
-    """``checksum`` of a host."""
+    """Rate for hosts that do not state ``checksum``."""
     mapped_read: Sourced[BytesPerSecond]
-    """``mapped_read`` of a host."""
+    """Rate for hosts that do not state ``mapped_read``."""
     pinned_allocation: Sourced[BytesPerSecond]
-    """``pinned_allocation`` of a host."""
+    """Rate for hosts that do not state ``pinned_allocation``."""
     fsdp: FsdpReference
     """Times under FSDP, which are scaled to the host's own thread."""
     eager: EagerReference
@@ -43,7 +43,7 @@ class UnmeasuredAccelerator(Frozen):
     """Sections of accelerators, in place of those that an accelerator's profile does not have."""
 
     allocation: GpuAllocation
-    """``allocation`` of an accelerator."""
+    """Times for accelerators that do not state ``allocation``."""
 
 
 class Unmeasured(Profile):
@@ -51,9 +51,9 @@ class Unmeasured(Profile):
 
     kind: Literal["unmeasured"]
     host: UnmeasuredHost
-    """Numbers of hosts."""
+    """Sections for hosts that do not state them."""
     accelerator: UnmeasuredAccelerator
-    """Numbers of accelerators."""
+    """Sections for accelerators that do not state them."""
 
     def used_by(self, host: Profile, accelerator: Profile) -> Iterator[str]:
         """Yield the keys of the sections that stand for those that two profiles lack."""

@@ -22,7 +22,7 @@ class CacheForm(NamedTuple):
     paged: float = 0.0
     """Size [B] of an element that kernels read from a paged cache, to which new tokens are written in place;
     0: that of the model's type."""
-    moved: bool = False
+    offloaded: bool = False
     """Whether it leaves the GPU between passes (``offloading=True``)."""
     operations: int = 0
     """Number of PyTorch operations of an update beyond the two of ``torch.cat``."""
@@ -43,7 +43,7 @@ class CacheForm(NamedTuple):
             return 0
         if new_tokens == context:
             return context
-        if window is None or self.moved or context - new_tokens < window:
+        if window is None or self.offloaded or context - new_tokens < window:
             return 0
         return self.held(new_tokens=new_tokens, context=context, window=window)
 

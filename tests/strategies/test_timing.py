@@ -194,8 +194,8 @@ def test_a_full_sliding_layer_is_joined_element_by_element(machine: Machine) -> 
 
 
 def test_a_cache_that_left_the_gpu_is_contiguous_again(machine: Machine) -> None:
-    moved = CacheForm(moved=True)
-    full, short = (attention_s(machine, MISTRAL, context=at, cache=moved) for at in (4097, 4096))
+    offloaded = CacheForm(offloaded=True)
+    full, short = (attention_s(machine, MISTRAL, context=at, cache=offloaded) for at in (4097, 4096))
     assert full == short
 
 
