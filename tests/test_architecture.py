@@ -152,6 +152,7 @@ def goes_past_a_face(source: Source) -> Iterator[str]:
 EDITS = "documents/edits.py"
 OWN_VALUES = {
     "hardware/changes.py": "what a platform's slots hold",
+    "hardware/unmeasured.py": "profiles completed by numbers of another machine",
     "planning/costs/price_list.py": "lists of prices laid over each other",
     "scenario/loading.py": "names of tiers as the machine has them, and ranks of a default scenario",
     "simulation/data_loading.py": "numbers of workers that are tried",

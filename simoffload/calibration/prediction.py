@@ -19,8 +19,8 @@ from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
+from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
 from simoffload.hardware.thread_costs import (
@@ -18,6 +18,7 @@ from simoffload.hardware.thread_costs import (
     estimated_eager_costs,
     scaled_costs,
 )
+from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, completed, shipped_unmeasured
 from simoffload.units import BytesPerSecond, PositiveBytes
 
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
@@ -82,19 +83,6 @@ class CpuOptimizer(Frozen):
         return int(saturating(threads * thread, limit / processes))
 
 
-_ESTIMATED_PINNED_ALLOCATION = Sourced[BytesPerSecond].model_validate(
-    {
-        "value": "2.8 GB/s",
-        "origin": "estimate",
-        "source": "median of 23 virtual machines with H100 and H200 (1.4 to 5.6 GB/s), calibrate micro: "
-        "docs/measurements/kv-cache.md",
-        "date": datetime.date(2026, 11, 23),
-        "spread": 0.3,
-    }
-)
-"""Rate at which hosts on which it was not measured pin new memory."""
-
-
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -124,6 +112,12 @@ class Host(Profile):
     """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
     of threads (Accelerate, FlexGen); None: not measured, so that only the drive, Linux's read-ahead and the
     threads limit it (docs/measurements/mapped-files.md)."""
+    new_memory: NewMemory | None = None
+    """Rates of memory that is new; None: not measured, so that they are as on another machine."""
+    page_cache: PageCache | None = None
+    """Rates of the page cache; None: as above."""
+    checksum: Sourced[BytesPerSecond] | None = None
+    """Rate of the CRC-32 of the zip format, by one thread; None: as above."""
     reserved: Sourced[PositiveBytes]
     """Memory that the operating system and the processes occupy."""
     slots: Sourced[Reference] | None = None
@@ -143,10 +137,23 @@ class Host(Profile):
     scaled."""
     pinned_allocation: Sourced[BytesPerSecond] | None = None
     """Rate at which new memory is allocated and pinned (``cudaHostAlloc``); None: not measured, so that it is
-    estimated."""
+    as on other machines."""
     eager: EagerCosts | None = None
     """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
     are estimated."""
+
+    _unmeasured: Unmeasured | None = PrivateAttr(default=None)
+
+    def completed(self, unmeasured: Unmeasured) -> Self:
+        """Return the host with the numbers of other machines in place of those that it lacks."""
+        other = completed(self, unmeasured.host)
+        other._unmeasured = unmeasured  # noqa: SLF001 (a copy of this host)
+        return other
+
+    @property
+    def _elsewhere(self) -> UnmeasuredHost:
+        """The numbers of other machines for what this host does not state."""
+        return (self._unmeasured or shipped_unmeasured()).host
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
@@ -161,22 +168,41 @@ class Host(Profile):
         """The host's own costs under FSDP, or those of the reference host scaled to it."""
         if self.fsdp is not None:
             return self.fsdp
-        cpu = self.cpu_optimizer
+        cpu, pages = self.cpu_optimizer, self.fresh_memory
         return scaled_costs(
+            self._elsewhere.fsdp,
             operation_s=self.deepspeed.operation.value,
             loops_thread=2 * self.memcpy_rate.value,
             loops_limit=cpu.limit.value / cpu.numa_nodes.value,
+            pages={"page_thread": pages.page_thread, "page_limit": pages.page_limit},
         )
 
     @property
     def eager_costs(self) -> EagerCosts:
         """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
-        return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
+        if self.eager is not None:
+            return self.eager
+        return estimated_eager_costs(self._elsewhere.eager, operation_s=self.deepspeed.operation.value)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:
         """The host's own rate at which new memory is pinned, or an estimate."""
-        return self.pinned_allocation or _ESTIMATED_PINNED_ALLOCATION
+        return self.pinned_allocation or self._elsewhere.pinned_allocation
+
+    @property
+    def fresh_memory(self) -> NewMemory:
+        """The host's own rates of new memory, or those of another machine."""
+        return self.new_memory or self._elsewhere.new_memory
+
+    @property
+    def cached_files(self) -> PageCache:
+        """The host's own rates of the page cache, or those of another machine."""
+        return self.page_cache or self._elsewhere.page_cache
+
+    @property
+    def checksum_rate(self) -> Sourced[BytesPerSecond]:
+        """The host's own rate of checksums, or that of another machine."""
+        return self.checksum or self._elsewhere.checksum
 
     @property
     def memory_rate(self) -> int:

@@ -29,6 +29,7 @@ from simoffload.hardware.host import Host
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
+from simoffload.hardware.unmeasured import Unmeasured
 from simoffload.hardware.wiring import PlatformProfile
 from simoffload.shipped import shipped_folder
 
@@ -48,6 +49,7 @@ KINDS: dict[str, type[Profile]] = {
     "remote": RemoteMemory,
     "platform": PlatformProfile,
     "costs": Costs,
+    "unmeasured": Unmeasured,
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
 _ID = re.compile(ID_PATTERN)

@@ -23,6 +23,7 @@ from simoffload.hardware.targets import (
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured, completed
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 from simoffload.units import plural
 
@@ -100,25 +101,32 @@ class _Loader:
         gpu_pcie_link = accelerator_entry and self._try(lambda: self._gpu_pcie_link(accelerator_entry))
         nics = {name: self._nic(name) for name in platform.nics}
         targets = {name: self._target(name, tier) for name, tier in platform.tiers.items()}
+        unmeasured_entry = self._try(lambda: self._library.find(ELSEWHERE, (UNMEASURED,)))
         self._check_wiring()
         if not self._problems:
             self._try(self._library.check_changes)
         accelerator = accelerator_entry.profile if accelerator_entry else None
         host = host_entry.profile if host_entry else None
+        unmeasured = unmeasured_entry.profile if unmeasured_entry else None
         if (
             self._problems
             or not isinstance(host, Host)
             or gpu_pcie_link is None
             or not isinstance(accelerator, Accelerator)
+            or not isinstance(unmeasured, Unmeasured)
         ):
             raise InputError(sorted(self._problems, key=self._order))
         entries = self._library.entries()
-        stated = [entry.inputs() for entry in entries]
+        missing = tuple(unmeasured.used_by(host, accelerator))
+        stated = [
+            [line for line in entry.inputs() if entry.use.kind != UNMEASURED or line.key.startswith(missing)]
+            for entry in entries
+        ]
         added = self._equipment.inputs(platform.id) if self._equipment else ()
         return Platform(
             profile=platform,
-            host=host,
-            accelerator=accelerator,
+            host=host.completed(unmeasured),
+            accelerator=completed(accelerator, unmeasured.accelerator),
             gpu=gpu_pcie_link,
             slots=slots,
             stated={name: pcie for name, pcie in switches.items() if pcie},

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
+from simoffload.hardware.memory_costs import GpuAllocation
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,
@@ -188,6 +189,9 @@ class Accelerator(Profile):
     """Share of its ideal speed that attention spelled out in Python reaches; None: as above."""
     kernel_latency: Sourced[Seconds]
     """Time that each kernel costs on the GPU in addition to its work."""
+    allocation: GpuAllocation | None = None
+    """Times of allocating and releasing GPU memory; None: not measured, so that they are as on another
+    machine."""
     pcie: Slot
     """The GPU's own side of its slot."""
     gpudirect_storage: Sourced[Annotated[bool, Field(strict=True)]] | None = None

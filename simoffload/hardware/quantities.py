@@ -64,6 +64,8 @@ Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """A fraction above 0, at most 1."""
 Multiple = Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)]
 """A factor of at least 1."""
+PositiveMultiple = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
+"""A factor above 0, which may be smaller or larger than 1."""
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 """A time [s] above zero."""

@@ -66,11 +66,14 @@ class Spread(NamedTuple):
     """``kind/id`` of the profile; results with the same source have the same error."""
 
 
-def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Provenance]) -> dict[str, Spread]:
+def machine_spreads(
+    machine: Machine, *, ranks: int, host_costs: Sequence[Provenance], cpu_costs: Sequence[Provenance] = ()
+) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
     tier.
 
-    ``host_costs`` are the costs of the host thread that make up most of its time. The overflow check has one
+    ``host_costs`` are the costs of the host thread that make up most of its time,
+    ``cpu_costs`` further numbers that decide the work of the CPU. The overflow check has one
     of its own only where its rate is less certain than other work of the CPU.
     """
     pcie = machine.topology.gpu_pcie_link.pcie
@@ -80,7 +83,7 @@ def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Proven
     found: dict[str, Spread] = {
         TimeInput.HOST: _host(machine, own, host_costs),
         TimeInput.CPU: own.spread(
-            TimeInput.CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit]
+            TimeInput.CPU, f"host/{machine.host.id}", [machine.host.cpu_optimizer.limit, *cpu_costs]
         ),
         TimeInput.COPIES: own.spread(
             TimeInput.COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]

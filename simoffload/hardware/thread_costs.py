@@ -3,14 +3,22 @@ Hugging Face Accelerate."""
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, Share, Sourced, saturating
+from simoffload.hardware.quantities import (
+    Count,
+    PositiveMultiple,
+    PositiveSeconds,
+    Provenance,
+    Share,
+    Sourced,
+    saturating,
+)
 from simoffload.units import BytesPerSecond, Seconds
 
 
@@ -88,11 +96,8 @@ class TrainingCosts(Frozen):
     """Time for every parameter tensor in that step."""
 
 
-class FsdpCosts(Frozen):
-    """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.
-
-    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
-    """
+class FsdpTimes(Frozen):
+    """Time that the Python thread spends under FSDP, per event."""
 
     ranks: Sourced[Count]
     """Largest number of ranks on one host with which the costs were measured, here or on the machine from
@@ -125,6 +130,14 @@ class FsdpCosts(Frozen):
     """Time in the backward pass for each such layer, in addition to the launches of its forward pass."""
     step_call: Sourced[Seconds]
     """Time of a step of the optimizer."""
+
+
+class FsdpCosts(FsdpTimes):
+    """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.
+
+    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
+    """
+
     adam_thread: Sourced[BytesPerSecond]
     """Bytes that one thread of AdamW reads and writes per second in existing tensors: the limit of the
     formula for few threads."""
@@ -165,72 +178,66 @@ class EagerCosts(Frozen):
     of divided layers."""
 
 
-_FSDP_RANKS = 2
-_FSDP = {
-    "operation": 0.9581,
-    "forward_hook": 11.32,
-    "backward_hook": 16.13,
-    "unshard": 11.6,
-    "copy_call": 2.819,
-    "gather": 5.706,
-    "view": 1.087,
-    "reshard": 6.029,
-    "reduce": 12.27,
-    "backward_call": 6.45,
-    "checkpoint": 36.01,
-    "recompute": 49.98,
-    "step_call": 62.27,
-}
-"""Times per event under FSDP as multiples of a PyTorch operation under DeepSpeed: medians of calibrate micro
-on a host with two H200 and one with one H100 (PyTorch 2.11, transformers 5.17): h200-2x-l and h100-m of
-validation/measured. That operation was not measured on them: it is that of the shipped hosts of their GPUs,
-19.2 and 24.8 us (``validation.shipped_hosts.multiples``, docs/measurements/fsdp.md)."""
-_FSDP_PAGES = {"page_thread": 1.808e9, "page_limit": 8.504e9}
-"""Rates [B/s] of new pages on these two hosts."""
+class FsdpReference(FsdpTimes):
+    """Times under FSDP on a reference host, and how fast its Python thread is otherwise."""
 
-_SCALED_SPREAD = 0.24
-"""Spread of scaled times: that of the host threads of measured machines (docs/explanations.md, Intervals)."""
+    inference_operation: Sourced[PositiveSeconds]
+    """Time of a PyTorch operation in inference under DeepSpeed on that host. On another host the times are
+    longer by the ratio of its ``deepspeed.operation`` to this one."""
 
 
-def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:
+class EagerReference(Frozen):
+    """The numbers of ``EagerCosts`` as multiples of ``deepspeed.operation`` of the same host."""
+
+    operation: Sourced[PositiveMultiple]
+    """Multiple of a PyTorch operation without DeepSpeed."""
+    hook: Sourced[PositiveMultiple]
+    """Multiple of Accelerate's hooks before and after a module."""
+    tensor: Sourced[PositiveMultiple]
+    """Multiple of a tensor that Accelerate brings to the GPU and drops."""
+    all_reduce: Sourced[PositiveMultiple]
+    """Multiple of a result that the GPUs of tensor parallelism sum or gather."""
+
+
+def scaled_costs(
+    reference: FsdpReference,
+    *,
+    operation_s: float,
+    loops_thread: float,
+    loops_limit: float,
+    pages: Mapping[str, Sourced[int]],
+) -> FsdpCosts:
     """Return the costs of a host on which FSDP was not measured.
 
     Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
-    tensors run at the host's own rates, and new pages come as fast as on the measured hosts.
+    tensors run at the host's own rates; ``pages`` are the rates of new pages, by key.
     """
-    times = {key: f"{value * operation_s * 1e6:.4f} us" for key, value in _FSDP.items()}
-    rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_FSDP_PAGES}
-    values: dict[str, str | int] = {"ranks": _FSDP_RANKS, **times}
-    values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
+    slowdown = operation_s / reference.inference_operation.value
     provenance: dict[str, Any] = {
         "origin": "estimate",
-        "source": "PyTorch 2.11 on hosts with H200 and H100 GPUs (docs/measurements/fsdp.md), scaled",
-        "date": datetime.date(2026, 11, 22),
+        "source": reference.operation.source,
+        "date": reference.operation.date,
     }
-    statements = {key: {"value": value, **provenance} for key, value in values.items()}
-    for key in times:
-        statements[key]["spread"] = _SCALED_SPREAD
-    return FsdpCosts.model_validate(statements)
-
-
-_EAGER = {"operation": 0.4229, "hook": 0.4229, "tensor": 5.419, "all_reduce": 19.81}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed: medians of calibrate micro on five
-hosts, validation/measured/holdout/h100-w, h200-aa, -x, -y and -z (operation: 0.374 to 0.605; tensor: 3.48 to
-6.18; the last one on h200-y and -z only). A hook counts as one operation."""
+    values: dict[str, Any] = {"ranks": reference.ranks}
+    for key, cost in reference:
+        if key not in ("ranks", "inference_operation"):
+            text = f"{cost.value * slowdown * 1e6:.4f} us"
+            values[key] = {"value": text, **provenance, "spread": cost.spread}
+    for key, rate in (("adam_thread", loops_thread), ("adam_limit", loops_limit)):
+        values[key] = {"value": f"{rate / 1e9:.4f} GB/s", **provenance}
+    return FsdpCosts.model_validate({**values, **pages})
 
 
 @cache
-def estimated_eager_costs(*, operation_s: float) -> EagerCosts:
+def estimated_eager_costs(reference: EagerReference, *, operation_s: float) -> EagerCosts:
     """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
     DeepSpeed."""
-    provenance = {
-        "origin": "estimate",
-        "source": "calibrate micro on another host (docs/measurements/host-thread.md), scaled",
-        "date": datetime.date(2026, 11, 23),
+    statements = {
+        key: {"value": f"{count.value * operation_s * 1e6:.4f} us", **_provenance(count)}
+        for key, count in reference
     }
-    return EagerCosts.model_validate(
-        {
-            key: {"value": f"{count * operation_s * 1e6:.4f} us", **provenance, "spread": _SCALED_SPREAD}
-            for key, count in _EAGER.items()
-        }
-    )
+    return EagerCosts.model_validate(statements)
+
+
+def _provenance(given: Provenance) -> dict[str, Any]:
+    return {"origin": "estimate", "source": given.source, "date": given.date, "spread": given.spread}

@@ -22,6 +22,8 @@ class CacheForm(NamedTuple):
     paged: float = 0.0
     """Size [B] of an element that kernels read from a paged cache, to which new tokens are written in place;
     0: that of the model's type."""
+    offloaded: bool = False
+    """Whether it leaves the GPU between passes (``offloading=True``)."""
     operations: int = 0
     """Number of PyTorch operations of an update beyond the two of ``torch.cat``."""
 
@@ -29,6 +31,21 @@ class CacheForm(NamedTuple):
     def joins(self) -> bool:
         """Whether ``torch.cat`` also copies the prompt, as it joins it with an empty cache."""
         return not self.room and not self.first and not self.paged
+
+    def slowly_joined(self, *, new_tokens: int, context: int, window: int | None) -> int:
+        """Return the number of positions of each sequence that ``torch.cat`` copies element by element.
+
+        It does so where keys and values are no contiguous tensor: those of a prompt, which are transposed,
+        and those that a full sliding layer keeps, which are a view of the last ones
+        (``DynamicSlidingWindowLayer.update``) unless copies to another device have made them contiguous.
+        """
+        if not self.joins:
+            return 0
+        if new_tokens == context:
+            return context
+        if window is None or self.offloaded or context - new_tokens < window:
+            return 0
+        return self.held(new_tokens=new_tokens, context=context, window=window)
 
     def positions(self, context: int) -> int:
         """Return the number of positions on which a pass works whose last token has ``context`` keys."""

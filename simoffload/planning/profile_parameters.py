@@ -17,11 +17,12 @@ _NO_TIME = (
     *("capacity", "hbm_capacity", "memory_capacity", "memory_maximum", "reserved"),  # decide what fits
     *("endurance.", "random_read", "random_write"),
     "deepspeed.ranks",  # says where the range of the measurements ends
+    "host.fsdp.ranks",
     "host_factor",  # the costs contain it
 )
 """Numbers, or prefixes of keys, that affect no time."""
-_OF_TRAINING = ("training.", "cpu_optimizer.")
-"""Prefixes of keys that affect no time of inference."""
+_OF_TRAINING = ("training.", "cpu_optimizer.", "host.fsdp.", "host.page_cache.", "host.checksum")
+"""Prefixes of keys that affect no time of inference, those of checkpoints included."""
 _LOCAL = {"hbm", "dram", "nvme"}
 
 

@@ -177,6 +177,11 @@ class AcceleratePlan(InferencePlan):
         return (costs.operation, costs.tensor) if self.hooked else (costs.operation,)
 
     @property
+    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
+        """Rate of the pages of tensors that are copied from mapped files."""
+        return (self.machine.host.fsdp_costs.page_limit,) if self.bytes_at("disk") else ()
+
+    @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
         """Warnings about weights that were never written, about those that transformers does not offload, and
         about what is assumed of the page cache."""

@@ -21,9 +21,6 @@ from simoffload.strategies.timing import Timing
 if TYPE_CHECKING:
     from simoffload.strategies.accelerate_plan import AcceleratePlan
 
-_ALLOCATE, _RELEASE = (50e-6, 0.14e-12), (45e-6, 0.51e-12)
-"""Time [s] of allocating and of releasing a block of a GPU's memory, and more for each byte [s/B] (H100:
-docs/measurements/hugging-face.md). The time of small blocks is part of ``EagerCosts.tensor``."""
 _SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
 """[B] Tensors up to the first size are small; those up to the second share blocks of the third
 (c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kMinLargeAlloc, kLargeBuffer)."""
@@ -45,10 +42,10 @@ class NewTensors(NamedTuple):
             return 0
         return self.number if self.size >= _SHARED else -(-self.number * self.size // _SEGMENT)
 
-    def seconds(self, costs: tuple[float, float]) -> float:
-        """Return the time [s] of allocating or releasing these blocks."""
-        block, byte = costs
-        return self.blocks and self.blocks * block + self.number * self.size * byte
+    def seconds(self, block: float, rate: int) -> float:
+        """Return the time [s] of allocating or releasing these blocks, from that of a block and the rate of
+        its bytes; that of small blocks is part of ``EagerCosts.tensor``."""
+        return self.blocks and self.blocks * block + self.number * self.size / rate
 
 
 class AccelerateWriter(StreamWriter):
@@ -69,6 +66,10 @@ class AccelerateWriter(StreamWriter):
         self.timing = timing
         self._plan, self._at = plan, plan.executed[0]
         self._own = plan.machine.host.eager_costs
+        allocation = plan.machine.accelerator.allocation
+        assert allocation is not None, "machines complete their profiles"
+        self._allocate = allocation.allocate.value, allocation.allocate_rate.value
+        self._release = allocation.release.value, allocation.release_rate.value
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
         self._emptied, self._releasing = False, 0.0
@@ -95,7 +96,7 @@ class AccelerateWriter(StreamWriter):
         for size in sizes:
             if disk:
                 self._read(size)
-            self.spend(self._own.tensor.value + (_ALLOCATE[1] + _RELEASE[1]) * size)
+            self.spend(self._own.tensor.value + size / self._allocate[1] + size / self._release[1])
             self.flush()
             compute = 1 + self._plan.main
             route, latency = self._to_gpu(size, disk=disk)
@@ -157,8 +158,8 @@ class AccelerateWriter(StreamWriter):
         if not duration:
             return
         if self._emptied and gpu == self._plan.main:
-            self.spend(sum(one.seconds(_ALLOCATE) for one in results))
-            self._releasing += sum(one.seconds(_RELEASE) for one in results)
+            self.spend(sum(one.seconds(*self._allocate) for one in results))
+            self._releasing += sum(one.seconds(*self._release) for one in results)
         self.flush()
         self.add("launch", HOST, fixed=launch, label=label)
         if gpu != self._at:

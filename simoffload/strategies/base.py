@@ -1,7 +1,6 @@
 """Strategies and plans: a strategy turns a model, a workload and a machine into a plan of memory and phases.
 
-A strategy is one class in one file, registered by ``registry.register``; no code outside ``strategies/``
-refers to its class.
+A strategy is one class in one file, registered by ``registry.register``, to which no other code refers.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Earlier(NamedTuple):
     repeat: Fraction = Fraction(1)
     """How often the phase occurs in one step."""
     unfinished_s: float = 0.0
-    """Time [s] for which work that the phase started continues after its end, such as an update on the CPU.
-    """
+    """Time [s] for which work of the phase continues after its end, such as an update on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +136,8 @@ class Plan(ABC):
     machine: Machine
     warnings: tuple[str, ...]
     """Warnings that the user should read before the run."""
+    cpu_costs: tuple[Provenance, ...] = ()
+    """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
 
     @property
     @abstractmethod

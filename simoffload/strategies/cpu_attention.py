@@ -29,7 +29,7 @@ from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, cache_route
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.new_memory import FREED_S, FRESH_FROM_GPU_S, KEPT_BY_MALLOC
+from simoffload.strategies.new_memory import KEPT_BY_MALLOC
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
 from simoffload.workload import Inference
@@ -185,7 +185,8 @@ class CpuAttentionWriter:
         work, out = self._work, self._out
         if work.prompt:
             out.flush()
-            new = picoseconds(FRESH_FROM_GPU_S * _new(*work.prompt))
+            pages = out.machine.host.fresh_memory.from_gpu.value
+            new = picoseconds(_new(*work.prompt) / pages)
             behind = out.so_far(HOST, self._compute)
             self._copy(self._store, work.prompt, to_device=False, longer=new, behind=behind)
             self._on_cpu("storing keys and values", work.stored)
@@ -221,7 +222,7 @@ class CpuAttentionWriter:
         out.flush()
         route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
         out.add("cpu", HOST, size=work.traffic, route=route, label=name)
-        out.spend(FREED_S * work.returned_pages)
+        out.spend(work.returned_pages / out.machine.host.fresh_memory.released.value)
 
 
 _LABEL = "keys and values"

@@ -222,7 +222,9 @@ class KvCache(Frozen):
             again = (size + stored) / _RESIDUAL
             later = stored + 3 * size + again
             return CacheForm(first=3 * size + stored, later=later, operations=self.operations)
-        return CacheForm(room=length if self.static else 0, operations=self.operations)
+        return CacheForm(
+            room=length if self.static else 0, offloaded=self.offloaded, operations=self.operations
+        )
 
     def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
         """Return the plain section. Raises InputError for what the program does not have."""

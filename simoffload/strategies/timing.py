@@ -1,19 +1,12 @@
-"""Durations of modules, micro-steps and the optimizer on a machine.
-
-Adam's memory traffic is counted in csrc/adam/cpu_adam_impl.cpp of DeepSpeed (one loop over the elements of a
-parameter) and torch/optim/adam.py of PyTorch (``_single_tensor_adam``: a sequence of operations over the
-whole tensor; the default on the CPU if neither ``foreach`` nor ``fused`` is chosen).
-"""
+"""Durations of modules, micro-steps and the optimizer on a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
     GROWING,
-    SINGLE,
     CacheForm,
     ModelShape,
     Module,
@@ -28,6 +21,7 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -50,6 +44,10 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
     return max(1, int(sum(sizes) / seconds))
 
 
+_COPY_ADDRESSES = 2 / 3
+"""Addresses that a copy computes for each element, over those of a bias that is added in place, whose rate is
+``strided_rate``: of two operands instead of three. It gives 0.52 ms for 268 million elements on an H100;
+measured are 0.55 ms (docs/measurements/kv-cache.md)."""
 _WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
 """PyTorch operations for an expert in a grouped product, with and without tokens for it. PyTorch has grouped
 kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
@@ -155,6 +153,7 @@ class Timing:
             seconds += weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
         if module.kind == "attention":
             seconds = self._attention_s(module, cost, backward=backward) or seconds
+            seconds += sum(self._repeat_s(module, one) for one in self._batch)
         kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
         return seconds + kernels * gpu.kernel_latency_s
 
@@ -186,15 +185,34 @@ class Timing:
             ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
             seconds += ideal / curve.at(one.new_tokens)
             left -= kernels.bytes
-            seconds += self._join_s(one)
+            seconds += self._join_s(one, window=module.window)
         return seconds + left / gpu.hbm_rate
 
-    def _join_s(self, one: Sequences) -> float:
-        """Return the time [s] that joining a prompt with the empty cache takes longer than its traffic."""
-        if not self._cached or not self._cache.joins or one.new_tokens < one.context:
+    def _join_s(self, one: Sequences, *, window: int | None) -> float:
+        """Return the time [s] that joining new tokens with the cache takes longer than its traffic."""
+        if not self._cached:
             return 0.0
-        joined = one.number * one.context * self._model.cache_width
+        tokens = self._cache.slowly_joined(new_tokens=one.new_tokens, context=one.context, window=window)
+        joined = one.number * tokens * self._model.cache_width
         return self._longer_s(joined, self.machine.accelerator.join_rate)
+
+    def _repeat_s(self, module: Module, one: Sequences) -> float:
+        """Return the time [s] in which eager attention copies keys and values of shared heads for each query
+        head (``repeat_kv``), and reads the copies in place of them.
+
+        The copies take the longer of the times of their traffic and of their addresses.
+        """
+        model, gpu = self._model, self.machine.accelerator
+        heads, shared = model.num_attention_heads, model.num_key_value_heads
+        if not self._cached or model.attention != "eager" or heads == shared:
+            return 0.0
+        held = self._cache.held(new_tokens=one.new_tokens, context=one.context, window=module.window)
+        each = one.number * held * model.head_widths * model.dtype_bytes
+        copying = (heads + shared) * each / gpu.hbm_rate
+        if gpu.strided_rate is not None:
+            copying = max(copying, _COPY_ADDRESSES * 2 * heads * each / gpu.strided_rate.value)
+        curve = gpu.eager_attention
+        return copying + (heads - shared) * each / gpu.hbm_rate / (curve.at(one.new_tokens) if curve else 1.0)
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
@@ -233,7 +251,7 @@ class Timing:
     def joining(self, size: int, duration: int) -> int:
         """Return the part of attention's ``duration`` [ps] in which the cache is joined with new tokens,
         which moves ``size`` [B] within HBM."""
-        longer = sum(map(self._join_s, self._batch))
+        longer = sum(self._join_s(one, window=None) for one in self._batch)
         return min(duration, self.hbm_traffic(size) + picoseconds(longer))
 
     def hbm_traffic(self, size: float) -> int:
@@ -303,53 +321,6 @@ class PassTimings:
 _BACKWARD_KERNELS = 2
 """Number of backward kernels for each forward kernel (an estimate): one for the gradient of the input, and
 one for that of the weight or for a saved mask."""
-
-
-class _Operation(NamedTuple):
-    """An _Operation is an element-by-element operation over tensors in single precision."""
-
-    read: int
-    """Number of tensors that are read; a tensor read twice counts once, as its element is cached."""
-    written: int = 1
-
-    @property
-    def traffic(self) -> int:
-        """Memory traffic per element [B]."""
-        return (self.read + self.written) * SINGLE
-
-
-DEEPSPEED_ADAM = _Operation(read=4, written=3).traffic
-"""[B] of memory traffic per parameter: weight, gradient and two moments are read; all but the gradient are
-written."""
-
-_TORCH = (
-    _Operation(2),  # exp_avg.lerp_(grad)
-    _Operation(1),  # exp_avg_sq.mul_
-    _Operation(2),  # exp_avg_sq.addcmul_(grad, grad)
-    _Operation(1),  # exp_avg_sq.sqrt()
-    _Operation(1),  # / bias_correction2_sqrt
-    _Operation(1),  # .add_(eps)
-    _Operation(3),  # param.addcdiv_(exp_avg, denom)
-)
-
-TORCH_ADAM = sum(operation.traffic for operation in _TORCH)
-"""[B] of memory traffic per parameter of ``torch.optim.Adam`` without weight decay, its default."""
-TORCH_ADAM_NEW = 2
-"""Number of temporary tensors of a parameter's size in a step: results of ``sqrt()`` and the division."""
-TORCH_FOREACH = TORCH_ADAM + SINGLE
-"""[B] of memory traffic per parameter on the GPU, where PyTorch works on all tensors at once
-(``_multi_tensor_adam``): ``_foreach_addcmul_`` reads the gradient as both of its factors."""
-TORCH_WEIGHT_DECAY = _Operation(1).traffic
-"""[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
-
-
-def overflow_check_traffic(element: int = 2) -> int:
-    """Return the memory traffic per gradient of ``element`` [B] in ZeRO-3's search for overflow [B].
-
-    ``torch.isinf`` writes the magnitudes and compares them, ``torch.isnan`` compares gradients with
-    themselves; each result is a truth value of 1 B, which ``any()`` reads (``has_overflow``, stage3.py).
-    """
-    return (2 * element) + 2 * (element + 1) + 2
 
 
 class TrainingTiming(Timing):

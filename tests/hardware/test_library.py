@@ -31,6 +31,7 @@ def test_machine_records_every_file_it_was_built_from(folder: Path) -> None:
         ("pfs", "stripes"),
         ("platform", "small"),
         ("raid", "pair"),
+        ("unmeasured", "elsewhere"),
     ]
     for use in uses:
         assert use.sha256 == hashlib.sha256(Path(use.path).read_bytes()).hexdigest()

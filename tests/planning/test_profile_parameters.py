@@ -73,7 +73,7 @@ def test_storage_that_is_not_used_decides_nothing(bloom: LoadedScenario) -> None
         assert not any(one.key.startswith(("training.", "capacity", "endurance.")) for one in found)
         return {one.profile.partition("/")[0] for one in found}
 
-    always = {"host", "accelerator", "pcie"}
+    always = {"host", "accelerator", "pcie", "unmeasured"}
     assert kinds(bloom) == {*always, "pfs", "nic"}
     assert kinds(bloom.on("raid")) == {*always, "raid", "drive"}
     assert kinds(bloom.on("dram")) == always

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.models import ModelShape, Module, Sequences, attention_kernels, load_model, module_cost
+from simoffload.models import (
+    GROWING,
+    CacheForm,
+    ModelShape,
+    Module,
+    Sequences,
+    attention_kernels,
+    load_model,
+    module_cost,
+)
 from simoffload.strategies.timing import Timing, TrainingTiming
 
 OPT = load_model("opt-30b")
@@ -148,3 +157,70 @@ def test_experts_in_float16_are_launched_one_by_one(name: str) -> None:
     chosen = model.touched_share(experts, 2) * model.num_experts
     added = 2 * (1.47 * chosen + 0.32 * (model.num_experts - chosen)) * machine.host.deepspeed.operation.value
     assert times["float16"] - times["bfloat16"] == pytest.approx(added)
+
+
+MISTRAL = load_model(
+    {
+        "family": "mistral",
+        "num_hidden_layers": 2,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "sliding_window": 4096,
+        "dtype": "bfloat16",
+    }
+)
+
+
+def attention_s(machine: Machine, model: ModelShape, *, context: int, cache: CacheForm = GROWING) -> float:
+    """Return the time of attention in a decode step of 16 sequences."""
+    batch = (Sequences(16, 1, context),)
+    timing = Timing(machine=machine, model=model, batch=batch, zero3=False, cache=cache)
+    return timing.compute(module(model, "self_attn.attention")) * PICO
+
+
+def test_a_full_sliding_layer_is_joined_element_by_element(machine: Machine) -> None:
+    """It keeps a view of the last tokens. On an H100 both tensors of such a layer took 806 us, 0.67 TB/s
+    (docs/measurements/kv-cache.md); one that is not full is joined as fast as memory allows."""
+    gpu = machine.accelerator
+    assert gpu.join_rate is not None
+    full, short = (attention_s(machine, MISTRAL, context=context) for context in (4097, 4096))
+    traffic = 2 * 16 * 4096 * 2 * 8 * 128 * 2  # keys and values, read and written
+    slower = traffic / gpu.join_rate.value - traffic / gpu.hbm_rate
+    assert full - short == pytest.approx(slower)
+    assert traffic / gpu.join_rate.value == pytest.approx(806e-6, rel=0.01)
+
+
+def test_a_cache_that_left_the_gpu_is_contiguous_again(machine: Machine) -> None:
+    offloaded = CacheForm(offloaded=True)
+    full, short = (attention_s(machine, MISTRAL, context=at, cache=offloaded) for at in (4097, 4096))
+    assert full == short
+
+
+def test_eager_attention_repeats_shared_heads(machine: Machine) -> None:
+    """Each copy of 268 million elements took 550 us alone and 576 us in a model (H100)."""
+    gpu = machine.accelerator
+    llama = replace(load_model("llama-3.1-8b"), attention="eager")
+    without = replace(llama, num_key_value_heads=32)
+    batch = (Sequences(16, 1, 4096),)
+
+    def seconds(model: ModelShape) -> float:
+        timing = Timing(machine=machine, model=model, batch=batch, zero3=False)
+        return timing.compute(module(llama, "self_attn.attention")) * PICO
+
+    assert gpu.strided_rate is not None
+    copies = 2 / 3 * 2 * 2 * 16 * 32 * 4096 * 256 / gpu.strided_rate.value
+    assert copies / 2 == pytest.approx(550e-6, rel=0.06)
+    # All heads with keys of their own: the same reads, four times the cache to join, and no copies.
+    joined = 2 * 2 * 16 * 4096 * (32 - 8) * 256 / gpu.hbm_rate
+    assert seconds(llama) - seconds(without) == pytest.approx(copies - joined, rel=0.02)
+    fused = replace(llama, attention="sdpa")
+    assert seconds(fused) < seconds(llama) - copies
+
+
+def test_training_counts_no_repeated_heads(machine: Machine) -> None:
+    llama = replace(load_model("llama-3.1-8b"), attention="eager")
+    timing = TrainingTiming(machine=machine, model=llama, batch=2, length=512, zero3=False)
+    assert timing._repeat_s(module(llama, "self_attn.attention"), Sequences(2, 512, 512)) == 0

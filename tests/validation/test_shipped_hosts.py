@@ -16,8 +16,8 @@ from simoffload.hardware import (
     TimeInput,
     load_platform,
     load_profile,
-    thread_costs,
 )
+from simoffload.hardware.unmeasured import shipped_unmeasured
 from simoffload.planning.confidence import P90
 from validation.host_records import (
     HostRecord,
@@ -208,19 +208,23 @@ def test_the_source_of_a_cost_has_all_of_its_factors(key: str, said: str) -> Non
     assert source == f"cost of the reference host{said} (docs/measurements/host-thread.md)"
 
 
-@pytest.mark.parametrize(("section", "table"), [("fsdp", thread_costs._FSDP), ("eager", thread_costs._EAGER)])
-def test_costs_of_other_programs_are_multiples_of_an_operation(section: str, table: dict[str, float]) -> None:
-    """The medians of two machines under FSDP, and of five under Accelerate."""
-    found = {key: float(f"{one.value:.4g}") for key, one in multiples(section).items()}
-    assert found == {key: value for key, value in table.items() if key != "hook"}, (
-        "simoffload/hardware/thread_costs.py"
-    )
+def test_costs_of_other_programs_are_multiples_of_an_operation() -> None:
+    """The medians of two machines under FSDP, and of five under Accelerate; a hook counts as an operation."""
+    known = shipped_unmeasured().host
+    unit = known.fsdp.inference_operation.value
+    fsdp = {key: cost.value / unit for key, cost in known.fsdp if key not in ("ranks", "inference_operation")}
+    assert fsdp == pytest.approx({key: one.value for key, one in multiples("fsdp").items()}, rel=1e-3)
+    eager = {key: cost.value for key, cost in known.eager if key != "hook"}
+    assert eager == pytest.approx({key: one.value for key, one in multiples("eager").items()}, rel=1e-3)
+    assert known.eager.hook.value == known.eager.operation.value
     assert [len(one.numbers) for one in multiples("eager").values()] == [5, 5, 2]
 
 
 def test_new_pages_are_those_of_the_measured_machines() -> None:
-    for key, rate in thread_costs._FSDP_PAGES.items():
-        assert pooled(host_records(), f"fsdp.{key}").value == pytest.approx(rate, rel=1e-3)
+    known = shipped_unmeasured().host.new_memory
+    for key in ("page_thread", "page_limit"):
+        rate = pooled(host_records(), f"fsdp.{key}").value
+        assert getattr(known, key).value == pytest.approx(rate, rel=1e-3)
 
 
 def test_a_machine_is_predicted_without_its_own_costs_of_other_programs() -> None:

@@ -33,7 +33,7 @@ from simoffload.hardware import DEFAULT_SPREADS, Machine, TimeInput
 from simoffload.models import load_model
 from simoffload.planning.confidence import P90
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.timing import DEEPSPEED_ADAM, overflow_check_traffic
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan

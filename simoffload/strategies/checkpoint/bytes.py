@@ -4,12 +4,10 @@ File names, writers and layouts: deepspeedai/DeepSpeed@edaa7221 (0.19.6), runtim
 (``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``save_checkpoint``, ``save_16bit_model``),
 runtime/zero/stage3.py (``_rigid_state_dict``) and runtime/model_checkpointing.
 
-The constants are the times of the host thread in addition to copying. They were measured on one machine (an
-H200 in a virtual machine of 16 vCPU, Xeon of the Emerald Rapids generation, Linux 6.18 with huge pages on
-request, ext4, PyTorch 2.11, 2026-11-21; medians of two to five runs), each mechanism alone. A complete
-``torch.save`` from the GPU was measured there, too, and is the test
-(tests/strategies/checkpoint/data/torch-save-h200.json). Other hosts are assumed to be equal. The copy runs at
-the host's ``memcpy_rate`` (6.84 GB/s on such a machine) or at the rate of the path from the GPU.
+The CPU times per byte, in addition to copying, are ``new_memory``, ``page_cache`` and ``checksum`` of a
+host's profile, each mechanism measured alone. A complete ``torch.save`` from the GPU was measured on the same
+machine, and is the test (tests/strategies/checkpoint/data/torch-save-h200.json). The copy runs at the host's
+``memcpy_rate`` (6.84 GB/s on such a machine) or at the rate of the path from the GPU.
 
 Three mechanisms make saving slow. A tensor that comes from the GPU is copied to new memory, whose pages the
 kernel maps and clears one by one (PyTorch frees the memory after each tensor, and glibc immediately returns
@@ -28,21 +26,6 @@ from simoffload.models import SINGLE, ModelShape
 from simoffload.strategies.new_memory import KEPT_BY_MALLOC
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
-
-FRESH_READ_S = 1.370 / 3.2e9 - 1 / 6.84e9
-"""[s/B] by which ``torch.load`` from the page cache into new memory takes longer than the copy (3.2 GB in
-1.37 s)."""
-FRESH_COPY_S = (0.0588 - 0.0187) / 2**28
-"""[s/B] by which a copy by NumPy, which requests huge pages, takes longer if its memory is new (256 MiB: 58.8
-ms into new memory, 18.7 ms into existing memory)."""
-PAGE_CACHE_S = 0.604 / 3.2e9 - 1 / 6.84e9
-"""[s/B] by which ``write`` into the page cache takes longer than the copy, for finding and entering pages
-(3.2 GB in 0.604 s)."""
-CRC32_S = (1.267 - 0.604) / 3.2e9
-"""[s/B] for the checksum of the zip format (3.2 GB in 1.267 s with it, 0.604 s without)."""
-
-FILE_COPY_S = 0.755 / 3.2e9 - 1 / 6.84e9
-"""[s/B] by which ``shutil.copyfile`` within the page cache takes longer than the copy (3.2 GB in 0.755 s)."""
 
 DIRTY_LIMIT = 0.20
 """Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in

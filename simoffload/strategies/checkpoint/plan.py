@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import MemoryStage, MemoryTerm, Outlook, outlook, run_mtbf
 from simoffload.strategies.base import Phase, Plan
@@ -43,6 +43,12 @@ class CheckpointPlan(Plan):
     swap: str = ""
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
     extrapolations: tuple[str, ...] = ()
+
+    @property
+    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
+        """Rates of new pages, of checksums, and of the page cache, through which most writers write."""
+        host = self.machine.host
+        return host.fresh_memory.from_gpu, host.checksum_rate, host.cached_files.write
 
     @property
     def target(self) -> str:

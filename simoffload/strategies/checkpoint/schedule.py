@@ -16,13 +16,8 @@ from simoffload.models import ModelShape, Module
 from simoffload.schedule import Dependency, Schedule
 from simoffload.strategies.base import Phase, PhaseKind
 from simoffload.strategies.checkpoint.bytes import (
-    CRC32_S,
     DIRTY_BACKGROUND,
     DIRTY_LIMIT,
-    FILE_COPY_S,
-    FRESH_COPY_S,
-    FRESH_READ_S,
-    PAGE_CACHE_S,
     CheckpointPart,
     fresh_share,
 )
@@ -35,7 +30,6 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     RankGroup,
     blocks,
 )
-from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
 from simoffload.strategies.streams import HOST
 from simoffload.workload import Checkpointing, Writer
 
@@ -144,7 +138,7 @@ def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseW
     back = 1 if writer.io_buffer_double else 0
     _to_host(phase, part, size)
     _checksum(phase, workload, size)
-    phase.work(size * FRESH_COPY_S, label="new pages", after=phase.so_far(COPY))
+    phase.work(size / phase.new_memory.huge_pages.value, label="new pages", after=phase.so_far(COPY))
     phase.in_host("into a NumPy array", size)
     phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
     _from_buffer(phase, writer, size, after=phase.so_far(HOST))
@@ -217,12 +211,14 @@ def _buffered(
         wait = phase.earlier(IO, limit - 1 - begin) if index >= limit else ()
         if part.device == "nvme":
             phase.read(size, tier=phase.group.swap)
-            phase.work(size * FILE_COPY_S, label="page cache", after=(*wait, *phase.so_far(READ)))
+            copying = size / phase.page_cache.copy_file.value
+            phase.work(copying, label="page cache", after=(*wait, *phase.so_far(READ)))
             phase.in_host("from file to file", size)
         else:
             _to_host(phase, part, size)
             _checksum(phase, workload, size)
-            phase.work(size * PAGE_CACHE_S, label="page cache", after=(*wait, *phase.so_far(COPY)))
+            entering = size / phase.page_cache.write.value
+            phase.work(entering, label="page cache", after=(*wait, *phase.so_far(COPY)))
             phase.in_host("into the page cache", size)
     if begin <= index < begin + flushed:
         phase.write(sizes[index - begin], after=phase.so_far(HOST))
@@ -231,13 +227,14 @@ def _buffered(
 def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
     """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data."""
     if part.device == "hbm":
-        phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages")
+        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages")
         phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
 
 
 def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
     if workload.writer.checkpoint_serialization:
-        phase.work(size * CRC32_S, label="crc32", after=phase.so_far(COPY))
+        rate = phase.machine.host.checksum_rate.value
+        phase.work(size / rate, label="crc32", after=phase.so_far(COPY))
 
 
 # -- before anything is written ------------------------------------------------------------------
@@ -247,11 +244,12 @@ def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter,
     """Copy everything into host memory while training waits (``async_save``, BlockingAsyncStager)."""
     if part.device == "hbm":
         if not workload.pin_memory:
-            phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages", after=phase.so_far(COPY))
+            pages = size * part.fresh / phase.new_memory.from_gpu.value
+            phase.work(pages, label="new pages", after=phase.so_far(COPY))
         phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
     else:
         if not workload.pin_memory:
-            phase.work(size * part.fresh * FRESH_READ_S, label="new pages")
+            phase.work(size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages")
         phase.in_host("into the snapshot", size)
 
 
@@ -274,7 +272,7 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
         received = -(-size * (ranks - 1) // ranks)
         call = calls * (costs.fetch_call.value + costs.collective_call.value)
         phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
-    new_pages = size * fresh_share(tensors) * FRESH_FROM_GPU_S
+    new_pages = size * fresh_share(tensors) / phase.new_memory.from_gpu.value
     phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
     phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
     if ranks > 1:
@@ -322,7 +320,8 @@ def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -
     """Read from storage to the page cache and copy to new memory; ``sharers`` ranks of a host read a file
     together."""
     phase.read(-(-size // sharers), tier=phase.group.tier)
-    phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
+    pages = size * part.fresh / phase.new_memory.from_page_cache.value
+    phase.work(pages, label="new pages", after=phase.so_far(READ))
     phase.in_host("from the page cache", size)
 
 

@@ -55,6 +55,7 @@ class PhaseWriter(StreamWriter):
     def __init__(self, name: str, group: RankGroup) -> None:
         super().__init__(name=name, gpus=group.ranks, streams=STREAMS, machine=group.machine)
         self.group = group
+        self.new_memory, self.page_cache = group.machine.host.fresh_memory, group.machine.host.cached_files
 
     def capacity(self, resource: Resource) -> int:
         """Return the capacity that the ranks may use [B/s]: identical runs get equal parts of a

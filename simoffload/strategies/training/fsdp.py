@@ -25,8 +25,9 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
+from simoffload.strategies.optimizer_traffic import TORCH_ADAM_NEW
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Trace, micro_step
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
@@ -140,6 +141,11 @@ class FsdpPlan(StepWork):
         """Costs of operations and of FSDP's hooks."""
         costs = self.machine.host.fsdp_costs
         return costs.operation, costs.forward_hook, costs.backward_hook
+
+    @property
+    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
+        """Rate of the pages of AdamW's new tensors."""
+        return (self.machine.host.fsdp_costs.page_limit,) if self.strategy.cpu_offload else ()
 
     @property
     def _micro_steps(self) -> int:

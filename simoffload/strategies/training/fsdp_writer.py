@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Module
-from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import (
+from simoffload.strategies.optimizer_traffic import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
     TORCH_FOREACH,
     TORCH_WEIGHT_DECAY,
-    TrainingTiming,
 )
+from simoffload.strategies.streams import HOST, StreamWriter
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Event, Trace
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 

@@ -16,10 +16,9 @@ from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
-from simoffload.strategies.new_memory import FREED_S, FRESH_CAST_S
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
@@ -334,7 +333,8 @@ class CpuWork:
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
         clears the pages, and later takes them back."""
-        self._out.spend((FRESH_CAST_S / self._threads + FREED_S) * size)
+        pages = self._machine.host.fresh_memory
+        self._out.spend(size / (pages.cast.value * self._threads) + size / pages.released.value)
 
     def loops(self, traffic: int) -> None:
         """Write element-by-element work of PyTorch with ``traffic`` [B]."""

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
+from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
+from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.step import (
     OPTIMIZER,

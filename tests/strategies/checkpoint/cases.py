@@ -21,6 +21,16 @@ def machine_of(platform: str, nodes: int = 1) -> Machine:
     return load_platform(platform).machine(nodes=nodes)
 
 
+RATES = machine_of("h200-8nvme").host
+NEW, CACHE = RATES.fresh_memory, RATES.cached_files
+FRESH_FROM_GPU_S, FRESH_READ_S, FRESH_COPY_S = (
+    1 / one.value for one in (NEW.from_gpu, NEW.from_page_cache, NEW.huge_pages)
+)
+PAGE_CACHE_S, FILE_COPY_S = 1 / CACHE.write.value, 1 / CACHE.copy_file.value
+CRC32_S = 1 / RATES.checksum_rate.value
+"""[s/B] beyond the copies: memory that is new, finding pages of the page cache, checksums."""
+
+
 @cache
 def phi() -> ModelShape:
     """Phi-3-mini as `from_pretrained` loads it: fp32; its fused projections are apart here."""

@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
-from simoffload.strategies.checkpoint.bytes import (
+from tests.strategies.checkpoint.cases import (
     CRC32_S,
     FILE_COPY_S,
     FRESH_COPY_S,
+    FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
+    blocking,
+    machine_of,
+    planned,
+    squares,
+    times,
+    with_memcpy,
 )
-from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
-from tests.strategies.checkpoint.cases import blocking, machine_of, planned, squares, times, with_memcpy
 
 RECORD = json.loads((Path(__file__).parent / "data" / "torch-save-h200.json").read_text())
 BYTES = 3.2e9

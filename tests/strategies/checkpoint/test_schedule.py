@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from simoffload.engine import execute
 from simoffload.models import load_model
 from simoffload.schedule.bounds import lower_bound, serial_time
-from simoffload.strategies.checkpoint.bytes import (
-    CRC32_S,
-    FRESH_READ_S,
-    PAGE_CACHE_S,
-    fresh_share,
-)
-from simoffload.strategies.new_memory import FRESH_FROM_GPU_S
+from simoffload.strategies.checkpoint.bytes import fresh_share
 from tests.examples import some
 from tests.strategies.checkpoint.cases import (
+    CRC32_S,
     FAST,
+    FRESH_FROM_GPU_S,
+    FRESH_READ_S,
+    PAGE_CACHE_S,
     behind,
     blocking,
     carried,
