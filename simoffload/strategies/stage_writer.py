@@ -15,8 +15,9 @@ from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBloc
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.degrees import Degrees
-from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
+from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.fused_timing import FusedPassTimings, Graphs, graphs_of
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.streamed_cache import CacheUpdate, Parts
 from simoffload.strategies.timing import PassTimings, Timing, picoseconds
@@ -62,7 +63,7 @@ class PassWriter:
         )
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
-        self._started: set[int] = set()
+        self._graphs: dict[int, Graphs] = {}
         self._update: CacheUpdate | None = None
         self._awaited: list[tuple[int, int, int]] = []  # by the GPU's next operation: stream, number, peers
 
@@ -71,6 +72,9 @@ class PassWriter:
         for number in range(self._degrees.pipeline):
             self._number = number
             compiled = self._plan.compiled
+            if self._graphs.get(number) == "whole":  # beside its kernels
+                step = picoseconds(self._machine.host.compiled_costs.step.value)
+                self._builder.add(Op("hook", "next step", self._stream(HOST), step))
             if self._blocks.stores or not compiled:
                 overhead = 0 if compiled else picoseconds(self._costs.pass_overhead.value)
                 after = (*self._dependencies(COMPUTE, *self._reduced), *self._blocks.end(number))
@@ -122,6 +126,7 @@ class PassWriter:
         self._number, self._timing, self._sequences = number, timing, sum(one.number for one in batch)
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
+        self._begin_step(number, batch)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
@@ -203,14 +208,29 @@ class PassWriter:
     def _before_kernels(self, module: Module) -> None:
         """Write what begins with the kernels of a module."""
 
-    def _launch(self, name: str, seconds: float) -> None:
-        """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
-        if self._plan.compiled:
-            if self._number in self._started:
-                return
-            self._started.add(self._number)
-            name, seconds = "graph", self._costs.operation.value
+    def _begin_step(self, number: int, batch: tuple[Sequences, ...]) -> None:
+        """Prepare the input of a step of compiled code; that of a decode step was prepared beside the one
+        before, and its kernels are launched as one CUDA graph."""
+        if not self._plan.compiled:
+            return
+        self._graphs[number] = graphs_of(batch)
+        costs, whole = self._machine.host.compiled_costs, self._graphs[number] == "whole"
+        name, seconds = ("graph", costs.kernel.value) if whole else ("step", costs.step.value)
+        self._builder.segment("step")
         self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
+
+    def _launch(self, name: str, seconds: float) -> None:
+        """Add work of the host, none of which is left where a CUDA graph of the whole pass was launched."""
+        if self._plan.compiled and (not seconds or self._graphs[self._number] == "whole"):
+            return
+        self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
+
+    def _launch(self, name: str, seconds: float) -> None:
+        """Add work of the host; a CUDA graph of the whole pass has been launched already."""
+        if self._plan.compiled and self._graphs[self._number] == "whole":
+            return
+        if seconds or not self._plan.compiled:
+            self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
 
     def _exchange(self, module: Module) -> None:
         """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
