@@ -92,7 +92,9 @@ def estimated_kernels() -> CompiledKernels:
     """Return what is assumed of GPUs on which the kernels were not measured."""
     return CompiledKernels.model_validate(
         {
-            "least_rows": _estimate(16, "rows of mma.m16n8k16, which kernels for few tokens use (PTX ISA)", 0.0),
+            "least_rows": _estimate(
+                16, "rows of mma.m16n8k16, which kernels for few tokens use (PTX ISA)", 0.0
+            ),
             "grouped": _estimate(
                 [["10 MFLOP", 0.02], ["0.27 GFLOP", 0.2], ["1.1 GFLOP", 0.37], ["4.4 GFLOP", 0.52]],
                 "benchmark_moe.py of vLLM on an A100 80 GB, 64 experts of 2048 x 1408 (vllm-project/vllm "
@@ -107,8 +109,8 @@ def estimated_kernels() -> CompiledKernels:
             ),
             "int4": _estimate(
                 0.8,
-                "Marlin, 1 token: 3.12 times as fast as 16 bits with 3.88 times fewer bytes (vllm-project/vllm "
-                "pull request 2497; the GPU is not named)",
+                "Marlin, 1 token: 3.12 times as fast as 16 bits with 3.88 times fewer bytes (vllm-project/"
+                "vllm pull request 2497; the GPU is not named)",
                 0.3,
             ),
             "int8": _estimate(0.9, "between 4 and 16 bits; not measured", 0.2),
@@ -116,8 +118,8 @@ def estimated_kernels() -> CompiledKernels:
             "mxfp4": _estimate(0.8, "as weights of 4 bits; not measured", 0.35),
             "decoded": _estimate(
                 0.8,
-                "Marlin, 512 tokens and more: 0.60 to 0.74 of torch.matmul in its first version (vllm-project/"
-                "vllm pull request 2497), about equal in that of 2025 on Turing (pull request 29901)",
+                "Marlin, 512 tokens and more: 0.60 to 0.74 of torch.matmul in its first version (vllm-"
+                "project/vllm pull request 2497), about equal in that of 2025 on Turing (pull request 29901)",
                 0.25,
             ),
         }

@@ -32,7 +32,7 @@ _A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
 
 
 Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
-"""Kind of kernel with which serving engines multiply the stored weights; empty: of another program, or none."""
+"""Kind of kernel of serving engines that reads the stored weights; empty: of another program, or none."""
 
 
 class Dequantization(NamedTuple):
@@ -274,9 +274,7 @@ def _gguf(name: str, size: int, weights: int) -> WeightFormat:
 GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
-_MXFP4 = WeightFormat(
-    "mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4._replace(kernel="mxfp4")
-)
+_MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4._replace(kernel="mxfp4"))
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
     "nvfp4",

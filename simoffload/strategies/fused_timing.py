@@ -13,7 +13,8 @@ activation              1
 experts                 router and ``topk_softmax``; ``moe_align_block_size`` in two kernels, two grouped
                         products, activation, ``moe_sum`` (``fused_moe.py``)
 experts in MXFP4        Triton on Hopper: router and top-k, histogram of tokens in two, two of routing,
-                        two products, the sum, and padding before and after (``gpt_oss_triton_kernels_moe.py``)
+                        two products, the sum, and padding before and after
+                        (``gpt_oss_triton_kernels_moe.py``)
 FP8                     1 more for each projection whose input no norm or activation quantizes
 logits                  cast, choice of the token, and its copy: 4 (``v1/sample/sampler.py``)
 ======================  =========================================================================
@@ -26,7 +27,7 @@ from typing import Literal
 
 from simoffload.models import Module, ModuleCost, Sequences, absorbed_kernels
 from simoffload.models.formats import Kernel
-from simoffload.strategies.timing import PassTimings, Timing
+from simoffload.strategies.timing import PassTimings, Timing, picoseconds
 
 Graphs = Literal["whole", "pieces", "none"]
 """Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention, or
@@ -127,29 +128,27 @@ class FusedTiming(Timing):
         formats = [one.storage.format for one in module.parameters if one.storage is not None]
         return formats[0].dequantization.kernel if formats else ""
 
-    def _roofline_s(
-        self,
-        module: Module,
-        cost: ModuleCost,
-        *,
-        products: int = 1,
-        kernels_each: int = 1,
-        backward: bool = False,
-    ) -> float:
-        """Return the time of the kernels of ``module`` [s]: the larger side of the roofline and their
-        latency."""
+    def compute(self, module: Module) -> int:
+        """Return the GPU time of ``module`` [ps]: the larger side of the roofline, and the latency of its
+        kernels."""
+        known = self._seen.get(module)
+        if known is None:
+            known = self._seen[module] = picoseconds(self._kernels_s(module, self.cost(module)))
+        return known
+
+    def _kernels_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of the kernels of ``module`` [s]."""
         if not (cost.flops or cost.bytes):
             return 0.0
         gpu = self.machine.accelerator
-        latency = gpu.kernels.kernel_latency.value
         if module.kind == "attention":
             ideal = max(self._arithmetic_s(cost), cost.bytes / gpu.hbm_rate)
-            seconds = self._attention_s(module, cost, backward=backward) or ideal
+            seconds = self._attention_s(module, cost, backward=False) or ideal
         elif module.kind in ("linear", "router"):
             seconds = self._product_s(module, cost)
         else:
             seconds = cost.bytes / gpu.hbm_rate
-        return seconds + self.kernels(module) * latency
+        return seconds + self.kernels(module) * gpu.kernels.kernel_latency.value
 
     def _product_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a product [s], or of the grouped products of experts, without the latency of

@@ -37,7 +37,7 @@ from simoffload.strategies.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.stage_writer import StagedPlan
+from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
