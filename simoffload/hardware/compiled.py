@@ -16,6 +16,35 @@ from simoffload.documents import Frozen
 from simoffload.hardware.quantities import Count, EfficiencyCurve, Provenance, Share, Sourced
 from simoffload.units import Seconds
 
+Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
+"""Kind of kernel that reads the weights of a product; empty for 16 bits."""
+
+
+class ServingKernels(NamedTuple):
+    """ServingKernels are all numbers of ``CompiledKernels``, those of a profile or estimates."""
+
+    kernel_latency: Sourced[Seconds]
+    read_efficiency: Sourced[Share]
+    least_rows: Sourced[Count]
+    products: EfficiencyCurve
+    grouped: EfficiencyCurve
+    weight_latency: Sourced[Seconds]
+    int4: Sourced[Share]
+    int8: Sourced[Share]
+    float8: Sourced[Share]
+    mxfp4: Sourced[Share]
+    decoded: Sourced[Share]
+
+    def share(self, kernel: Kernel) -> float:
+        """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
+        return 1.0 if kernel == "" else float(getattr(self, kernel).value)
+
+    def deciding(self, kernels: Iterable[Kernel], *, experts: bool) -> tuple[Provenance, ...]:
+        """Return the numbers that decide the time of a model with such weights, with or without experts."""
+        weights = [getattr(self, one) for one in kernels if one]
+        decoded = [self.decoded] if weights else []
+        return (self.kernel_latency, self.products, *([self.grouped] if experts else []), *weights, *decoded)
+
 
 class CompiledKernels(Frozen):
     """Speed of the kernels of compiled serving on a GPU; what is left out is estimated."""
@@ -50,35 +79,18 @@ class CompiledKernels(Frozen):
     """Rate of large products with weights that are decoded over that of products with 16 bits; None: an
     estimate."""
 
+    def completed(self, **of_gpu: Provenance) -> ServingKernels:
+        """Return all numbers: those that are stated, others ``of_gpu``, measured with other kernels, or
+        estimates."""
+        stated = {key: one for key, one in self if one is not None}
+        others = {key: one.model_copy(update={"spread": _OTHER_KERNELS}) for key, one in of_gpu.items()}
+        assumed = {key: one for key, one in estimated_kernels() if one is not None}
+        return ServingKernels(**{**assumed, **others, **stated})
 
-Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
-"""Kind of kernel that reads the weights of a product; empty for 16 bits."""
 
-
-class ServingKernels(NamedTuple):
-    """ServingKernels are all numbers of ``CompiledKernels``, those of a profile or estimates."""
-
-    kernel_latency: Sourced[Seconds]
-    read_efficiency: Sourced[Share]
-    least_rows: Sourced[Count]
-    products: EfficiencyCurve
-    grouped: EfficiencyCurve
-    weight_latency: Sourced[Seconds]
-    int4: Sourced[Share]
-    int8: Sourced[Share]
-    float8: Sourced[Share]
-    mxfp4: Sourced[Share]
-    decoded: Sourced[Share]
-
-    def share(self, kernel: Kernel) -> float:
-        """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
-        return 1.0 if kernel == "" else float(getattr(self, kernel).value)
-
-    def deciding(self, kernels: Iterable[Kernel], *, experts: bool) -> tuple[Provenance, ...]:
-        """Return the numbers that decide the time of a model with such weights, with or without experts."""
-        weights = [getattr(self, one) for one in kernels if one]
-        decoded = [self.decoded, self.weight_latency] if weights else []
-        return (self.kernel_latency, self.products, *([self.grouped] if experts else []), *weights, *decoded)
+_OTHER_KERNELS = 0.2
+"""Spread of numbers of a GPU on which compiled code was not measured: twice that of a GPU's rates from
+another machine of the kind (``spreads``; our choice)."""
 
 
 def _estimate(value: Any, source: str, spread: float) -> dict[str, Any]:

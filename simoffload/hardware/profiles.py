@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.hardware.compiled import CompiledKernels, ServingKernels, estimated_kernels
+from simoffload.hardware.compiled import CompiledKernels, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,
@@ -248,14 +248,11 @@ class Accelerator(Profile):
     def kernels(self) -> ServingKernels:
         """Kernels of compiled serving: the numbers of the profile, others of its section ``compiled`` left
         out, or estimates."""
-        given = {key: one for key, one in self.compiled if one is not None}
-        own = {
-            "kernel_latency": self.kernel_latency,
-            "read_efficiency": self.hbm_efficiency,
-            "products": self.matmul_efficiency,
-        }
-        assumed = {key: one for key, one in estimated_kernels() if one is not None}
-        return ServingKernels(**{**assumed, **own, **given})
+        return self.compiled.completed(
+            kernel_latency=self.kernel_latency,
+            read_efficiency=self.hbm_efficiency,
+            products=self.matmul_efficiency,
+        )
 
 
 class Nic(Profile):

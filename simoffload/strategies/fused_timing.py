@@ -49,7 +49,8 @@ _GROUPED_KERNELS = {"": 4, "mxfp4": 8}
 their weights."""
 _SAMPLING_KERNELS = 4
 _ROUNDED = 16
-"""Rows to which the tokens of an expert are padded at least (``BLOCK_SIZE_M``, fused_moe.py)."""
+"""Rows to which the tokens of an expert are padded at least (``BLOCK_SIZE_M``, fused_moe.py), and those of a
+product with weights that its kernel decodes (marlin.cu; Machete exchanges rows and columns)."""
 
 
 class FusedTiming(Timing):
@@ -163,8 +164,9 @@ class FusedTiming(Timing):
         seconds = (cost.bytes - stored + stored / code.share(kernel)) / read
         peak = gpu.peak("float8" if native else self._model.dtype)
         peak *= code.decoded.value if kernel and not native else 1.0
-        seconds = max(seconds, self._padded_work(module, cost) / peak)
         decodes = bool(kernel) and not native
+        rows = _ROUNDED if decodes else code.least_rows.value
+        seconds = max(seconds, self._padded_work(module, cost, rows) / peak)
         return seconds + decodes * code.weight_latency.value * (2 if module.parallel == "experts" else 1)
 
     def _stored(self, module: Module) -> float:
@@ -178,12 +180,12 @@ class FusedTiming(Timing):
         stored = (one.storage for one in module.parameters)
         return all(one is None or one.format.dequantization.fuses(seen) for one in stored)
 
-    def _padded_work(self, module: Module, cost: ModuleCost) -> float:
-        """Return the operations of a product [FLOP] that would take as long at the full rate: of as many rows
-        as tensor cores multiply, at the efficiency of its size."""
+    def _padded_work(self, module: Module, cost: ModuleCost, least: int) -> float:
+        """Return the operations of a product [FLOP] that would take as long at the full rate: of the ``least``
+        rows that tensor cores multiply, at the efficiency of its size."""
         code, tokens = self.machine.accelerator.kernels, max(1, self._tokens(module))
         if module.parallel != "experts":
-            work = cost.flops * max(tokens, code.least_rows.value) / tokens
+            work = cost.flops * max(tokens, least) / tokens
             return work / code.products.at(work)
         model = self._model
         touched = max(1.0, model.num_experts * model.touched_share(module, tokens))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from simoffload.hardware import Path
+from simoffload.hardware import Path, Provenance
 from simoffload.models import Module, Sequences
+from simoffload.models.formats import Kernel
 from simoffload.schedule import Hops, Schedule
 from simoffload.strategies.base import Facts, Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import BlockMoves, block_phases
@@ -18,6 +19,12 @@ from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.streamed_cache import Parts
 from simoffload.strategies.timing import PassTimings
+
+_MOST_SEQUENCES = 128
+"""Most sequences of a decode step in those runs."""
+_FEW_SEQUENCES = 32
+"""Sequences from which on decode steps of another GPU have products that arithmetic limits, too (our
+choice)."""
 
 
 class StagedPlan(InferencePlan):
@@ -68,6 +75,56 @@ class StagedPlan(InferencePlan):
     def modules(self) -> tuple[Module, ...]:
         """Modules of all stages; those of a layer are listed once in each stage."""
         return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
+
+    @property
+    def weight_kernels(self) -> dict[str, Kernel]:
+        """Kernels that read quantized weights, by the format of these."""
+        native = self.machine.accelerator.compute.float8 is not None
+        found: dict[str, Kernel] = {}
+        for module in self.modules:
+            for one in module.parameters:
+                if one.storage is not None:
+                    kernel = one.storage.format.dequantization.kernel
+                    decoded = kernel == "float8" and not native
+                    found[one.storage.format.name] = "int8" if decoded else kernel
+        return found
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of launching kernels that are not in CUDA graphs, and of preparing a step."""
+        costs = self.machine.host.compiled_costs
+        return (costs.kernel, costs.step) if self.compiled else super().host_costs
+
+    @property
+    def gpu_rates(self) -> tuple[Provenance, ...]:
+        """Rates of the kernels of compiled code, with those of the weights' formats and of experts."""
+        if not self.fused:
+            return ()
+        experts = bool(self.model.num_experts)
+        return self.machine.accelerator.kernels.deciding(self.weight_kernels.values(), experts=experts)
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """What no run of vLLM did: they were of 16-bit weights and of some formats, dense and with experts,
+        on GPUs whose kernels were measured."""
+        if not self.fused:
+            return ()
+        kernels, gpu = self.machine.accelerator.kernels, self.machine.accelerator
+        known = kernels.kernel_latency.origin == "measured"
+        batch = self.workload.batch_size
+        found = [] if known else [f"was served on {gpu.name}"]
+        for name, kernel in self.weight_kernels.items():
+            if kernel == "" or getattr(kernels, kernel).origin != "measured":
+                found.append(f"had weights as {name} there")
+        if self.model.num_experts and not (known and kernels.grouped.origin == "measured"):
+            found.append("had experts there")
+        if self.model.latent_width is not None:
+            found.append("had latent attention")
+        if self.degrees.ranks > 1:
+            found.append("was on several GPUs")
+        if batch > (_MOST_SEQUENCES if known else _FEW_SEQUENCES):
+            found.append(f"had {batch} sequences at once")
+        return tuple(found if self.compiled else [*found, "launched fused kernels one by one"])
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
