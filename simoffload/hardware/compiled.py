@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Frozen
 from simoffload.hardware.quantities import Count, EfficiencyCurve, Provenance, Share, Sourced
-from simoffload.units import Seconds
+from simoffload.units import BytesPerSecond, Seconds
 
 Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
 """Kind of kernel that reads the weights of a product; empty for 16 bits."""
@@ -27,7 +27,9 @@ class ServingKernels(NamedTuple):
     read_efficiency: Sourced[Share]
     least_rows: Sourced[Count]
     products: EfficiencyCurve
+    pointwise: Sourced[BytesPerSecond] | None
     grouped: EfficiencyCurve
+    float8_products: Sourced[Share]
     weight_latency: Sourced[Seconds]
     int4: Sourced[Share]
     int8: Sourced[Share]
@@ -63,6 +65,12 @@ class CompiledKernels(Frozen):
     grouped: EfficiencyCurve | None = None
     """Share of the peak rate that grouped products of experts reach, by the operations of the product of one
     expert; None: an estimate."""
+    float8_products: Sourced[Share] | None = None
+    """Efficiency of products in FP8 over that of products with 16 bits, each of its own peak; None: an
+    estimate."""
+    pointwise: Sourced[BytesPerSecond] | None = None
+    """Rate at which the kernels of norms and activation functions that Inductor makes read and write, for so
+    many tokens that their data are not in the cache; None: that of other kernels."""
     weight_latency: Sourced[Seconds] | None = None
     """Time that a product with weights of fewer than 16 bits, which its kernel decodes, costs in addition to
     one with 16 bits; None: an estimate."""
@@ -83,9 +91,12 @@ class CompiledKernels(Frozen):
         """Return all numbers: those that are stated, others ``of_gpu``, measured with other kernels, or
         estimates."""
         stated = {key: one for key, one in self if one is not None}
-        others = {key: one.model_copy(update={"spread": _OTHER_KERNELS}) for key, one in of_gpu.items()}
+        others = {
+            key: type(one).model_construct(**{**dict(one), "spread": _OTHER_KERNELS})
+            for key, one in of_gpu.items()
+        }
         assumed = {key: one for key, one in estimated_kernels() if one is not None}
-        return ServingKernels(**{**assumed, **others, **stated})
+        return ServingKernels(**{"pointwise": None, **assumed, **others, **stated})
 
 
 _OTHER_KERNELS = 0.2
@@ -108,15 +119,20 @@ def estimated_kernels() -> CompiledKernels:
                 16, "rows of mma.m16n8k16, which kernels for few tokens use (PTX ISA)", 0.0
             ),
             "grouped": _estimate(
-                [["10 MFLOP", 0.02], ["0.27 GFLOP", 0.2], ["1.1 GFLOP", 0.37], ["4.4 GFLOP", 0.52]],
-                "benchmark_moe.py of vLLM on an A100 80 GB, 64 experts of 2048 x 1408 (vllm-project/vllm "
-                "pull request 40542): 930 us for 1,024 tokens, 2637 us for 4,096",
+                [["10 MFLOP", 0.02], ["0.21 GFLOP", 0.224], ["0.83 GFLOP", 0.432], ["3.3 GFLOP", 0.52]],
+                "as a100-80g-sxm",
                 0.3,
+            ),
+            "float8_products": _estimate(
+                0.84,
+                "torch._scaled_mm on an H100, a layer of Llama-3.1-8B with 2,048 tokens: 1156 TFLOP/s, 685 "
+                "with 16 bits (2026-11-24)",
+                0.15,
             ),
             "weight_latency": _estimate(
                 "4 us",
-                "Marlin on an H100, 8192 x 8192, 1 token: 27.0 us for 4 bits and 38.8 us for 8, 58.3 us for "
-                "16 (inclusionAI/humming pull request 2); what does not shrink with the bytes, less a kernel",
+                "Marlin on an H100, the products of a layer of Llama-3.1-8B with 1 token: 10.8, 9.2, 30.4 "
+                "and 22.0 us, less their bytes at 0.9 of the rate of 16 bits and 2.9 us each (2026-11-24)",
                 0.5,
             ),
             "int4": _estimate(
@@ -155,14 +171,22 @@ class CompiledCosts(Frozen):
     Python."""
 
 
-_OPERATIONS = {"step": 150.0, "kernel": 1.0, "attention": 20.0, "experts": 40.0, "mxfp4": 120.0}
-"""Times per event as multiples of a PyTorch operation without DeepSpeed: see docs/measurements."""
+_OPERATIONS = {"step": 60.0, "kernel": 0.415, "attention": 8.0, "experts": 65.0, "mxfp4": 81.0}
+"""Times per event as multiples of a PyTorch operation under DeepSpeed (24.8 us on machines with an H100, 19.2
+with an H200: the medians in their profiles).
+
+A mixture of experts that leaves the GPU idle (24 layers, hidden size 512, 64 experts; vLLM 0.25.1, one H100,
+2026-11-24) takes 49.2 ms for 513 tokens: 80 operations in each layer beside a step. With CUDA graphs of the
+pieces between attention it takes 6.8 ms for 64 tokens: 9 in each layer. A kernel is an operation without
+DeepSpeed (``thread_costs``). That of MXFP4 is from a step of gpt-oss-20b with 512 tokens on an H200 (45.7 ms;
+validation/serving), which is in view, not judged.
+"""
 
 
 @cache
 def estimated_compiled_costs(*, operation_s: float) -> CompiledCosts:
     """Return the costs of a host on which they were not measured, from its time of a PyTorch operation."""
-    source = "vLLM 0.25.1 on another host, scaled with the time of a PyTorch operation"
+    source = "vLLM 0.25.1 on a host with one H100, scaled with the time of a PyTorch operation"
     return CompiledCosts.model_validate(
         {
             key: _estimate(f"{count * operation_s * 1e6:.4f} us", source, 0.3)

@@ -179,7 +179,7 @@ class Host(Profile):
     @property
     def compiled_costs(self) -> CompiledCosts:
         """The host's own costs in a serving engine, or estimates from its time of a PyTorch operation."""
-        return self.compiled or estimated_compiled_costs(operation_s=self.eager_costs.operation.value)
+        return self.compiled or estimated_compiled_costs(operation_s=self.deepspeed.operation.value)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

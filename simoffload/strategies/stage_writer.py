@@ -211,7 +211,7 @@ class PassWriter:
         before, and its kernels are launched as one CUDA graph."""
         if not self._plan.compiled:
             return
-        self._graphs[number] = graphs_of(batch)
+        self._graphs[number] = graphs_of(self._plan.divided.stages[number], batch)
         costs, whole = self._machine.host.compiled_costs, self._graphs[number] == "whole"
         name, seconds = ("graph", costs.kernel.value) if whole else ("step", costs.step.value)
         self._builder.segment("step")
