@@ -1,8 +1,8 @@
 """``python -m validation`` predicts all measured and published figures and writes the files that report them.
 
-These are docs/VALIDATION.md and README.md between their marks, drawings in docs/images, and the two tables
-of the package. ``python -m validation ID…`` prints only the published figures whose id begins with ID, such
-as ddn-fit.
+These are docs/VALIDATION.md, README.md and docs/CALIBRATION.md between their marks, drawings in docs/images,
+and the two tables of the package. ``python -m validation ID…`` prints only the published figures whose id
+begins with ID, such as ddn-fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import get_args
 
 from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, calibration_errors
 from simoffload.planning.published_ratios import PublishedRatio
-from validation.accuracy import held_out, short_table
+from validation.accuracy import coverage, held_out, short_table
 from validation.figures import drawings
 from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
@@ -26,7 +26,7 @@ from validation.serving import serving_rows, serving_steps, serving_table
 __all__ = ["files", "inserted"]
 
 _ROOT = Path(__file__).parents[1]
-_PAGE, _FRONT = "docs/VALIDATION.md", "README.md"
+_PAGE, _FRONT, _GUIDE = "docs/VALIDATION.md", "README.md", "docs/CALIBRATION.md"
 _ERRORS = "simoffload/planning/calibration_errors.csv"
 
 
@@ -39,14 +39,16 @@ def files() -> dict[str, str]:
     rows = [row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile)]
     rows += serving_rows(served)
     images = [(f"images/{one.name}", one.about) for one in drawn]
-    page, front = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT))
+    page, front, guide = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT, _GUIDE))
+    inside = coverage(by_profile)
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "serving", serving_table(served))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
         _ERRORS: _csv(CalibrationError._fields, rows),
         _PAGE: page,
-        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
+        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n\n{inside}\n"),
+        _GUIDE: inserted(guide, "coverage", f"{inside}\n"),
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),
         **{f"docs/images/{one.name}": one.svg() for one in drawn},
     }

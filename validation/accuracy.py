@@ -16,6 +16,7 @@ __all__ = [
     "Limit",
     "Work",
     "accuracy_table",
+    "coverage",
     "held_out",
     "limit_table",
     "short_table",
@@ -58,6 +59,11 @@ _TITLES: dict[Profile, str] = {
     "own": "measured on the same machine",
     "same kind": "measured on another machine of the kind",
     "shipped": "shipped",
+}
+_WITH: dict[Profile, str] = {
+    "own": "with the profile that was measured on the same machine",
+    "same kind": "with that of another machine of the kind",
+    "shipped": "with a shipped one",
 }
 
 
@@ -132,6 +138,35 @@ def short_table(by_profile: ByProfile) -> str:
     ]
     titles = " | ".join(_TITLES[profile] for profile in by_profile)
     return table(f"time | {titles}", rows, right=4)
+
+
+def coverage(by_profile: ByProfile) -> str:
+    """Return in words how many measured times were inside their interval, by kind of profile."""
+    shares, alone, misses = [], [], {}
+    for profile, runs in by_profile.items():
+        found, one = ALL.errors(runs), ALL.errors(runs, ranks=1)
+        if found and found.inside is not None:
+            share = f"{found.inside / found.runs:.0%}".replace("%", " %")
+            shares.append(f"{share} {_WITH[profile]} ({found.inside} of {found.runs})")
+            misses[profile] = found.runs - found.inside
+        if one and one.inside is not None:
+            alone.append(f"{one.inside / one.runs:.0%}".replace("%", " %"))
+    fast = sum(
+        passed.inside is False and (passed.error or 0.0) < 0
+        for run in ALL.runs(by_profile["shipped"])
+        for name in ALL.passes
+        if (passed := run.find(name)) is not None
+    )
+    return (
+        "80 % of measured times are expected inside the 80 % interval. Of all held-out times, inside were "
+        f"{_listed(shares)}; of those on one GPU {_listed(alone)}. With a shipped profile, {fast} of the "
+        f"{misses['shipped']} others were predicted too fast. The interval of a profile from another machine "
+        "is that of a machine's own, and too narrow for it."
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join((", ".join(texts[:-1]), texts[-1])) if len(texts) > 1 else "".join(texts)
 
 
 def _cell(found: Errors | None) -> str:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from simoffload.calibration.compare import ComparedRun, compare_file, errors
+from simoffload.calibration.micro.bases import base_platform
 from simoffload.calibration.micro.record import read_record
 from simoffload.calibration.records import RecordedRun, Records, read_records
 from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
+from validation.shipped_hosts import without
 
 __all__ = [
     "PARTS",
@@ -66,6 +68,7 @@ def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[
     """Predict every recorded run, except for its first pass.
 
     Runs for which no other machine of their kind was measured are left out with the profile "same kind".
+    Shipped is the machine most like theirs, with a host made without the record of their own machine.
     Raises InputError for a wrong file, and ValueError if a machine has no profile of its own.
     """
     found: list[MeasuredRun] = []
@@ -78,7 +81,10 @@ def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[
                 platform = same_kind(folder, machine, records)
                 if platform is None:
                     continue
-            file = compare_file(path, platform=platform, own_profile=profile == "own", first=False)
+            own = profile == "own"
+            shipped = base_platform(records.gpu, gpus=records.gpus)
+            changes = without(machine, shipped) if profile == "shipped" else None
+            file = compare_file(path, platform=platform, own_profile=own, first=False, profiles=changes)
             if profile == "own" and file.remarks:
                 raise ValueError(f"{path}: {'; '.join(file.remarks)}")
             found += [MeasuredRun(part, machine, records.date, compared) for compared in file.runs]
@@ -122,7 +128,7 @@ def measured_machines(folder: Path = _FOLDER) -> Iterator[MeasuredMachine]:
             yield _measured_machine(records[0])
             continue
         runs = read_records(next(path for place in places for path in place.glob("runs*.json")))
-        yield MeasuredMachine(name, runs.gpu, int(runs.machine.get("gpus") or 1), runs.date, ())
+        yield MeasuredMachine(name, runs.gpu, runs.gpus, runs.date, ())
 
 
 def same_kind(folder: Path, machine: str, records: Records) -> str | None:
@@ -138,7 +144,7 @@ def same_kind(folder: Path, machine: str, records: Records) -> str | None:
         if (platform.parent / "micro.json").is_file()
         and (one := _measured_machine(platform.parent / "micro.json")).name != machine
         and one.gpu == records.gpu
-        and one.gpus >= int(records.machine.get("gpus") or 1)
+        and one.gpus >= records.gpus
         and needed in one.sections
     ]
     if not others:

@@ -4,11 +4,12 @@ figure."""
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simoffload.planning.confidence import confidence
 from simoffload.planning.published_ratios import PublishedRatio
@@ -36,6 +37,10 @@ __all__ = [
 
 Value = float | str | None
 """A number, an order of tiers, or None if the work does not fit."""
+
+Role = Literal["judged", "input", "in view"]
+"""What a figure is for: to judge the predictions; an input, from which a number was set; or in view, because
+a number was set with figures like it, or changed with its error known. Limits of these two do not count."""
 
 _FOLDER = Path(__file__).parent / "published"
 _BILLION = 1e9
@@ -68,6 +73,9 @@ class Reference(NamedTuple):
     tolerance: str
     """A number for ``within`` and ``factor``, or a text such as "2.0 to 2.4" for ``between``."""
     note: str
+    role: Role = "judged"
+    number: str = ""
+    """The number of the simulator that was set with the figure, or could have been, with its file."""
 
     @property
     def publication(self) -> str:
@@ -107,9 +115,9 @@ class PublishedRow(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the prediction satisfies the rule; None without a rule."""
+        """Return whether the prediction satisfies the rule; None without a rule, or if it is not judged."""
         reference = self.reference
-        if reference.rule == "report":
+        if reference.rule == "report" or reference.role != "judged":
             return None
         if reference.rule == "inside":
             low, high = self.interval or (0.0, 0.0)
@@ -133,7 +141,8 @@ RULES: dict[str, Callable[[Reference, float], bool]] = {
 def load_references() -> tuple[Reference, ...]:
     """Read all published figures, in the order of the files."""
     tables = [path.read_text("utf-8").splitlines() for path in sorted(_FOLDER.glob("*.csv"))]
-    return tuple(Reference(**row) for table in tables for row in csv.DictReader(table))
+    rows: Iterable[dict[str, Any]] = (row for table in tables for row in csv.DictReader(table))
+    return tuple(Reference(**row) for row in rows)
 
 
 def ratio_rows() -> list[PublishedRatio]:
@@ -336,8 +345,11 @@ def published_tables(rows: Iterable[PublishedRow]) -> str:
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
         figures = list(group)
         judged = [row.holds for row in figures if row.holds is not None]
-        without_limit = len(figures) - len(judged)
+        roles = Counter(row.reference.role for row in figures)
+        without_limit = roles["judged"] - len(judged)
         summary = f"{sum(judged)} of {len(judged)} limits are met; {without_limit} figures have no limit."
+        if roles["input"] or roles["in view"]:
+            summary += f" Not judged: {roles['input']} inputs and {roles['in view']} that were in view."
         title = figures[0].reference.source
         parts.append(f"### {title}\n\n{summary}\n\n{_HEAD}" + "\n".join(map(_line, figures)))
     return "\n\n".join(parts) + "\n"
@@ -351,9 +363,9 @@ def _line(row: PublishedRow) -> str:
         _text(row.predicted, reference.metric),
         f"{_text(reference.value, reference.metric)} {reference.unit}".strip(),
         "" if row.error is None else f"{row.error:+.1%}",
-        _bar(row),
-        {True: "yes", False: "**no**", None: ""}[row.holds],
-        reference.note,
+        _bar(row) if reference.role == "judged" else "",
+        {True: "yes", False: "**no**", None: ""}[row.holds] if reference.role == "judged" else reference.role,
+        "; ".join(part for part in (reference.number, reference.note) if part),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -71,8 +71,8 @@ def _merged(folder: Path, file: str, text: str) -> str:
 def main(names: Sequence[str]) -> None:
     """Write the profiles of the named machines; without names the reference, all machines and shipped hosts.
 
-    Machines and shipped hosts are written twice: shipped hosts have the mean factor of machines, and a
-    machine has the shipped host's value of what was not measured on it. Raises SystemExit for names without
+    Machines and shipped hosts are written twice: shipped hosts have the medians of machines, and a machine
+    has the shipped host's value of what was not measured on it. Raises SystemExit for names without
     a record.
     """
     known = {folder.name for folder in machines(_MEASURED)} | _SAME_PROFILE.keys()

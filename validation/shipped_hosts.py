@@ -1,107 +1,365 @@
-"""``python -m validation.shipped_hosts`` writes the host thread of shipped machines from measured ones.
+"""``python -m validation.shipped_hosts`` writes what shipped hosts have from measured virtual machines.
 
-The costs are those of the reference host times a factor: the geometric mean over the machines in
-``measured/fit`` with the same GPU. They are virtual machines, and no DGX was measured, so that every number
-is an estimate. Run it after ``validation.reference_costs`` and ``validation.refit``.
+Every number is the median over the machines of its kind (``host_records``): a cost of the host thread is that
+of the reference host times the factor of the kind. Of machines with one GPU, the kind itself was measured; of
+a DGX none was, so that its numbers are estimates. A recorded run is predicted with a host made without the
+record of its machine: :func:`without`. Run it after ``validation.reference_costs`` and ``validation.refit``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from math import exp, hypot, log, sqrt
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.calibration.host_costs import COSTS, SCALED, of_real_models
-from simoffload.calibration.micro.fitted import seconds_text
+from simoffload.calibration.micro.fitted import bytes_text, rate_text, seconds_text
 from simoffload.calibration.reference import reference_costs
-from simoffload.hardware import TimeInput, load_platform
+from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCosts, load_platform
 from simoffload.hardware.spreads import DEFAULT_SPREADS
+from simoffload.units import parse_rate
+from validation.host_records import (
+    GPUS,
+    HostRecord,
+    Pooled,
+    host_records,
+    measured,
+    pooled,
+    pooled_pageable,
+    robust,
+)
 
-__all__ = ["HOSTS", "host_text", "measured_factor", "pooled_factor"]
+__all__ = [
+    "HOSTS",
+    "LINK",
+    "Statement",
+    "host_statements",
+    "link_statements",
+    "multiples",
+    "without",
+    "written",
+]
 
-_ROOT = Path(__file__).parents[1]
-_FIT = _ROOT / "validation" / "measured" / "fit"
-HOSTS = {"dgx-h100-2tb": "H100", "dgx-h200-2tb": "H200", "h200-8gpu-vm-host": "H200"}
-"""Shipped hosts, and the GPU of the machines that stand for each."""
+_PROFILES = Path(__file__).parents[1] / "hardware_profiles"
+_SHARED = 2
+"""Most GPUs of a virtual machine that shares its socket with others. One with four has a socket to itself,
+and all four of them were as fast as the reference host (0.96 to 1.05), so that they say nothing of others."""
+_SOCKET = 4
+"""GPUs of a virtual machine that has a socket."""
 
 
-class Factor(NamedTuple):
-    """The factor of the machines with one GPU."""
+class Kind(NamedTuple):
+    """What a shipped host stands for."""
 
-    value: float
-    spread: float
-    """Relative standard deviation of the factor of another such machine."""
+    gpu: str
+    one_gpu: bool
+    """Whether it is a virtual machine with one GPU, which was measured; else its numbers are estimates."""
+
+
+HOSTS = {
+    "dgx-h100-2tb": Kind("H100", one_gpu=False),
+    "dgx-h200-2tb": Kind("H200", one_gpu=False),
+    "h200-8gpu-vm-host": Kind("H200", one_gpu=False),
+    "h100-1gpu-vm-host": Kind("H100", one_gpu=True),
+    "h200-1gpu-vm-host": Kind("H200", one_gpu=True),
+}
+"""Shipped hosts, by id."""
+LINK = "gen5"
+"""The shipped PCIe profile whose copies of pageable memory are those of the measured machines."""
+
+
+class Statement(NamedTuple):
+    """A number with its origin, as a profile has it."""
+
+    value: Any
     source: str
     date: str
+    origin: str = "estimate"
+    spread: float | None = None
+    measured_on: str = ""
+    """The machines of another kind on which it was measured."""
+    key: str = "value"
+    """``points`` for a curve."""
+
+    def data(self) -> dict[str, Any]:
+        """Return the statement as a scenario writes it under ``profiles``."""
+        found = {self.key: self.value, "origin": self.origin, "source": self.source, "date": self.date}
+        found |= {} if self.spread is None else {"spread": self.spread}
+        return found | ({"measured_on": self.measured_on} if self.measured_on else {})
+
+    def text(self) -> str:
+        """Return the statement as a line of a profile has it."""
+        data = self.data() | {"source": f'"{self.source}"'}
+        if self.measured_on:
+            data["measured_on"] = f'"{self.measured_on}"'
+        if self.key == "points":
+            data["points"] = "[" + ", ".join(f"[{size}, {rate}]" for size, rate in self.value) + "]"
+        return "{" + ", ".join(f"{key}: {value}" for key, value in data.items()) + "}"
 
 
-def pooled_factor(factors: Mapping[str, tuple[float, float]], date: str) -> Factor:
-    """Return the geometric mean of factors with their spreads, by the name of the machine.
+Statements = dict[str, Statement]
+"""Statements by their keys in the profile, with dots: deepspeed.hook."""
+Text = Callable[[float], Any]
+"""How a number is written."""
 
-    The spread contains that among the machines and their own; it is at least that of a machine that was not
-    measured (docs/explanations.md), because a few machines of one day show too little of it.
+_ADAM = "DeepSpeed's CPU Adam by threads"
+_LIMIT = "cpu_optimizer.limit"
+_OF_MEMORY = {
+    "memory_capacity": "memory that Linux has",
+    "stream_fraction": "share of the peak of the whole host that copies reach",
+}
+_OF_CPU = {
+    "cpu_optimizer.cores": "cores that Linux has",
+    "cpu_optimizer.numa_nodes": "NUMA nodes that Linux has",
+    _LIMIT: f"{_ADAM}, all of them",
+}
+_OVERFLOW = {
+    "cpu_optimizer.overflow_thread": "ZeRO-3's search for overflow, one thread",
+    "cpu_optimizer.overflow_limit": "ZeRO-3's search for overflow, all cores",
+}
+"""Rates that only four machines with one GPU have, so that both GPUs count."""
+_TIMES = {
+    "fsdp": [
+        key for key in FsdpCosts.model_fields if key != "ranks" and not key.startswith(("adam", "page"))
+    ],
+    "eager": ["operation", "tensor", "all_reduce"],
+}
+"""Costs that are multiples of a PyTorch operation."""
+_FSDP_RATES = ("adam_thread", "adam_limit", "page_thread", "page_limit")
+_BARE_METAL = 0.45
+_BARE_METAL_FROM = (
+    "virtual machines with one GPU and 16 cores reach 120 to 185 GB/s; bare metal was not measured"
+)
+"""Spread of the rate of Adam on a machine that was not measured, with its reason."""
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+_TEXTS: dict[str, Text] = {
+    "memory_capacity": lambda size: bytes_text(round(size)),
+    "stream_fraction": lambda share: float(f"{share:.4g}"),
+    "cpu_optimizer.cores": round,
+    "cpu_optimizer.numa_nodes": round,
+}
+
+
+def host_statements(name: str) -> Statements:
+    """Return what a shipped host has from the records of all machines."""
+    return _HostStatements(HOSTS[name]).shipped()
+
+
+def multiples(section: str, *, leave_out: str = "") -> dict[str, Pooled]:
+    """Return the costs of a ``section``, fsdp or eager, as multiples of a PyTorch operation under DeepSpeed.
+
+    They are medians over the machines on which they were measured. Under FSDP, the operation was not measured
+    on the same machines, and is that of the shipped hosts.
     """
-    logs = {name: log(factor) for name, (factor, _) in factors.items()}
-    mean = fmean(logs.values())
-    among = sqrt(fmean([(one - mean) ** 2 for one in logs.values()]))
-    own = sqrt(fmean([spread**2 for _, spread in factors.values()]))
-    spread = max(DEFAULT_SPREADS[TimeInput.HOST].other, hypot(among, own))
-    names = ", ".join(f"{name} {factor:.3g}" for name, (factor, _) in sorted(factors.items()))
-    source = f"calibrate micro on virtual machines, geometric mean: {names} (validation/measured/fit)"
-    return Factor(float(f"{exp(mean):.3g}"), float(f"{spread:.2g}"), source, date)
+    return _HostStatements(HOSTS["dgx-h200-2tb"], leave_out).multiples(section)
 
 
-def measured_factor(gpu: str) -> Factor:
-    """Return the factor of the machines of the fit set with a GPU."""
-    factors: dict[str, tuple[float, float]] = {}
-    dates = []
-    for path in sorted(_FIT.glob("*/platform.yaml")):
-        platform = load_platform(path)
-        factor, name = platform.host.host_factor, path.parent.name
-        if factor is None or factor.origin != "measured" or gpu not in platform.accelerator.name:
-            continue
-        if (path.parent / "micro.json").is_file():  # without a record, the profile is another machine's
-            factors[name] = (factor.value, factor.spread or 0.0)
-            dates.append(factor.date.isoformat())
-    return pooled_factor(factors, max(dates))
+class _HostStatements:
+    """The statements of one host."""
+
+    def __init__(self, kind: Kind, leave_out: str = "") -> None:
+        self._kind = kind
+        self._all = tuple(one for one in host_records() if one.name != leave_out)
+        of_gpu = [one for one in self._all if one.gpu == kind.gpu]
+        self._of_kind = [one for one in of_gpu if one.gpus == 1] if kind.one_gpu else of_gpu
+        self._factors = {gpu: self._factor(gpu) for gpu in GPUS}
+        self._mine = self._factors[kind.gpu]
+
+    def shipped(self) -> Statements:
+        """Return the statements of the profile, by their keys."""
+        found = self._rates() | self._thread()
+        return found | self._fsdp(found) if self._kind.one_gpu else found
+
+    def all(self) -> Statements:
+        """Return them with the costs that are otherwise multiples in ``hardware.thread_costs``."""
+        found = self.shipped()
+        return self._fsdp(found) | self._scaled("eager") | found
+
+    def _median(self, found: Pooled, text: Text, what: str, *, spread: float | None = None) -> Statement:
+        """Return a median as a statement: measured on machines of the kind, or an estimate from others."""
+        numbers = ", ".join(f"{name} {text(value)}" for name, value in found.numbers.items())
+        source = f"median of calibrate micro, {what}: {numbers} (validation/measured)"
+        origin = "measured" if self._kind.one_gpu else "estimate"
+        rounded = None if spread is None else float(f"{spread:.2g}")
+        elsewhere = "" if self._kind.one_gpu else f"virtual machines with {self._kind.gpu}"
+        return Statement(text(found.value), source, str(found.date), origin, rounded, elsewhere)
+
+    # -- memory and arithmetic --------------------------------------------------------------------
+
+    def _rates(self) -> Statements:
+        """Return the rates of the kind; of a DGX those of a thread, and twice Adam's of one socket."""
+        whats = {
+            "memcpy_rate": "bytes that one thread copies",
+            "cpu_optimizer.thread": f"{_ADAM}, one of them",
+        }
+        if self._kind.one_gpu:
+            whats = _OF_MEMORY | whats | _OF_CPU
+        found = {}
+        for key, what in whats.items():
+            one = pooled(self._of_kind, key)
+            stated = one.spread if key == _LIMIT else None
+            found[key] = self._median(one, _TEXTS.get(key, rate_text), what, spread=stated)
+        if self._kind.one_gpu:
+            alone = [one for one in self._all if one.gpus == 1]
+            for key, what in _OVERFLOW.items():
+                found[key] = self._median(pooled(alone, key), rate_text, what)
+            return found
+        limit = pooled([one for one in self._all if one.gpus == _SOCKET], _LIMIT)
+        what = f"{_ADAM}, all of them, on virtual machines with four H200, which have one of two sockets"
+        one_socket = self._median(limit, rate_text, what, spread=_BARE_METAL)
+        source = f"2 x {one_socket.source}; spread: {_BARE_METAL_FROM}"
+        limits = one_socket._replace(value=rate_text(2 * limit.value), source=source)
+        return found | {_LIMIT: limits._replace(measured_on="virtual machines with four H200")}
+
+    # -- the Python thread ------------------------------------------------------------------------
+
+    def _factor(self, gpu: str) -> Pooled:
+        return pooled([one for one in self._all if one.gpu == gpu and one.gpus <= _SHARED], "host_factor")
+
+    def _thread(self) -> Statements:
+        """Return the factor and the costs under DeepSpeed: of the reference host, times the factor."""
+        factor = float(f"{self._mine.value:.3g}")
+        what = f"time of the host thread over that of the reference host, one or two {self._kind.gpu}"
+        found = {"host_factor": self._median(self._mine, _three_digits, what, spread=self._mine.spread)}
+        shallow = {key: row.value for key, row in reference_costs().items()}
+        costs, real = of_real_models(shallow), of_real_models(dict.fromkeys(shallow, 1.0))
+        for section, model in (("deepspeed", DeepSpeedCosts), ("training", TrainingCosts)):
+            for key in model.model_fields.keys() & costs.keys():
+                is_share = key in COSTS and key not in SCALED
+                shown = f"{costs[key]:.4g}" if is_share else seconds_text(costs[key] * factor)
+                scaled = f" x {real[key]} (models of real size)" if real[key] != 1 else ""
+                scaled += "" if is_share else f" x {factor}"
+                source = f"cost of the reference host{scaled} (docs/measurements/host-thread.md)"
+                value = float(shown) if is_share else shown
+                found[f"{section}.{key}"] = Statement(value, source, str(self._mine.date))
+        return found
+
+    def _operation(self, gpu: str) -> float:
+        """Return the time [s] of a PyTorch operation under DeepSpeed on the shipped hosts of a GPU."""
+        shallow = {"operation": reference_costs()["operation"].value}
+        return of_real_models(shallow)["operation"] * _three_digits(self._factors[gpu].value)
+
+    def multiples(self, section: str) -> dict[str, Pooled]:
+        """Return the medians of costs in operations; a cost that only the machine left out has stays its."""
+        found = {}
+        for key in _TIMES[section]:
+            name = f"{section}.{key}"
+            known = measured(self._all, name) or measured(host_records(), name)
+            found[key] = robust({one: value / self._unit(section, one) for one, value in known.items()})
+        return found
+
+    def _unit(self, section: str, record: HostRecord) -> float:
+        """Return the time [s] of an operation under DeepSpeed on a machine; with FSDP it was not measured."""
+        own = record.host.deepspeed.operation.value
+        return self._operation(record.gpu) if section == "fsdp" else float(own)
+
+    def _scaled(self, section: str) -> Statements:
+        """Return the costs of a section as multiples of this host's operation."""
+        found = {}
+        for key, multiple in self.multiples(section).items():
+            names = ", ".join(multiple.numbers)
+            what = f"{multiple.value:.3g} x an operation under DeepSpeed"
+            source = f"{what}, the median of calibrate micro on {names} (validation/measured)"
+            time = seconds_text(multiple.value * self._operation(self._kind.gpu))
+            found[f"{section}.{key}"] = Statement(
+                time, source, str(multiple.date), spread=DEFAULT_SPREADS[TimeInput.HOST].other
+            )
+        if section == "eager":
+            found["eager.hook"] = found["eager.operation"]
+        return found
+
+    def _fsdp(self, known: Statements) -> Statements:
+        """Return the costs under FSDP, and the rates of PyTorch's AdamW."""
+        found = self._scaled("fsdp")
+        source = "one and two ranks on the machines from which the numbers below are"
+        found["fsdp.ranks"] = Statement(2, source, found["fsdp.operation"].date)
+        for key in _FSDP_RATES:
+            rate = pooled(self._all, f"fsdp.{key}")
+            found[f"fsdp.{key}"] = self._median(rate, rate_text, f"PyTorch's AdamW, {key}")
+        if not self._kind.one_gpu:  # as Host.fsdp_costs: more memory than that of the measured machines
+            thread, limit = (parse_rate(known[key].value) for key in ("memcpy_rate", _LIMIT))
+            loops = {
+                "adam_thread": (2 * thread, "2 x memcpy_rate"),
+                "adam_limit": (limit / 2, f"{_LIMIT} / 2"),
+            }
+            for key, (value, source) in loops.items():
+                found[f"fsdp.{key}"] = Statement(rate_text(value), source, known[_LIMIT].date)
+        return found
 
 
-def host_text(text: str, factor: Factor) -> str:
-    """Return the text of a host's profile with the costs of the reference host times a factor."""
-    return "".join(f"{line}\n" for line in _lines(text.splitlines(), factor))
+# -- copies ---------------------------------------------------------------------------------------
 
 
-def _lines(lines: list[str], factor: Factor) -> Iterator[str]:
-    shallow = {key: row.value for key, row in reference_costs().items()}
-    costs, real = of_real_models(shallow), of_real_models(dict.fromkeys(shallow, 1.0))
-    for line in lines:
-        key = line.strip().partition(":")[0]
-        if line.startswith("host_factor:"):
-            continue
-        if line == "deepspeed:":
-            about = f'origin: estimate, source: "{factor.source}", date: {factor.date}'
-            yield f"host_factor: {{value: {factor.value}, {about}, spread: {factor.spread}}}"
-        if line.startswith("  ") and key in costs:
-            is_share = key in COSTS and key not in SCALED
-            shown = f"{costs[key]:.4g}" if is_share else seconds_text(costs[key] * factor.value)
-            scaled = f" x {real[key]} (models of real size)" if real[key] != 1 else ""
-            scaled += "" if is_share else f" x {factor.value}"
-            source = f'source: "cost of the reference host{scaled} (docs/measurements/host-thread.md)"'
-            yield f"  {key}: {{value: {shown}, origin: estimate, {source}, date: {factor.date}}}"
-        else:
-            yield line
+def link_statements(*, leave_out: str = "") -> Statements:
+    """Return the copies of pageable memory of the PCIe profile that all these machines have."""
+    records = [one for one in host_records() if one.name != leave_out]
+    points, last = pooled_pageable(records)
+    value = [[bytes_text(size), rate_text(rate)] for size, rate in points]
+    numbers = ", ".join(f"{name} {rate_text(rate)}" for name, rate in last.numbers.items())
+    of_last = f"{value[-1][0]}: {numbers} (validation/measured)"
+    source = f"median by size of calibrate micro on virtual machines; {of_last}"
+    spread = float(f"{last.spread:.2g}")
+    return {"pageable": Statement(value, source, str(last.date), "measured", spread, key="points")}
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def without(machine: str, platform: str) -> dict[str, Any]:
+    """Return the section ``profiles`` of a scenario on a shipped platform as if a machine had no record."""
+    host = load_platform(platform).host.id
+    changes = {f"host/{host}": _HostStatements(HOSTS[host], machine).all()} if host in HOSTS else {}
+    changes[f"pcie/{LINK}"] = link_statements(leave_out=machine)
+    found: dict[str, Any] = {}
+    for profile, statements in changes.items():
+        for key, statement in statements.items():
+            *sections, last = key.split(".")
+            node = found.setdefault(profile, {})
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[last] = statement.data()
+    return found
+
+
+def written(text: str, statements: Mapping[str, Statement]) -> str:
+    """Return the text of a profile with these statements in the place of those with the same keys.
+
+    Raises ValueError for a key that the text lacks.
+    """
+    lines, section, left = [], "", dict(statements)
+    for line in text.splitlines():
+        key = line.partition(":")[0]
+        if not key.startswith(" "):
+            section = f"{key}." if line.endswith(":") else ""
+        name = f"{section}{key.strip()}" if key.startswith(" ") else key
+        statement = left.pop(name, None)
+        indent = key[: len(key) - len(key.lstrip())]
+        lines.append(line if statement is None else f"{indent}{key.strip()}: {statement.text()}")
+    if left:
+        raise ValueError(f"the profile lacks {', '.join(left)}")
+    return "\n".join(lines) + "\n"
+
+
+def files() -> dict[Path, str]:
+    """Return the text of every profile that this module writes, by its path."""
+    statements = {f"host/{name}": host_statements(name) for name in HOSTS}
+    statements[f"pcie/{LINK}"] = link_statements()
+    paths = {_PROFILES / f"{name}.yaml": found for name, found in statements.items()}
+    return {path: written(path.read_text("utf-8"), found) for path, found in paths.items()}
 
 
 def main() -> None:
-    """Write the profiles of all these hosts."""
-    for name, gpu in HOSTS.items():
-        path = _ROOT / "hardware_profiles" / "host" / f"{name}.yaml"
-        factor = measured_factor(gpu)
-        path.write_text(host_text(path.read_text("utf-8"), factor), encoding="utf-8")
-        sys.stdout.write(f"{name}: {factor.value}, spread {factor.spread}; {factor.source}\n")
+    """Write all these profiles."""
+    host_records.cache_clear()  # a fit may have changed them
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote {path.relative_to(_PROFILES.parent)}\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from simoffload.calibration.prediction import Setting, predict, setting
 from simoffload.calibration.records import (
     LayerStarts,
     RecordedRun,
+    Records,
     StreamRow,
     layer_starts,
     read_records,
@@ -127,6 +128,7 @@ def compare_file(
     platform: str | None = None,
     own_profile: bool = True,
     first: bool = True,
+    profiles: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ComparedFile:
     """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
@@ -135,11 +137,11 @@ def compare_file(
     ----------
     platform
         Id or path of a platform. Without one, ``platform.yaml`` or ``profile/platform.yaml`` next to the
-        file, else the shipped platform with such a GPU.
-    own_profile
-        Look for a platform next to the file; False uses the shipped one.
+        file (unless ``own_profile`` is False), else the shipped platform most like that machine.
     first
-        Simulate the first pass of the run as well.
+        Simulate the first pass as well.
+    profiles
+        Changes to the platform's numbers, as in the section ``profiles`` of a scenario.
 
     Raises
     ------
@@ -149,8 +151,9 @@ def compare_file(
     records = read_records(path)
     if not records.runs:
         raise InputError([Problem(str(path), None, None, "runs", "none of its runs was completed")])
-    chosen, remarks = _platform(path, records.gpu, platform, own_profile)
-    within = _setting(chosen, deepspeed=records.deepspeed, shipped=platform is None and bool(remarks))
+    chosen, remarks = _platform(path, records, platform, own_profile)
+    other = platform is None and bool(remarks)
+    within = _setting(chosen, deepspeed=records.deepspeed, other_storage=other, profiles=profiles)
     runs = []
     for run in records.runs:
         progress(run.name)
@@ -158,29 +161,28 @@ def compare_file(
     return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
 
 
-def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
+def _platform(path: Path, records: Records, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
+    gpu = records.gpu
     if named is not None:
         return named, _other_gpu(named, gpu)
     for place in _PROFILE_PLACES if own else ():
         neighbour = path.parent / place
         if neighbour.is_file():
-            return f"./{neighbour}" if not neighbour.is_absolute() else str(neighbour), ()
+            return str(neighbour) if neighbour.is_absolute() else f"./{neighbour}", ()
     try:
-        shipped = base_platform(gpu)
+        shipped = base_platform(gpu, gpus=records.gpus)
     except InputError:
         has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
-        text = (
-            f"no {' or '.join(_PROFILE_PLACES)} next to the file, and {has}; name a platform with --platform"
-        )
-        raise InputError([Problem(str(path), None, None, "machine.gpu", text)]) from None
+        text = f"no {' or '.join(_PROFILE_PLACES)} next to the file, and {has}"
+        problem = Problem(str(path), None, None, "machine.gpu", f"{text}; name a platform with --platform")
+        raise InputError([problem]) from None
     return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
 
 
 def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
     """Return a remark if the platform's GPU is not the one of the runs."""
     try:
-        usual = load_platform(base_platform(gpu))
-        chosen = load_platform(platform)
+        usual, chosen = load_platform(base_platform(gpu)), load_platform(platform)
     except InputError:  # no shipped platform has this GPU, or the platform is wrong and is refused later
         return ()
     if chosen.accelerator.name.startswith(usual.accelerator.name):
@@ -188,13 +190,12 @@ def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
     return (f'the runs used "{gpu}", but {chosen.profile.id} has {chosen.accelerator.name}',)
 
 
-def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
+def _setting(platform: str, **about: Any) -> Setting:
     try:
-        return setting(platform, deepspeed=deepspeed, other_storage=shipped)
+        return setting(platform, **about)
     except InputError as error:
-        raise InputError(
-            one if one.path else one._replace(path="--platform") for one in error.problems
-        ) from None
+        named = [one if one.path else one._replace(path="--platform") for one in error.problems]
+        raise InputError(named) from None
 
 
 def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
@@ -290,10 +291,8 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
 
 _SUMMARIZED = ("decode", "prefill", "step")
 """The passes whose errors over all files are summarized."""
-_HEAD = (
-    *("run", "ranks", "offload", "pass", "measured", "predicted", "error"),
-    *("80 % interval", "inside", "naive", "error"),
-)
+_TIMES = ("measured", "predicted", "error", "80 % interval", "inside", "naive", "error")
+_HEAD = ("run", "ranks", "offload", "pass", *_TIMES)
 _RIGHT = {1, 4, 5, 6, 7, 9, 10}
 _LONGEST = 48
 _LEGEND = (

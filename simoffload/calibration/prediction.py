@@ -46,6 +46,8 @@ class Setting(NamedTuple):
     """The version of DeepSpeed that ran."""
     cache: ScenarioCache
     """The files that all runs share."""
+    profiles: Mapping[str, Any]
+    """Changes to numbers of its profiles, as in the section ``profiles`` of a scenario."""
 
 
 class Prediction(NamedTuple):
@@ -65,8 +67,15 @@ class Prediction(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False) -> Setting:
-    """Read a platform by id or path; ``other_storage`` means that its drives are not those of the runs.
+def setting(
+    platform: str,
+    *,
+    deepspeed: str | None,
+    other_storage: bool = False,
+    profiles: Mapping[str, Any] | None = None,
+) -> Setting:
+    """Read a platform by id or path; ``other_storage`` means that its drives are not those of the runs, and
+    ``profiles`` changes numbers of its profiles.
 
     Raises InputError for a platform that is missing or invalid.
     """
@@ -76,7 +85,7 @@ def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False
     if tier is not None and other_storage:
         text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
-    return Setting(platform, tier, reason, deepspeed, ScenarioCache())
+    return Setting(platform, tier, reason, deepspeed, ScenarioCache(), profiles or {})
 
 
 def _storage_tier(machine: Machine) -> str | None:
@@ -143,6 +152,7 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
         "workload": run.workload,
         "strategy": strategy,
         "equipment": equipment,
+        "profiles": within.profiles,
     }
 
 

@@ -226,6 +226,11 @@ class Records(_Part):
         """The name of the GPU; empty without a GPU."""
         return str(self.machine.get("gpu") or "")
 
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the machine."""
+        return int(self.machine.get("gpus") or 1)
+
 
 def read_records(path: Path) -> Records:
     """Read a file of recorded runs. Raises InputError for anything else."""

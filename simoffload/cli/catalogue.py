@@ -27,12 +27,21 @@ def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str
 
 
 def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
-    """List the shipped profiles of one kind or of all."""
+    """List the shipped profiles of one kind or of all; of hosts and platforms also where their numbers are
+    from."""
+    from simoffload.hardware import evidence_sentence, profile_evidence
     from simoffload.hardware import list_profiles as found
 
-    profiles = found(arguments.kind)
-    text = _table([("KIND", "ID", "NAME"), *((one.kind, one.id, one.name) for one in profiles)])
-    listed = [{"kind": one.kind, "id": one.id, "name": one.name} for one in profiles]
+    listed: list[dict[str, Any]] = []
+    for one in found(arguments.kind):
+        row = {"kind": one.kind, "id": one.id, "name": one.name}
+        parts = profile_evidence(one.kind, one.id)
+        listed.append(row | {"numbers_from": parts} if parts else row)
+    rows = [
+        (one["kind"], one["id"], one["name"], evidence_sentence(one.get("numbers_from", {})))
+        for one in listed
+    ]
+    text = _table([("KIND", "ID", "NAME", "NUMBERS FROM"), *rows])
     console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
     return ExitCode.OK
 

@@ -2,6 +2,7 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
     KINDS,
@@ -74,6 +75,7 @@ __all__ = [
     "TimeInput",
     "TrainingCosts",
     "adapter_rate",
+    "evidence_sentence",
     "fair_rates",
     "id_fault",
     "is_path",
@@ -84,6 +86,7 @@ __all__ = [
     "machine_spreads",
     "memory_warnings",
     "platform_from",
+    "profile_evidence",
     "profile_warnings",
     "spelled",
 ]

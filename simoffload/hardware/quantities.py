@@ -101,6 +101,9 @@ class Provenance(Frozen):
     spread: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     """Relative standard deviation of the number, where it is known. That of a cost of the host thread
     contains the spread of ``host_factor``."""
+    measured_on: Text | None = None
+    """The machines on which an estimate was measured, if they are of another kind: "virtual machines with
+    H200"."""
 
 
 class Sourced(Provenance, Generic[T]):

@@ -165,47 +165,46 @@ class EagerCosts(Frozen):
     of divided layers."""
 
 
-_REFERENCE_RANKS = 2
-_REFERENCE = {
-    "operation": 19.46e-6,
-    "forward_hook": 210.5e-6,
-    "backward_hook": 281.9e-6,
-    "unshard": 267e-6,
-    "copy_call": 37.65e-6,
-    "gather": 109.5e-6,
-    "view": 20.2e-6,
-    "reshard": 121.7e-6,
-    "reduce": 245.6e-6,
-    "backward_call": 124e-6,
-    "checkpoint": 629.2e-6,
-    "recompute": 1244e-6,
-    "step_call": 1136e-6,
+_FSDP_RANKS = 2
+_FSDP = {
+    "operation": 0.9581,
+    "forward_hook": 11.32,
+    "backward_hook": 16.13,
+    "unshard": 11.6,
+    "copy_call": 2.819,
+    "gather": 5.706,
+    "view": 1.087,
+    "reshard": 6.029,
+    "reduce": 12.27,
+    "backward_call": 6.45,
+    "checkpoint": 36.01,
+    "recompute": 49.98,
+    "step_call": 62.27,
 }
-"""Times [s] per event on a host with two H200 GPUs (Xeon, 32 cores; PyTorch 2.11, transformers 5.17):
-validation/measured/fit/h200-2x-l."""
-_REFERENCE_PAGES = {"page_thread": 1.734e9, "page_limit": 13.16e9}
-"""Rates [B/s] of new pages on that host."""
-_OPERATION_S = 14.25e-6
-"""Time [s] of a PyTorch operation in inference that the profile of that host states."""
+"""Times per event under FSDP as multiples of a PyTorch operation under DeepSpeed: medians of calibrate micro
+on a host with two H200 and one with one H100 (PyTorch 2.11, transformers 5.17): h200-2x-l and h100-m of
+validation/measured. That operation was not measured on them: it is that of the shipped hosts of their GPUs,
+19.2 and 24.8 us (``validation.shipped_hosts.multiples``, docs/measurements/fsdp.md)."""
+_FSDP_PAGES = {"page_thread": 1.808e9, "page_limit": 8.504e9}
+"""Rates [B/s] of new pages on these two hosts."""
 
 _SCALED_SPREAD = 0.24
-"""Spread of scaled times: that of host threads of ten machines (docs/explanations.md, Intervals)."""
+"""Spread of scaled times: that of the host threads of measured machines (docs/explanations.md, Intervals)."""
 
 
 def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:
     """Return the costs of a host on which FSDP was not measured.
 
     Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
-    tensors run at the host's own rates, and new pages come as fast as on the measured host.
+    tensors run at the host's own rates, and new pages come as fast as on the measured hosts.
     """
-    slowdown = operation_s / _OPERATION_S
-    times = {key: f"{value * slowdown * 1e6:.4f} us" for key, value in _REFERENCE.items()}
-    rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
-    values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
+    times = {key: f"{value * operation_s * 1e6:.4f} us" for key, value in _FSDP.items()}
+    rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_FSDP_PAGES}
+    values: dict[str, str | int] = {"ranks": _FSDP_RANKS, **times}
     values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
     provenance: dict[str, Any] = {
         "origin": "estimate",
-        "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",
+        "source": "PyTorch 2.11 on hosts with H200 and H100 GPUs (docs/measurements/fsdp.md), scaled",
         "date": datetime.date(2026, 11, 22),
     }
     statements = {key: {"value": value, **provenance} for key, value in values.items()}
@@ -214,10 +213,10 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     return FsdpCosts.model_validate(statements)
 
 
-_EAGER = {"operation": 0.415, "hook": 0.415, "tensor": 5.09, "all_reduce": 20.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed: the medians of calibrate micro on
-three hosts with two H200 GPUs each. validation/measured/holdout/h200-x, -y and -z: 0.605, 0.374, 0.415; 5.77,
-5.09, 3.48; on the last two 22.4, 17.5. A hook counts as one operation."""
+_EAGER = {"operation": 0.4229, "hook": 0.4229, "tensor": 5.419, "all_reduce": 19.81}
+"""Times per event as multiples of a PyTorch operation under DeepSpeed: medians of calibrate micro on five
+hosts, validation/measured/holdout/h100-w, h200-aa, -x, -y and -z (operation: 0.374 to 0.605; tensor: 3.48 to
+6.18; the last one on h200-y and -z only). A hook counts as one operation."""
 
 
 @cache

@@ -33,10 +33,10 @@ from simoffload.models.modules import (
     Dtype,
     Module,
     ModuleKind,
-    Parameter,
 )
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
 from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
+from simoffload.models.stored_tensors import Parameter
 
 __all__ = [
     "FAMILIES",

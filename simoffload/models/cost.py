@@ -147,7 +147,7 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
     for one in module.parameters:
         if one.storage is None:
             continue
-        stored, cost = touched * one.storage.bytes, one.storage.format.dequantization
+        stored, cost = touched * one.storage.read, one.storage.format.dequantization
         if cost.fuses(tokens):
             if not rows_only:
                 key = "fused_flops" if cost.arithmetic is None else f"{cost.arithmetic}_flops"

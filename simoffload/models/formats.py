@@ -1,8 +1,9 @@
 """Formats in which weights are stored: their bytes, scales included, and what the GPU pays to use them.
 
-A format describes one tensor; which tensors of a model have which format is in ``quantization``. Bytes are
-those of packed weights, scales and zero points; not those of code tables (bitsandbytes, 1.1 kB per tensor)
-and of GPTQ's ``g_idx`` (4 B per input feature), which are the same for any number of rows.
+A format describes one weight; which weights of a model have which format is in ``quantization``. A program
+keeps a weight in several tensors (``stored_tensors``), whose names and sizes are those of the modules into
+which transformers 5.23 loads a checkpoint. vLLM 0.33 repacks them and drops what its kernels do not use
+(``process_weights_after_loading``).
 
 References: GPTQ arXiv 2210.17323; AWQ arXiv 2306.00978; QLoRA (NF4) arXiv 2305.14314; OCP Microscaling
 Formats v1.0 (MXFP4); ggml/src/ggml-common.h of llama.cpp@0c1e5709 (block structures of GGUF types);
@@ -11,11 +12,13 @@ deepspeed/inference/quantization/utils.py at 0.19.6.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from math import ceil
 from typing import Literal, NamedTuple
+
+from simoffload.models.stored_tensors import Scales, Storage
 
 _INT8_RATE = 0.75
 """Read rate of a fused kernel with 8-bit weights over that of HBM in the profile.
@@ -90,26 +93,6 @@ _AWQ = Dequantization(_INT4_RATE, "int4", most_tokens=1023)
 """From 1024 tokens on weights are written in full first (AutoAWQ, awq/modules/linear/gemm.py)."""
 
 
-class Scales(NamedTuple):
-    """Scales are the numbers that a tile of weights shares, such as a scale and a zero point."""
-
-    bytes: Fraction
-    """Size [B] per tile."""
-    columns: int | None = None
-    """Weights of a row that share them; None: all of a row."""
-    rows: int | None = 1
-    """Rows that share them; None: all."""
-    flat: bool = False
-    """Whether a tile continues in the next row: the tensor is cut as one sequence."""
-
-    def size(self, rows: int, columns: int) -> Fraction:
-        """Return the size of all scales of a tensor [B]."""
-        if self.flat:
-            return self.bytes * ceil(Fraction(rows * columns, self.columns or rows * columns))
-        across = ceil(Fraction(columns, self.columns or columns))
-        return self.bytes * across * ceil(Fraction(rows, self.rows or rows))
-
-
 @dataclass(frozen=True, eq=False)
 class WeightFormat:
     """A WeightFormat states how one tensor of weights is stored; formats are compared by identity."""
@@ -117,7 +100,12 @@ class WeightFormat:
     name: str
     bits: Fraction
     """Bits per weight; for a GGUF type its scales included."""
+    values: str = "weight"
+    """Name of the tensor of packed values in the module."""
     scales: tuple[Scales, ...] = ()
+    """Tensors beside the packed values."""
+    joined: bool = False
+    """Whether all of it is one tensor."""
     dequantization: Dequantization = _PLAIN
     block: int = 1
     """Number of columns must be a multiple of this, otherwise the program chooses another format."""
@@ -125,9 +113,19 @@ class WeightFormat:
     """Rows and columns of which every part of a divided tensor must have a multiple."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
-        """Return the size [B] of a tensor of ``rows`` times ``columns`` weights, scales included."""
-        packed = ceil(self.bits * rows * columns / 8)
-        return ceil(packed + sum((one.size(rows, columns) for one in self.scales), Fraction(0)))
+        """Return the size [B] of a weight of ``rows`` times ``columns`` elements in all of its tensors."""
+        return self.stored(rows, columns).bytes
+
+    def stored(self, rows: int, columns: int) -> Storage:
+        """Return the tensors that hold a weight of ``rows`` times ``columns`` elements."""
+        sizes = [self.bits * rows * columns / 8, *(one.size(rows, columns) for one in self.scales)]
+        return Storage(self, (ceil(sum(sizes)),) if self.joined else tuple(map(ceil, sizes)))
+
+    @property
+    def in_buffers(self) -> bool:
+        """Whether modules keep it in buffers, which are not parameters: those of GPTQ and AWQ do
+        (gptqmodel/nn_modules/qlinear)."""
+        return self.values == "qweight"
 
     def obstacle(self, rows: int, columns: int) -> str:
         """Return why kernels cannot take a part with so many rows and columns of a divided tensor; empty if
@@ -153,40 +151,82 @@ def grouped(
     bits: int,
     group: int | None,
     *,
+    names: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point"),
     scale: int = 2,
     zero: Fraction = Fraction(0),
-    served: bool = True,
+    others: tuple[Scales, ...] = (),
 ) -> WeightFormat:
     """Return integers in ``group`` columns of a row with one scale and zero point; None: the whole row.
 
-    ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused, and take whole groups
-    (vllm/model_executor/layers/quantization/gptq.py, awq.py). ``served``: whether they are those of vLLM.
+    ``scale`` and ``zero`` are the sizes [B] of both, which are in one tensor if there are only two ``names``;
+    ``others`` are further tensors. Kernels are fused, and take whole groups
+    (vllm/model_executor/layers/quantization/gptq.py, awq.py).
     """
     cost = _FUSED_4 if bits <= 4 else _FUSED_8
-    cost = cost if served else cost._replace(kernel="")
-    return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost, unit=(1, group or 1))
+    values, first, *second = names
+    apart = bool(second and zero)
+    scales = [Scales(first, Fraction(scale) if apart else scale + zero, group)]
+    scales += [Scales(second[0], zero, group)] if apart else []
+    unit = (1, group or 1)
+    return WeightFormat(name, Fraction(bits), values, (*scales, *others), dequantization=cost, unit=unit)
+
+
+_G_IDX = Scales("g_idx", Fraction(4), 1, None, dropped=True)
+"""Group of each input feature, which vLLM 0.33 does not load (``AutoGPTQLinearMethod.create_weights``)."""
+_WEIGHT_SHAPE = Scales("weight_shape", Fraction(16), None, None)
+"""Two 64-bit numbers: the shape before packing (``CompressedTensorsWNA16``)."""
 
 
 @cache
 def gptq(bits: int, group: int | None, *, awq: bool = False) -> WeightFormat:
-    """Return the format of GPTQ and AWQ: a scale of 2 B and a packed zero point per group of a row."""
+    """Return the format of GPTQ and AWQ: a scale of 2 B and a packed zero point per group of a row.
+
+    References: gptqmodel/nn_modules/qlinear (``qweight``, ``qzeros``, ``scales``, ``g_idx``);
+    awq/modules/linear/gemm.py (without ``g_idx``).
+    """
     size = "channel" if group is None else f"g{group}"
-    made = grouped(f"int{bits}-{size}", bits, group, zero=Fraction(bits, 8))
-    if not awq:
-        return made
-    return WeightFormat(f"awq-{made.name}", made.bits, made.scales, _AWQ, unit=made.unit)
+    names, others = ("qweight", "scales", "qzeros"), () if awq else (_G_IDX,)
+    made = grouped(f"int{bits}-{size}", bits, group, names=names, zero=Fraction(bits, 8), others=others)
+    return replace(made, name=f"awq-{made.name}", dequantization=_AWQ) if awq else made
+
+
+@cache
+def packed(bits: int, group: int | None, *, symmetric: bool) -> WeightFormat:
+    """Return integers of compressed-tensors: a scale of 2 B per group of a row, a packed zero point unless
+    they are ``symmetric``, and the shape (``pack-quantized``).
+
+    With 8 bits and a scale for a whole row they are not packed (``int-quantized``).
+    """
+    plain = bits == 8 and group is None
+    return grouped(
+        f"int{bits}-{'channel' if group is None else f'g{group}'}",
+        bits,
+        group,
+        names=("weight" if plain else "weight_packed", "weight_scale", "weight_zero_point"),
+        zero=Fraction(0 if symmetric else bits, 8),
+        others=() if plain else (_WEIGHT_SHAPE,),
+    )
 
 
 @cache
 def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
     """Return bitsandbytes' 4-bit format: a scale for 64 weights in the order of the whole tensor.
 
-    It is of 4 B, or of 1 B and with a scale of its own (4 B) for 256 scales, and one offset (4 B).
+    It is of 4 B, or of 1 B and with a scale of its own (4 B) for 256 scales, and one offset (4 B). A code
+    table has the values of 4 bits, another one those of scales of 1 B, in 4 B each (``QuantState``,
+    bitsandbytes/functional.py).
     """
-    if not double_quantized:
-        return WeightFormat("nf4", Fraction(4), (_flat(4, 64),), _BITSANDBYTES)
-    nested = (_flat(1, 64), _flat(4, 64 * 256), Scales(Fraction(4), None, None))
-    return WeightFormat("nf4-dq", Fraction(4), nested, _BITSANDBYTES)
+
+    def part(name: str, size: int, weights: int | None = None) -> Scales:
+        return Scales(
+            f"weight.{name}", Fraction(size), weights, None if weights is None else 1, weights is not None
+        )
+
+    first = (part("absmax", 1 if double_quantized else 4, 64), part("quant_map", 64))
+    nested = (part("nested_absmax", 4, 64 * 256), part("nested_quant_map", 1024), part("nested_offset", 4))
+    scales = (*first, *nested) if double_quantized else first
+    name = "nf4-dq" if double_quantized else "nf4"
+    return WeightFormat(name, Fraction(4), "weight", scales, dequantization=_BITSANDBYTES)
 
 
 @cache
@@ -198,8 +238,8 @@ def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: i
     """
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
-    scales = Scales(Fraction(scale), columns, rows)
-    return WeightFormat(name, Fraction(8), (scales,), _FP8, unit=block or (1, 1))
+    scales = Scales("weight_scale_inv" if block else "weight_scale", Fraction(scale), columns, rows)
+    return WeightFormat(name, Fraction(8), "weight", (scales,), dequantization=_FP8, unit=block or (1, 1))
 
 
 @cache
@@ -221,12 +261,9 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
         operations=views + (13 if four_bit else 6),
     )
     cost = Dequantization(most_tokens=0, operations=views + 3) if kernel else sequence
-    pair = Scales(Fraction(2 * dtype_bytes), group)
-    return WeightFormat(f"deepspeed-int{bits}-g{group}", Fraction(bits), (pair,), cost)
-
-
-def _flat(size: int, weights: int) -> Scales:
-    return Scales(Fraction(size), weights, flat=True)
+    pair = Scales("scales", Fraction(2 * dtype_bytes), group)
+    name = f"deepspeed-int{bits}-g{group}"
+    return WeightFormat(name, Fraction(bits), "weight", (pair,), joined=True, dequantization=cost)
 
 
 _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
@@ -268,19 +305,30 @@ Q4_K_M 0.76, Q4_K_S 0.77, IQ4_XS 0.74, Q3_K_S 0.56, IQ3_S 0.55, Q2_K 0.55, IQ2_X
 def _gguf(name: str, size: int, weights: int) -> WeightFormat:
     bits = Fraction(8 * size, weights)
     rate = next(rate for least, rate in _GGUF_RATES if bits >= least)
-    return WeightFormat(name, bits, (), Dequantization(rate), weights)
+    return WeightFormat(name, bits, dequantization=Dequantization(rate), block=weights)
 
 
 GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
-_MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4._replace(kernel="mxfp4"))
+_MXFP4 = WeightFormat(
+    "mxfp4",
+    Fraction(4),
+    "blocks",
+    (Scales("scales", Fraction(1), 32),),
+    dequantization=_FUSED_4._replace(kernel="mxfp4"),
+)
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
     "nvfp4",
     Fraction(4),
-    (Scales(Fraction(1), 16), Scales(Fraction(4), None, None)),
-    _FUSED_4,
+    "weight",
+    (
+        Scales("weight_scale", Fraction(1), 16),
+        Scales("weight_scale_2", Fraction(4), None, None),
+        Scales("input_scale", Fraction(4), None, None),
+    ),
+    dequantization=_FUSED_4,
     unit=(1, 16),
 )
 
@@ -290,7 +338,7 @@ FORMATS: dict[str, WeightFormat] = {
         fp8(),
         fp8(per_row=True),
         fp8(block=(128, 128)),
-        grouped("int8", 8, None, scale=4),
+        grouped("int8", 8, None, names=("weight", "SCB"), scale=4),
         gptq(8, 128),
         gptq(4, 32),
         gptq(4, 64),

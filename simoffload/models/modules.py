@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from simoffload.models.caching import CpuAttentionCode
-from simoffload.models.formats import WeightFormat
+from simoffload.models.stored_tensors import Parameter
 
 ModuleKind = Literal[
     "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
@@ -30,49 +30,6 @@ Parallel = Literal["whole", "column", "keys", "fused", "row", "experts", "heads"
 * ``heads``: a module that processes what a GPU's own part of a layer by columns computes.
 * ``vocabulary``: embedding and head, by the rows of the vocabulary.
 """
-
-
-class Storage(NamedTuple):
-    """A Storage is the form in which a quantized tensor is kept."""
-
-    format: WeightFormat
-    bytes: int
-    """Size [B] of packed weights, scales and zero points."""
-
-
-class Parameter(NamedTuple):
-    """One parameter tensor of a module."""
-
-    name: str
-    """Name in Hugging Face's model; relative to the layer for a layer's tensor."""
-    numel: int
-    """Number of elements of the tensor."""
-    tied: bool = False
-    """Whether it is the tensor of the same name that an earlier module owns (``lm_head`` and the
-    embedding)."""
-    trainable: bool = True
-    columns: int = 0
-    """Number of elements of a row, which may share scales; 0 for a vector, or where it is not known."""
-    storage: Storage | None = None
-    """Form in which it is kept; None: in the model's data type."""
-
-    def stored_bytes(self, dtype_bytes: int) -> int:
-        """Return the size [B] of the tensor where it is kept; ``dtype_bytes`` is that of an element."""
-        return self.numel * dtype_bytes if self.storage is None else self.storage.bytes
-
-    def stored_numel(self, dtype_bytes: int) -> int:
-        """Return the number of elements of the model's data type that its stored bytes fill."""
-        return self.numel if self.storage is None else -(-self.storage.bytes // dtype_bytes)
-
-    def part(self, numel: int, *, columns: int | None = None) -> Parameter:
-        """Return a part of the tensor with ``numel`` elements: some of its rows, or with fewer ``columns``
-        some of each."""
-        width = columns or self.columns or numel
-        if self.storage is None:
-            return self._replace(numel=numel, columns=width if self.columns else 0)
-        form = self.storage.format
-        stored = Storage(form, form.stored_bytes(numel // width, width))
-        return self._replace(numel=numel, columns=width if self.columns else 0, storage=stored)
 
 
 class Module(NamedTuple):

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
-from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
+from simoffload.models.modules import Dtype, Module, ModuleKind
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
 from simoffload.models.shape import grouped as grouped_layers
+from simoffload.models.stored_tensors import Parameter, Storage
 
 _NO_NAMES = ModuleNames()
 _NOTHING: Mapping[str, Storage | None] = {}
@@ -108,9 +109,12 @@ class Quantization:
 def _gpt_fast(name: str, bits: int, group: int | None, zero: int) -> Quantization:
     """Return a quantization of gpt-fast (quantize.py), which replaces all linear layers, the head included.
 
-    Scales, and zero points of 4-bit groups, are of 2 B each.
+    Scales, and zero points of 4-bit groups, are of 2 B each, and in one tensor.
     """
-    return Quantization(name, grouped(name, bits, group, zero=Fraction(zero), served=False), head=True)
+    names = ("weight", "scales_and_zeros" if zero else "scales")
+    made = grouped(name, bits, group, names=names, zero=Fraction(zero))
+    own_kernels = made.dequantization._replace(kernel="")
+    return Quantization(name, replace(made, dequantization=own_kernels), head=True)
 
 
 def bitsandbytes_quantization(
@@ -220,7 +224,7 @@ def _stored(modules: Layer, formats: Formats, owned: Mapping[str, Storage | None
         form, columns = next(remaining), one.columns or one.numel
         if one.tied:
             return owned.get(one.name)
-        return None if form is None else Storage(form, form.stored_bytes(one.numel // columns, columns))
+        return None if form is None else form.stored(one.numel // columns, columns)
 
     return tuple(
         module._replace(parameters=tuple(one._replace(storage=storage(one)) for one in module.parameters))

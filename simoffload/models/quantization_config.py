@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from simoffload.documents import Document, Frozen, Location, either, listing, quoted, suggest, validate
 from simoffload.errors import InputError
-from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, grouped
+from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, packed
 from simoffload.models.module_names import ModuleNames
 from simoffload.models.quantization import Quantization, bitsandbytes_quantization
 
@@ -208,9 +207,7 @@ class _Weights(Frozen):
             raise ValueError("strategy group needs the key group_size, such as 128")
         if self.type == "int" and self.strategy in ("group", "channel"):
             group = _columns(self.group_size or -1) if self.strategy == "group" else None
-            zero = Fraction(0) if self.symmetric else Fraction(self.num_bits, 8)
-            name = f"int{self.num_bits}-{'channel' if group is None else f'g{group}'}"
-            return grouped(name, self.num_bits, group, zero=zero)
+            return packed(self.num_bits, group, symmetric=self.symmetric)
         if (self.type, self.num_bits, self.group_size) == ("float", 4, 16):
             return FORMATS["nvfp4"]
         if (self.type, self.num_bits, self.group_size) == ("float", 4, 32):

@@ -24,7 +24,8 @@ Read at 85 % of that rate, a decode step of 8 sequences leaves room for 24 of gp
 each layer (146.65 tokens/s), and for 42.6 of Qwen3-30B-A3B's in Q8_0: 8 / 154.91 s times 232 GB/s is
 11.98 GB, less 1.31 GB of other weights and 0.42 GB of cache, in 48 layers of 5.01 MB an expert. Even routing
 would take 28.7 and 51.6. The exponents are 0.80 and 0.72. Source: benches/dgx-spark.md of ggml-org/llama.cpp
-at 4c7e9893. The benchmark feeds random tokens; those of a text may be routed otherwise.
+at 4c7e9893 (the published rows lcpp-spark-g120-b8 and lcpp-spark-q30-b8). The benchmark feeds random tokens;
+those of a text may be routed otherwise.
 """
 
 

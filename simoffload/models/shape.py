@@ -209,7 +209,7 @@ class ModelShape:
     def _least_read(self, modules: Iterable[Module]) -> float:
         size = self.dtype_bytes
         return sum(
-            module.share * sum(parameter.stored_bytes(size) for parameter in module.parameters)
+            module.share * sum(parameter.read_bytes(size) for parameter in module.parameters)
             for module in modules
             if module.kind != "embedding"
         )
@@ -218,7 +218,8 @@ class ModelShape:
     def largest_parameter(self) -> int:
         """The number of elements of the largest tensor as it is stored."""
         size = self.dtype_bytes
-        return max(one.stored_numel(size) for module in self.distinct_modules for one in module.parameters)
+        owned = (one for module in self.distinct_modules for one in module.parameters)
+        return max(-(-each // size) for one in owned for _, each in one.stored_tensors(size))
 
     def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True, block: int = 1) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all

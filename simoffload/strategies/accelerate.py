@@ -295,14 +295,16 @@ class Accelerate(CachingStrategy):
         pinned = [f"state_dict={pins}"] if self.pin_memory and "cpu" in homes else []
         on_disk = [f"offload_dir={folder}"] if "disk" in homes else []
         mapped = f"device_map={plan.tree.shortened(plan.homes)}"
+        more = [*pinned, *(["offload_buffers=True"] if _offloads_buffers(plan) else [])]
         loaded, call = [f"dtype=torch.{plan.model.dtype}"], ""
         if chosen == "cpu":
-            call = f"cpu_offload({', '.join(['model', 'execution_device=0', *pinned])})"
+            call = f"cpu_offload({', '.join(['model', 'execution_device=0', *more])})"
         elif chosen == "disk":
-            call = f"disk_offload(model, {folder}, execution_device=0)"
+            call = f"disk_offload({', '.join(['model', folder, 'execution_device=0', *more])})"
         elif pinned or on_disk:  # from_pretrained would read files on disk in another way
-            call = f"dispatch_model({', '.join(['model', mapped, *on_disk, *pinned])})"
+            call = f"dispatch_model({', '.join(['model', mapped, *on_disk, *more])})"
         else:
+            loaded += more
             loaded.append('device_map="auto"' if chosen == "auto" else mapped)
             if limits := self.max_memory:
                 each = {int(key) if key != "cpu" else key: size for key, size in limits.items()}
@@ -320,6 +322,15 @@ class Accelerate(CachingStrategy):
             *([call] if call else []),
         ]
         return "\n".join(lines) + "\n"
+
+
+def _offloads_buffers(plan: AcceleratePlan) -> bool:
+    """Return whether offloaded weights are buffers, which Accelerate leaves on the GPU unless it is told to
+    offload them."""
+    stored = (one.storage for module in plan.modules for one in module.parameters)
+    return bool(set(plan.homes.values()) & {"cpu", "disk"}) and any(
+        one is not None and one.format.in_buffers for one in stored
+    )
 
 
 def _check_format(stored_as: str | None, homes: set[Home]) -> None:

@@ -18,9 +18,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Provenance
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
+from simoffload.models.formats import FORMATS
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
@@ -38,6 +39,12 @@ from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
+_MORE = "raise device_map (layers on the GPU)"
+_ON_GPU = (
+    "transformers 5.23 keeps experts in MXFP4 on the GPU, so that offloading them is a what-if; "
+    "vLLM offloads them (vllm_cpu_offload)"
+)
+"""Its kernels take tensors of Triton, which hooks do not see (``swizzle_mxfp4_convertops``)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -163,11 +170,6 @@ class AcceleratePlan(InferencePlan):
         needed = sum(term.size for term in self.memory if term.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
-    @cached_property
-    def element_wise(self) -> FsdpCosts:
-        """Rates at which the host copies tensors into new ones."""
-        return self.machine.host.fsdp_costs
-
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
         """Costs of operations, and of tensors that are brought to the GPU."""
@@ -176,16 +178,21 @@ class AcceleratePlan(InferencePlan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warnings about weights that were never written, and about what is assumed of the page cache."""
+        """Warnings about weights that were never written, about those that transformers does not offload, and
+        about what is assumed of the page cache."""
+        stored = (one.storage for module in self.modules for one in module.parameters)
+        triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
+        on_gpu = (_ON_GPU,) if triton and self.target != "hbm" else ()
         if not self.options.initialized and self.bytes_at("cpu"):
-            return ("weights that were never written are copied faster than those of a real model",)
+            return (*on_gpu, "weights that were never written are copied faster than those of a real model")
         if self.options.page_cache is not None or not self.bytes_at("disk"):
-            return ()
+            return on_gpu
         files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.target}"
         if self.cached:
             text = f"{files} are read from the page cache in host memory"
-            return (f"{text}; the first pass, or other programs that use the memory, make it slower",)
-        return (f"{files} do not stay in the page cache: every pass reads the drive",)
+            more = "the first pass, or other programs that use the memory, make it slower"
+            return (*on_gpu, f"{text}; {more}")
+        return (*on_gpu, f"{files} do not stay in the page cache: every pass reads the drive")
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
@@ -196,12 +203,14 @@ class AcceleratePlan(InferencePlan):
     # -- memory ---------------------------------------------------------------------------------
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield the number of layers on the GPUs."""
+        """Yield smaller numbers of layers on the GPUs for HBM, then larger ones for host memory."""
         if self.options.fixed:
             return
         inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
         word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-        yield Tunable(word, path, len(inside), lambda now: iter(range(now - 1, -1, -1)))
+        now = len(inside)
+        values = (*range(now - 1, -1, -1), *range(now + 1, self.model.num_hidden_layers))
+        yield Tunable(word, path, now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -214,10 +223,12 @@ class AcceleratePlan(InferencePlan):
         terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
         if in_memory := self.stored.get("cpu", {}):
             pinned = self.options.pin_memory
-            terms.append(MemoryTerm("dram", "weights", sum(in_memory.values()), pinned=pinned))
+            size = sum(in_memory.values())
+            terms.append(MemoryTerm("dram", "weights", size, pinned=pinned, remedy=_MORE))
             if pinned:
                 rounding = pinned_rounding(list(in_memory.values()))
-                terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+                name = "rounding of pinned allocations"
+                terms.append(MemoryTerm("dram", name, rounding, pinned=True, remedy=_MORE))
         if on_disk := self.stored.get("disk", {}):
             terms.append(MemoryTerm("dram", "tensor read from disk", max(on_disk.values())))
             terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))

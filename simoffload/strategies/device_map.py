@@ -88,7 +88,11 @@ class ModuleTree:
         names, size = self.model.layer_names, self.model.dtype_bytes
         owners = (f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls)
         return tuple(
-            tuple((owner + one.name, one.stored_bytes(size)) for one in self.module(call).parameters)
+            tuple(
+                (owner + name, stored)
+                for one in self.module(call).parameters
+                for name, stored in one.stored_tensors(size)
+            )
             for call, owner in zip(self.calls, owners, strict=True)
         )
 

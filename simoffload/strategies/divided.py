@@ -45,7 +45,7 @@ def divide(model: ModelShape, *, tensor: int, pipeline: int, fused: bool) -> Div
     if fused:
         traits = model.traits._replace(operations=_FUSED_OPERATIONS, half_softmax=False)
         division = replace(division, attention="sdpa", softcapped=False, traits=traits)
-        division = _with_modules(division, _fused_layer, lambda modules: tuple(map(_fused, modules)))
+        division = _with_modules(division, _fused_layer, lambda modules: tuple(map(_fused, _served(modules))))
     stages = tuple(_stage(division, number, pipeline) for number in range(pipeline))
     if tensor == 1:
         return DividedModel(stages)
@@ -270,6 +270,14 @@ also chooses experts (vLLM 0.33, csrc/pos_encoding_kernels.cu, cache_kernels.cu,
 """
 
 
+def _served(modules: Layer) -> Layer:
+    """Return modules with the tensors that are left of quantized weights when vLLM has loaded them."""
+    return tuple(
+        one._replace(parameters=tuple(parameter.as_served() for parameter in one.parameters))
+        for one in modules
+    )
+
+
 def _fused(module: Module) -> Module:
     """Return a module as one kernel that reads each operand and writes each result once.
 
@@ -293,7 +301,7 @@ def _fused_layer(layer: Layer) -> Layer:
     What is left to a container is the sum of its experts' results.
     """
     found: dict[tuple[str, int, bool] | int, Module] = {}
-    for number, module in enumerate(layer):
+    for number, module in enumerate(_served(layer)):
         parent = module.name.rpartition(".")[0]
         merges = parent and module.kind == "linear" and module.parallel in ("column", "keys")
         key = (parent, module.in_features, module.cached) if merges else number
@@ -324,5 +332,5 @@ def _joined(one: Module, other: Module) -> Module:
 def _merged(one: Parameter, other: Parameter, name: str) -> Parameter:
     storage = one.storage
     if storage is not None and other.storage is not None:
-        storage = storage._replace(bytes=storage.bytes + other.storage.bytes)
+        storage = storage.merged(other.storage)
     return one._replace(name=name, numel=one.numel + other.numel, storage=storage)

@@ -39,15 +39,18 @@ class Parameters(NamedTuple):
             one = event.instance
             if one in owned:
                 continue
-            mine, own = [], []
+            mine: list[int] = []
+            own: list[int] = []
             for parameter in one.module.parameters if one.owns else ():
+                names = [name for name, _ in parameter.stored_tensors(1)]
                 if parameter.tied:
-                    mine.append(known[-1, parameter.name])
+                    mine += [known[-1, name] for name in names]
                     continue
-                index = known[one.layer, parameter.name] = len(known)
-                mine.append(index)
+                new = range(len(known), len(known) + len(names))
+                known.update(zip(((one.layer, name) for name in names), new, strict=True))
+                mine += new
                 if parameter.trainable:
-                    own.append(index)
+                    own += new
             owned[one], trained[one] = tuple(mine), tuple(own)
         for event in trace.backward:
             owned.setdefault(event.instance, ())

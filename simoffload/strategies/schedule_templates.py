@@ -146,14 +146,11 @@ class InferenceLayers(LayeredModel):
 def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int], ...]:
     """Return name and size [elements] of the tensors of hooked modules; a tied tensor is listed once.
 
-    A quantized tensor counts as the elements that its stored bytes fill, as which DeepSpeed holds it.
+    Those of a quantized weight count as the elements that their bytes fill, as which DeepSpeed holds them.
     """
-    hooked = (module for module in modules if module.hooked)
+    owned = (one for module in modules if module.hooked for one in module.parameters if not one.tied)
     return tuple(
-        (one.name, one.stored_numel(dtype_bytes))
-        for module in hooked
-        for one in module.parameters
-        if not one.tied
+        (name, -(-size // dtype_bytes)) for one in owned for name, size in one.stored_tensors(dtype_bytes)
     )
 
 
@@ -248,7 +245,7 @@ class ScheduleTemplates:
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break
-        return writer.build()._replace(in_step=layered.placement.tier != "dram")
+        return writer.build()
 
 
 class _Known(threading.local):

@@ -30,8 +30,9 @@ from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
 from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.kv_cache import VLLM
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights
 from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import (
@@ -46,7 +47,7 @@ from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
-_MORE = "raise cpu_offload_gb"
+_MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 
 
@@ -171,7 +172,9 @@ class VllmCpuOffload(DividedStrategy):
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
             given = [f"--{key.replace('_', '-')} {getattr(self, key)}" for key in keys]
-        return {"vllm-serve.sh": vllm_command(plan, self.degrees, *given, compiled=self.compiled)}
+        given += [BACKEND] if plan.repacked else []
+        command = vllm_command(plan, self.degrees, *given, compiled=self.compiled)
+        return {"vllm-serve.sh": plan.pinned.environment + command}
 
 
 Weights = Mapping[str, tuple[int, ...]]
@@ -192,11 +195,29 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
         """Also a warning about options of groups without groups."""
-        found, options = super().warnings, self.options
+        found, options = (*super().warnings, *self.pinned.warnings), self.options
         if options.group or options.number == options.step == 1:
             return found
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
         return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
+
+    @property
+    def repacked(self) -> bool:
+        """Whether experts have kernels that vLLM does not choose by itself on every card."""
+        return bool(self.options.budget or self.options.group) and of_marlin(self.model) is not self.model
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        found = super().divided
+        return found._replace(stages=tuple(map(of_marlin, found.stages))) if self.repacked else found
+
+    @cached_property
+    def pinned(self) -> PinnedWeights:
+        """Pinned weights of all stages of one GPU each."""
+        return pinned_weights(
+            [size for stage in self.offloaded for layer in stage for one in layer.values() for size in one]
+        )
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
@@ -208,7 +229,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         size = stage.dtype_bytes
         by_kind = {
             kind: {
-                module.name: tuple(one.stored_bytes(size) for one in module.parameters)
+                module.name: tuple(each for one in module.parameters for _, each in one.stored_tensors(size))
                 for module in kind
                 if module.parameters
             }
@@ -242,12 +263,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         return _PrefetchWriter(self, name) if self.options.group else _InPlaceWriter(self, name)
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched."""
+        """Yield larger values of ``cpu_offload_gb`` for HBM, then smaller ones for host memory, unless layers
+        are prefetched."""
         most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
         if not self.options.group:
             now = self.options.budget // _GIB
-            path = ("strategy", "cpu_offload_gb")
-            yield Tunable("cpu_offload_gb", path, now, lambda now: iter(range(int(now) + 1, most + 1)))
+            values = (*range(now + 1, most + 1), *range(now - 1, -1, -1))
+            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -259,12 +281,12 @@ class VllmOffloadPlan(TensorParallelPlan):
         if self.options.group:
             slots = self.options.step * max(_total([layer]) for layer in inside)
             terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
-        tensors = [size for _, layers in pairs for layer in layers for one in layer.values() for size in one]
-        if tensors:
+        if self.pinned.size:
             each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
-            rounding = pinned_rounding(tensors)
-            for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
-                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
+            remedy = "" if self.options.group else _LESS
+            sizes = {"weights": self.pinned.size, "rounding of pinned allocations": self.pinned.rounding}
+            for name, size in sizes.items():
+                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True, remedy=remedy))
         return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 

@@ -80,9 +80,9 @@ def fsdp(name: str = "sharded", **settings: Any) -> dict[str, Any]:
     return run
 
 
-def record(*runs: dict[str, Any], gpu: str = "NVIDIA H200") -> dict[str, Any]:
+def record(*runs: dict[str, Any], gpu: str = "NVIDIA H200", gpus: int = 1) -> dict[str, Any]:
     """Return the content of a complete file of runs."""
-    machine = {"cpu": "some", "gpu": gpu, "gpus": 1, "deepspeed": "0.19.8"}
+    machine = {"cpu": "some", "gpu": gpu, "gpus": gpus, "deepspeed": "0.19.8"}
     return {"schema": "simoffload/deepspeed-runs/1", "date": "2026-11-21", "machine": machine,
             "runs": list(runs), "failed": []}  # fmt: skip
 

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ from simoffload.errors import InputError
 from simoffload.planning.confidence import confidence
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
-from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training, write
+from tests.calibration import recorded
+from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training
 from tests.cli.conftest import Answer
+
+write = partial(recorded.write, gpus=8)
+"""A file of runs of a machine with eight GPUs, which without a profile is a DGX."""
 
 
 def one(path: Path, **options: Any) -> ComparedRun:
@@ -135,10 +140,29 @@ def test_the_profile_beside_the_runs_is_used(
     assert compare_file(Path("runs.json")).runs[0].passes == file.runs[0].passes
 
 
-def test_the_shipped_platform_of_the_gpu_is_named(tmp_path: Path) -> None:
-    file = compare_file(write(tmp_path, inference()))
-    assert file.platform == "dgx-h200"
-    assert file.remarks == ("predicted with the shipped dgx-h200, not with a profile of this machine",)
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "platform"),
+    [
+        ("NVIDIA H200", 8, "dgx-h200"),
+        ("NVIDIA H200", 1, "h200-1gpu-vm"),
+        ("NVIDIA H100 80GB HBM3", 1, "h100-1gpu-vm"),
+        ("Tesla V100-SXM3-32GB", 1, "dgx-2"),
+    ],
+)
+def test_the_shipped_machine_like_that_of_the_runs_is_named(
+    tmp_path: Path, gpu: str, gpus: int, platform: str
+) -> None:
+    """A machine with one GPU is rented: a DGX has twice its rate of CPU Adam."""
+    file = compare_file(write(tmp_path, inference(), gpu=gpu, gpus=gpus))
+    assert file.platform == platform
+    assert file.remarks == (f"predicted with the shipped {platform}, not with a profile of this machine",)
+
+
+def test_numbers_of_the_platform_can_be_changed(tmp_path: Path) -> None:
+    path = write(tmp_path, inference(), gpus=1)
+    slow = {"host/h200-1gpu-vm-host": {"deepspeed": {"hook": "10 ms"}}}
+    for before, after in zip(one(path).passes, one(path, profiles=slow).passes, strict=True):
+        assert (after.predicted or 0.0) > 2 * (before.predicted or 0.0) > 0.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,33 @@ from simoffload.scenario import list_scenarios
 def test_profiles_list(program) -> None:
     listed = json.loads(program("profiles", "list", "--json").out)["profiles"]
     assert len(listed) == len(list_profiles())
-    assert {"kind": "platform", "id": "dgx-a100", "name": "NVIDIA DGX A100, 8x 40 GB"} in listed
+    assert {"kind": "nic", "id": "100gbe", "name": "Ethernet 100 Gb/s"} in listed
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "host dgx-h200-2tb",
+            "on virtual machines with H200: host thread; on virtual machines with four H200: CPU Adam; …",
+        ),
+        ("host h200-1gpu-vm-host", "measured: host thread, CPU Adam, memory"),
+        ("platform h100-1gpu-vm", "measured: host thread, CPU Adam, memory; data sheet: GPU"),
+        ("platform gh200", "data sheet: GPU; estimate: host thread, CPU Adam, memory"),
+        ("nic 100gbe", ""),
+    ],
+)
+def test_profiles_list_says_what_was_measured_on_a_machine_of_the_kind(program, name: str, said: str) -> None:
+    """No DGX was measured, but virtual machines with one of its GPUs were."""
+    kind, identifier = name.split()
+    lines = program("profiles", "list", kind).out.splitlines()
+    line = next(line for line in lines if line.split()[:2] == [kind, identifier])
+    numbers, whole, _ = said.partition("…")
+    found = line[lines[0].index("NUMBERS FROM") :]
+    assert found.startswith(numbers) if whole else found == said
+    listed = json.loads(program("profiles", "list", kind, "--json").out)["profiles"]
+    (row,) = (one for one in listed if one["id"] == identifier)
+    assert ("numbers_from" in row) == bool(said)
 
 
 def test_profiles_of_one_kind(program) -> None:
@@ -33,11 +59,11 @@ def test_profiles_show_every_number_with_its_origin(program) -> None:
 def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
     numbers = json.loads(program("profiles", "show", "dgx-h200-2tb", "--json").out)["numbers"]
     spreads = {number["key"]: number["spread"] for number in numbers}
-    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.24", "")
+    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.23", "")
     lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
     head = next(line for line in lines if line.startswith("PROFILE"))
     factor = next(line for line in lines if " host_factor " in line)
-    assert factor[head.index("SPREAD") :].startswith("0.24 ")
+    assert factor[head.index("SPREAD") :].startswith("0.23 ")
 
 
 def test_a_platform_shows_what_it_is_made_of(program) -> None:

@@ -129,6 +129,7 @@ def test_library_covers_what_the_product_promises() -> None:
     machines += ["xinnor-workstation", "rtx-4090-desktop", "a100-330w-8gpu", "hgx-h800"]
     machines += ["hgx-h20", "rtx-2080-desktop", "rtx-3070-ti-desktop", "rtx-3090-workstation"]
     machines += ["rtx-5090-workstation", "dgx-spark", "rtx-4090-2gpu", "titan-rtx-2gpu", "h200-2gpu-vm"]
+    machines += ["h100-1gpu-vm", "h200-1gpu-vm"]
     assert {("platform", machine) for machine in machines} <= ids
 
 

@@ -11,20 +11,22 @@ from simoffload.models.gguf import MIXTURES, GgufModel, gguf_type
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "size"),
     [
-        # 512 rows of 1024 weights: packed + scales
+        # 512 rows of 1024 weights: packed + scales (and zero points + g_idx)
         ("fp8", 512, 1024, 524_288 + 4),
         ("fp8-channel", 512, 1024, 524_288 + 512 * 4),
         ("fp8-block128", 512, 1024, 524_288 + 4 * 8 * 4),
         ("fp8-block128", 500, 1000, 500_000 + 4 * 8 * 4),  # blocks at the edges are smaller
         ("int8", 512, 1024, 524_288 + 512 * 4),
-        ("int4-g32", 512, 1024, 262_144 + 512 * 32 * 5 // 2),
-        ("int4-g64", 512, 1024, 262_144 + 512 * 16 * 5 // 2),
-        ("int4-g128", 512, 1024, 262_144 + 512 * 8 * 5 // 2),
-        ("int4-g128", 512, 1000, 256_000 + 512 * 8 * 5 // 2),  # the last group of a row is smaller
-        ("nf4", 512, 1024, 262_144 + 8192 * 4),
-        ("nf4-dq", 512, 1024, 262_144 + 8192 + 32 * 4 + 4),
+        ("int4-g32", 512, 1024, 262_144 + 512 * 32 * 5 // 2 + 1024 * 4),
+        ("int4-g64", 512, 1024, 262_144 + 512 * 16 * 5 // 2 + 1024 * 4),
+        ("int4-g128", 512, 1024, 262_144 + 512 * 8 * 5 // 2 + 1024 * 4),
+        # The last group of a row is smaller.
+        ("int4-g128", 512, 1000, 256_000 + 512 * 8 * 5 // 2 + 1000 * 4),
+        # Code tables: 16 and 256 numbers.
+        ("nf4", 512, 1024, 262_144 + 8192 * 4 + 64),
+        ("nf4-dq", 512, 1024, 262_144 + 8192 + 32 * 4 + 4 + 64 + 1024),
         ("mxfp4", 512, 1024, 262_144 + 512 * 32),
-        ("nvfp4", 512, 1024, 262_144 + 512 * 64 + 4),
+        ("nvfp4", 512, 1024, 262_144 + 512 * 64 + 2 * 4),
     ],
 )
 def test_bytes(name: str, rows: int, columns: int, size: int) -> None:
@@ -52,7 +54,7 @@ def test_parts_have_whole_blocks(name: str, rows: int, columns: int, obstacle: s
 
 def test_scales_of_nf4_do_not_end_with_a_row() -> None:
     # 3 x 100 weights are 300: five scales, where groups of every row would be six.
-    assert bitsandbytes(double_quantized=False).stored_bytes(3, 100) == 150 + 5 * 4
+    assert bitsandbytes(double_quantized=False).stored_bytes(3, 100) == 150 + 5 * 4 + 64
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ _LINEAR = 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
 """Weights of the linear layers of Llama-2-7B."""
 _OUTSIDE = 2 * 32_000 * 4096 + (2 * 32 + 1) * 4096
 """Embeddings, head and norms."""
+_GROUPS = 4 * 32 * (6 * 4096 + 11_008)
+"""[B] of ``g_idx``: 4 B for each input of the seven linear layers."""
 
 
 def llama(quantization: str | None) -> ModelShape:
@@ -26,7 +28,7 @@ def llama(quantization: str | None) -> ModelShape:
         (None, 2 * (_LINEAR + _OUTSIDE)),
         ("none", 2 * (_LINEAR + _OUTSIDE)),
         ("int8", _LINEAR + 4 * 32 * (4 * 4096 + 2 * 11_008 + 4096) + 2 * _OUTSIDE),
-        ("int4-g128", _LINEAR // 2 + _LINEAR // 128 * 5 // 2 + 2 * _OUTSIDE),
+        ("int4-g128", _LINEAR // 2 + _LINEAR // 128 * 5 // 2 + _GROUPS + 2 * _OUTSIDE),
         ("mxfp4", _LINEAR * 17 // 32 + 2 * _OUTSIDE),
         # The file of Llama-2-7B on the Hub is 4,081,004,224 B, of which 0.7 MB are the vocabulary.
         ("q4_k_m", 4_080_263_168),
@@ -98,10 +100,11 @@ def test_parts_of_a_tensor_have_their_own_scales() -> None:
     (layer,) = {layer for layer, _ in llama("int4-g128").kinds}
     weight = next(one.parameters[0] for one in layer if one.name == "mlp.down_proj")
     whole = 4096 * 11_008
-    assert weight.part(whole // 4).stored_bytes(2) * 4 == weight.stored_bytes(2)
+    groups = 4 * 11_008  # g_idx, which every part by rows has
+    assert (weight.part(whole // 4).stored_bytes(2) - groups) * 4 == weight.stored_bytes(2) - groups
     # A row of 2752 weights has 22 groups, the last of 64 weights.
     part = weight.part(whole // 4, columns=2752)
-    assert part.stored_bytes(2) == whole // 8 + 4096 * 22 * 5 // 2
+    assert part.stored_bytes(2) == whole // 8 + 4096 * 22 * 5 // 2 + groups // 4
     plain = next(
         one.parameters[0] for one in load_model("llama-2-7b").layers[0] if one.name == "mlp.down_proj"
     )

@@ -47,12 +47,12 @@ def test_mlperf_sizes(size: str) -> None:
 
 @pytest.mark.parametrize("size", MLPERF)
 def test_mlperf_on_an_ai400x2(size: str) -> None:
-    """From 64 ranks on the appliance's 65 GB/s decide; eight ranks with torch.save reach a quarter of it."""
+    """From 64 ranks on the appliance's 65 GB/s decide; eight ranks with torch.save reach a fifth of it."""
     result = saved(f"mlperf-{size}", *SHORT.get(size, []))
     metrics = result.metrics()
     rate = metrics["bytes_per_s"]
     assert rate
-    assert rate / 65e9 == pytest.approx(0.25 if size == "8b" else 1.0, abs=0.02)
+    assert rate / 65e9 == pytest.approx(0.21 if size == "8b" else 1.0, abs=0.02)
     assert result.bottleneck == ("crc32" if size == "8b" else "pfs write")
 
 

@@ -314,7 +314,7 @@ def test_the_cache_shares_the_link_with_weights() -> None:
     found = scenario(**keys)
     stored = found.model.weight_bytes - found.model.vocab_size * 4096 * 2  # rows of the embedding
     assert both >= (stored + bytes_of(found)) / 55.5e9
-    assert both > plain + 0.8 * bytes_of(found) / 55.5e9
+    assert both > plain + 0.75 * bytes_of(found) / 55.5e9
 
 
 def test_drives_serve_weights_and_cache() -> None:

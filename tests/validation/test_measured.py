@@ -16,7 +16,16 @@ from simoffload.calibration.compare import ComparedPass, ComparedRun
 from simoffload.calibration.records import RecordedRun, read_records
 from simoffload.errors import InputError
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
-from validation.accuracy import ALL, DECODE, Limit, accuracy_table, held_out, limit_table, short_table
+from validation.accuracy import (
+    ALL,
+    DECODE,
+    Limit,
+    accuracy_table,
+    coverage,
+    held_out,
+    limit_table,
+    short_table,
+)
 from validation.measured import (
     MeasuredRun,
     Profile,
@@ -110,7 +119,7 @@ def test_a_wrong_file_is_an_error(tmp_path: Path) -> None:
 
 def test_a_machine_without_its_profile_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "fit" / "box", inference("plain"))
-    with pytest.raises(ValueError, match="predicted with the shipped dgx-h200"):
+    with pytest.raises(ValueError, match="predicted with the shipped h200-1gpu-vm"):
         compare_measured(tmp_path)
     assert len(compare_measured(tmp_path, "shipped")) == 1
     assert compare_measured(tmp_path, "same kind") == ()
@@ -176,6 +185,19 @@ def test_a_cell_has_errors_and_intervals_of_held_out_runs() -> None:
     assert "| decode step | 10.0 %, worst +20 %; 1 of 2 inside (±12 %) | no such runs |" in short_table(
         {"own": own, "same kind": ()}
     )
+
+
+def test_coverage_is_said_in_words() -> None:
+    """A time that was measured outside of its interval was predicted too fast or too slow."""
+    inside = measured("a", decode=(1.0, 1.0, 0.5), interval=WIDE)
+    fast = measured("b", decode=(2.0, 1.0, 0.5), interval=WIDE)
+    slow = measured("c", decode=(0.5, 1.0, 0.5), interval=WIDE, ranks=2)
+    text = coverage({"own": [inside, slow], "same kind": [fast], "shipped": [inside, inside, fast, slow]})
+    assert (
+        "inside were 50 % with the profile that was measured on the same machine (1 of 2), 0 % with that of "
+        "another machine of the kind (0 of 1) and 50 % with a shipped one (2 of 4); of those on one GPU "
+        "100 %, 0 % and 67 %. With a shipped profile, 1 of the 2 others were predicted too fast."
+    ) in text
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from validation.published import PublishedRow, Reference, published_tables
 
 
-def reference(**changes: str) -> Reference:
-    fields = dict.fromkeys(Reference._fields, "")
-    return Reference(**{**fields, "id": "x-1", "metric": "per_token_ms", "published": "50", **changes})
+def reference(**changes: Any) -> Reference:
+    fields: dict[str, Any] = dict.fromkeys(Reference._fields, "")
+    known = {"id": "x-1", "metric": "per_token_ms", "published": "50", "role": "judged"}
+    return Reference(**{**fields, **known, **changes})
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,20 @@ def test_a_line_of_the_table() -> None:
     text = published_tables([PublishedRow(reference(rule="at_most", unit="ms", **about), 40.0)])
     assert text.startswith("### S\n\n1 of 1 limits are met; 0 figures have no limit")
     assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in text
+
+
+@pytest.mark.parametrize("role", ["input", "in view"])
+def test_a_figure_that_set_a_number_is_shown_and_not_counted(role: str) -> None:
+    """Its limit would be met, and is neither shown nor counted."""
+    about = {"scenario": "s", "source": "S", "rule": "within", "tolerance": "0.25", "unit": "ms", "note": "n"}
+    rows = [
+        PublishedRow(reference(**about), 70.0),
+        PublishedRow(reference(**about, role=role, number="a rate (a.py)"), 51.0),
+    ]
+    assert [row.holds for row in rows] == [False, None]
+    text = published_tables(rows)
+    inputs, in_view = (1, 0) if role == "input" else (0, 1)
+    assert (
+        f"0 of 1 limits are met; 0 figures have no limit. Not judged: {inputs} inputs and {in_view} " in text
+    )
+    assert f"| x-1 | s | 51 | 50 ms | +2.0% |  | {role} | a rate (a.py); n |" in text

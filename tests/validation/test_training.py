@@ -16,7 +16,7 @@ from validation.published import PLAN_METRICS, PublishedRow, Reference, predict,
 
 def reference(**changes: str) -> Reference:
     fields = {**dict.fromkeys(Reference._fields, ""), "id": "x-1", "published": "2", "rule": "report"}
-    return Reference(**{**fields, **changes})
+    return Reference(**{**fields, "role": "judged", **changes})
 
 
 def xinnor(*overrides: str) -> LoadedScenario:

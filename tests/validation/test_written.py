@@ -14,14 +14,10 @@ from validation.published import compare_published, ratio_rows
 
 MISSED = {
     "dn24-h100-llama-3-70b-aio",
-    "so-adam-8b-torch_cpu_adam",
     "zo-pr7474-bind",
     "zi22-t4-opt-30b-cpu-4g",
     # +18 %: 5 GB/s is approximate, and so is the time that a copy of the machine takes to begin
     "vkv-33398-32k",
-    # -24 to -27 %: the rates of pageable copies and of new memory of this workstation are not known
-    *("zi23-ds-q4-bloom-176b", "zi23-ds-kv-llama-2-70b"),
-    *(f"zi23-ds-q4kv-{model}" for model in ("bloom-176b", "llama-2-70b")),
     *(f"xin-zen-raid0-ratio-{size}" for size in ("1b", "3b")),
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),

@@ -31,11 +31,15 @@ _BASES = (
 )
 """Part of the name that CUDA gives a GPU, and the shipped platform with such a GPU."""
 
+_ONE_GPU = {"dgx-h100": "h100-1gpu-vm", "dgx-h200": "h200-1gpu-vm"}
+"""The shipped virtual machine with one of the GPUs of a platform."""
 
-def base_platform(gpu: str, named: str | None = None) -> str:
+
+def base_platform(gpu: str, named: str | None = None, *, gpus: int | None = None) -> str:
     """The platform that gives what was not measured: the one ``named``, else one with such a GPU.
 
-    ``gpu`` is the name that CUDA gives it, empty where there is none.
+    ``gpu`` is the name that CUDA gives it, empty where there is none. With ``gpus``, their number on the
+    machine, it is the shipped machine most like that one: with one GPU a virtual machine instead of a DGX.
 
     Raises InputError where there is none.
     """
@@ -45,6 +49,6 @@ def base_platform(gpu: str, named: str | None = None) -> str:
         raise refusal("--from", "missing: no GPU was measured; name a platform that provides one")
     for part, platform in _BASES:
         if part in gpu:
-            return platform
+            return _ONE_GPU.get(platform, platform) if gpus == 1 else platform
     known = ", ".join(one.id for one in Library().summaries("platform"))
     raise refusal("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')

@@ -12,7 +12,8 @@ from typing import ClassVar
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.modules import EAGER, Parameter, Traits, activation
+from simoffload.models.modules import EAGER, Traits, activation
+from simoffload.models.stored_tensors import Parameter
 
 
 class GptOss(ExpertsConfig, SlidingConfig):

@@ -28,7 +28,6 @@ from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts
 from simoffload.models.families.rotary import LLAMA_SAVED
 from simoffload.models.modules import (
     Module,
-    Parameter,
     Traits,
     activation,
     attention,
@@ -40,6 +39,7 @@ from simoffload.models.modules import (
     rms_norm,
 )
 from simoffload.models.shape import Layer
+from simoffload.models.stored_tensors import Parameter
 
 Sparse = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 _TABLE = "shared.weight"

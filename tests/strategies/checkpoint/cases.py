@@ -38,9 +38,13 @@ def squares(count: int, width: int) -> ModelShape:
     return replace(shape, modules_before=(), groups=layers, modules_after=())
 
 
-def with_memcpy(machine: Machine, rate: int) -> Machine:
+def with_memcpy(machine: Machine, rate: int, *, pageable: int | None = None) -> Machine:
+    """The machine with the rate of copies of a thread and, if given, of pageable memory to and from a GPU."""
     measured = machine.host.memcpy_rate.model_copy(update={"value": rate})
-    return replace(machine, host=machine.host.model_copy(update={"memcpy_rate": measured}))
+    found = {"memcpy_rate": measured}
+    if pageable is not None:
+        found["pageable_rate"] = measured.model_copy(update={"value": pageable})
+    return replace(machine, host=machine.host.model_copy(update=found))
 
 
 def planned(

@@ -58,7 +58,7 @@ def test_fastpersist_beats_torch_save_by_about_twenty() -> None:
     assert gain == pytest.approx(18, rel=0.05)
 
 
-@pytest.mark.parametrize(("writer", "seconds", "ratio"), [(LEGACY, 20.72, 0.49), (AIO, 0.80, 0.82)])
+@pytest.mark.parametrize(("writer", "seconds", "ratio"), [(LEGACY, 20.72, 0.55), (AIO, 0.80, 0.82)])
 def test_readme_on_eight_drives_of_gen4(writer: dict[str, Any], seconds: float, ratio: float) -> None:
     """The host is not named; this is a DGX H100 with eight PM1733. torch.save is predicted twice too fast."""
     predicted = phi().weight_bytes / rate("dgx-h100", "raid", writer)
@@ -66,9 +66,9 @@ def test_readme_on_eight_drives_of_gen4(writer: dict[str, Any], seconds: float, 
 
 
 def test_fast_writer_under_stock_pytorch_is_slower_than_torch_save() -> None:
-    """DeepSpeed#7368 before the patch: 25.67 s against 21.82 s, 1.18 times; predicted 1.29 times."""
+    """DeepSpeed#7368 before the patch: 25.67 s against 21.82 s, 1.18 times; predicted 1.37 times."""
     gain = rate("dgx-h100", "raid", LEGACY) / rate("dgx-h100", "raid", {"type": "fast", **LEGACY})
-    assert gain == pytest.approx(1.29, rel=0.03)
+    assert gain == pytest.approx(1.37, rel=0.03)
 
 
 def test_mlperf_storage_8b_of_eight_processes() -> None:
@@ -77,4 +77,4 @@ def test_mlperf_storage_8b_of_eight_processes() -> None:
     plan = planned(contents="sharded", mode="snapshot")
     persisted = next(time for phase, time in times(plan.save()) if phase.background)
     assert persisted - plan.size / 23.408e9 < 6.609 < persisted
-    assert persisted - plan.size / 23.408e9 == pytest.approx(4.7, rel=0.02)
+    assert persisted - plan.size / 23.408e9 == pytest.approx(5.84, rel=0.02)

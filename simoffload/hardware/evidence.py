@@ -1,0 +1,62 @@
+"""Where the numbers that decide times are from, of a host or of a platform, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simoffload.hardware.host import Host
+from simoffload.hardware.loading import load_profile
+from simoffload.hardware.profiles import Accelerator
+from simoffload.hardware.quantities import Provenance
+from simoffload.hardware.wiring import PlatformProfile
+
+_CALLED = {"measured": "measured", "spec": "data sheet", "estimate": "estimate"}
+"""Words for origins; ``measured`` in a shipped profile is on a machine of its kind."""
+
+
+def profile_evidence(kind: str, name: str) -> dict[str, str]:
+    """Return where the numbers of a shipped host or platform are from, by part; empty for other profiles.
+
+    The words are those of ``_CALLED``, or the machines of another kind on which an estimate was measured.
+    """
+    profile = load_profile(kind, name)
+    if isinstance(profile, Host):
+        return _host(profile)
+    if not isinstance(profile, PlatformProfile):
+        return {}
+    host, gpu = load_profile("host", profile.host), load_profile("accelerator", profile.accelerator)
+    assert isinstance(host, Host)
+    assert isinstance(gpu, Accelerator)
+    parts = _host(host)
+    parts["GPU"] = _called(
+        gpu.hbm_efficiency if gpu.hbm_efficiency.origin == "measured" else gpu.hbm_bandwidth
+    )
+    rates = [switch.host_to_device for switch in profile.switches.values() if switch.host_to_device]
+    return parts | ({"copies of several GPUs": _called(rates[0])} if rates else {})
+
+
+def evidence_sentence(parts: Mapping[str, str]) -> str:
+    """Return the parts by what they are from: "measured: memory; data sheet: GPU"."""
+    order = [
+        _CALLED["measured"],
+        *sorted(set(parts.values()) - set(_CALLED.values())),
+        "data sheet",
+        "estimate",
+    ]
+    grouped = {origin: [part for part, other in parts.items() if other == origin] for origin in order}
+    return "; ".join(f"{origin}: {', '.join(found)}" for origin, found in grouped.items() if found)
+
+
+def _host(host: Host) -> dict[str, str]:
+    thread = host.host_factor or host.deepspeed.module_call
+    memory = host.stream_fraction if host.stream_fraction.origin == "measured" else host.memory_bandwidth
+    numbers: dict[str, Provenance] = {
+        "host thread": thread,
+        "CPU Adam": host.cpu_optimizer.limit,
+        "memory": memory,
+    }
+    return {part: _called(number) for part, number in numbers.items()}
+
+
+def _called(number: Provenance) -> str:
+    return f"on {number.measured_on}" if number.measured_on else _CALLED[number.origin]
