@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
+from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
@@ -141,6 +142,8 @@ class Host(Profile):
     eager: EagerCosts | None = None
     """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
     are estimated."""
+    compiled: CompiledCosts | None = None
+    """Costs of the Python thread of a serving engine; None: not measured, so that they are estimated."""
 
     _unmeasured: Unmeasured | None = PrivateAttr(default=None)
 
@@ -183,6 +186,11 @@ class Host(Profile):
         if self.eager is not None:
             return self.eager
         return estimated_eager_costs(self._elsewhere.eager, operation_s=self.deepspeed.operation.value)
+
+    @property
+    def compiled_costs(self) -> CompiledCosts:
+        """The host's own costs in a serving engine, or estimates from its time of a PyTorch operation."""
+        return self.compiled or estimated_compiled_costs(operation_s=self.deepspeed.operation.value)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -67,13 +67,19 @@ class Spread(NamedTuple):
 
 
 def machine_spreads(
-    machine: Machine, *, ranks: int, host_costs: Sequence[Provenance], cpu_costs: Sequence[Provenance] = ()
+    machine: Machine,
+    *,
+    ranks: int,
+    host_costs: Sequence[Provenance],
+    cpu_costs: Sequence[Provenance] = (),
+    gpu_rates: Sequence[Provenance] = (),
 ) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
     tier.
 
-    ``host_costs`` are the costs of the host thread that make up most of its time,
-    ``cpu_costs`` further numbers that decide the work of the CPU. The overflow check has one
+    ``host_costs`` are the costs of the host thread that make up most of its time, ``cpu_costs`` further
+    numbers that decide the work of the CPU, ``gpu_rates`` further rates of the GPU's kernels, of which the
+    least certain decides. The overflow check has one
     of its own only where its rate is less certain than other work of the CPU.
     """
     pcie = machine.topology.gpu_pcie_link.pcie
@@ -97,7 +103,9 @@ def machine_spreads(
             TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []
         ),
         TimeInput.GPU: own.spread(
-            TimeInput.GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]
+            TimeInput.GPU,
+            f"accelerator/{gpu.id}",
+            [gpu.hbm_efficiency, gpu.matmul_efficiency, *gpu_rates],
         ),
     }
     cpu = found[TimeInput.CPU]

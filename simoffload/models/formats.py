@@ -34,6 +34,10 @@ _A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
 """Single-precision rate over HBM rate of that GPU, from its profile."""
 
 
+Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
+"""Kind of kernel of serving engines that reads the stored weights; empty: of another program, or none."""
+
+
 class Dequantization(NamedTuple):
     """A Dequantization is what a GPU pays to multiply with weights of a format.
 
@@ -43,6 +47,9 @@ class Dequantization(NamedTuple):
 
     fused_rate: float = 1.0
     """Read rate of the fused kernel over that of kernels with unquantized weights, on an A100."""
+    kernel: Kernel = ""
+    """Kernel of vLLM, whose rates the profile of a GPU has (``compiled``); with it the rates here are those
+    of other programs alone."""
     arithmetic: Literal["float8"] | None = None
     """Data type in which tensor cores multiply the stored weights; a GPU that has it reads them at the full
     rate. None: weights are always decoded."""
@@ -72,17 +79,17 @@ class Dequantization(NamedTuple):
         return self.most_tokens is None or tokens <= self.most_tokens
 
 
-_FUSED_8 = Dequantization(_INT8_RATE)
-_FUSED_4 = Dequantization(_INT4_RATE)
+_FUSED_8 = Dequantization(_INT8_RATE, "int8")
+_FUSED_4 = Dequantization(_INT4_RATE, "int4")
 _PLAIN = Dequantization()
-_FP8 = Dequantization(_INT8_RATE, "float8")
+_FP8 = Dequantization(_INT8_RATE, "float8", "float8")
 """Tensor cores of Hopper, Ada and later take FP8 as it is; no loss of rate is assumed (an estimate). On other
 GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py), at the rate of 8-bit integers
 (an estimate)."""
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
-_AWQ = Dequantization(_INT4_RATE, most_tokens=1023)
+_AWQ = Dequantization(_INT4_RATE, "int4", most_tokens=1023)
 """From 1024 tokens on weights are written in full first (AutoAWQ, awq/modules/linear/gemm.py)."""
 
 
@@ -305,7 +312,11 @@ GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
 _MXFP4 = WeightFormat(
-    "mxfp4", Fraction(4), "blocks", (Scales("scales", Fraction(1), 32),), dequantization=_FUSED_4
+    "mxfp4",
+    Fraction(4),
+    "blocks",
+    (Scales("scales", Fraction(1), 32),),
+    dequantization=_FUSED_4._replace(kernel="mxfp4"),
 )
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(

@@ -112,7 +112,9 @@ def _gpt_fast(name: str, bits: int, group: int | None, zero: int) -> Quantizatio
     Scales, and zero points of 4-bit groups, are of 2 B each, and in one tensor.
     """
     names = ("weight", "scales_and_zeros" if zero else "scales")
-    return Quantization(name, grouped(name, bits, group, names=names, zero=Fraction(zero)), head=True)
+    made = grouped(name, bits, group, names=names, zero=Fraction(zero))
+    own_kernels = made.dequantization._replace(kernel="")
+    return Quantization(name, replace(made, dequantization=own_kernels), head=True)
 
 
 def bitsandbytes_quantization(

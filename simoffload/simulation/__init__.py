@@ -32,7 +32,11 @@ def simulate(
         return result
     result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
     known = machine_spreads(
-        scenario.machine, ranks=result.gpus, host_costs=plan.host_costs, cpu_costs=plan.cpu_costs
+        scenario.machine,
+        ranks=result.gpus,
+        host_costs=plan.host_costs,
+        cpu_costs=plan.cpu_costs,
+        gpu_rates=plan.gpu_rates,
     )
     return replace(result, provenance=replace(result.provenance, spreads=known))
 
