@@ -24,6 +24,14 @@ class MemoryTerm(NamedTuple):
     """Setting that makes the term smaller, other than a different tier for the weights."""
     once: bool = False
     """Whether the term exists only in the first step."""
+    spare: bool = False
+    """Whether the program leaves the memory free."""
+
+
+_NARROW = 0.02
+"""Free fraction of a GPU's memory below which a run may fail although it fits: drivers differ by 0.6 %, the
+memory of CUDA's context and libraries, an estimate, by about 1 % of a large GPU, and the allocator's blocks
+leave gaps. Our choice."""
 
 
 class MemoryStage(NamedTuple):
@@ -81,6 +89,21 @@ class TierUse(NamedTuple):
     def headroom(self) -> int:
         """[B] that are free; negative if it does not fit."""
         return self.capacity - self.needed
+
+    @property
+    def free(self) -> int:
+        """[B] that are not used, with those that the program leaves free."""
+        return self.headroom + sum(term.size for term in self.terms if term.spare)
+
+    @property
+    def narrow(self) -> str:
+        """Sentence about memory of a GPU that fits with little to spare; "" for any other."""
+        share, of_gpu = self.free / self.capacity, any(term.tier == "hbm" for term in self.terms)
+        if not of_gpu or not self.fits or share >= _NARROW:
+            return ""
+        free = f"{self.tier} fits with {self.free / (1 << 20):,.0f} MiB free {self.scope} ({share:.1%})"
+        text = "a driver that keeps more, or gaps between allocations, may make it run out of memory"
+        return f"{free.replace('%', ' %')}: {text}"
 
     def sentence(self) -> str:
         """Return a sentence about a tier that is too small."""
