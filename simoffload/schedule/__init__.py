@@ -12,6 +12,8 @@ from simoffload.schedule.bounds import (
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
+    READ_AGAIN,
+    READ_IN_PLACE,
     SHARING_SCALE,
     Block,
     CompiledOp,
@@ -33,6 +35,8 @@ from simoffload.schedule.ir import (
 )
 
 __all__ = [
+    "READ_AGAIN",
+    "READ_IN_PLACE",
     "SHARING_SCALE",
     "Block",
     "CompiledOp",
