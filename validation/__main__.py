@@ -21,6 +21,7 @@ from validation.figures import drawings
 from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
+from validation.serving import serving_rows, serving_steps, serving_table
 
 __all__ = ["files", "inserted"]
 
@@ -34,10 +35,13 @@ def files() -> dict[str, str]:
     by_profile = {profile: compare_measured(profile=profile) for profile in get_args(Profile)}
     runs = by_profile["own"]
     drawn = drawings(runs)
-    rows = (row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile))
+    served = serving_steps()
+    rows = [row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile)]
+    rows += serving_rows(served)
     images = [(f"images/{one.name}", one.about) for one in drawn]
     page, front = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT))
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
+    page = inserted(page, "serving", serving_table(served))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
         _ERRORS: _csv(CalibrationError._fields, rows),
@@ -78,6 +82,7 @@ def main(ids: Sequence[str]) -> None:
     if found[_ERRORS] != (_ROOT / _ERRORS).read_text("utf-8"):  # intervals follow from these errors
         (_ROOT / _ERRORS).write_text(found[_ERRORS], encoding="utf-8")
         calibration_errors.cache_clear()
+        serving_steps.cache_clear()
         found = files()
     for path, text in found.items():
         (_ROOT / path).write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simoffload.planning.confidence import confidence
 from simoffload.planning.published_ratios import PublishedRatio
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
@@ -62,7 +63,8 @@ class Reference(NamedTuple):
     unit: str
     rule: str
     """The rule for the prediction: ``within`` a relative tolerance, within a ``factor``, ``between`` two
-    numbers, ``at_most``, ``at_least``, ``equal``, or no rule (``report``)."""
+    numbers, ``at_most``, ``at_least``, ``equal``, the published number ``inside`` the 80 % interval of the
+    prediction, or no rule (``report``)."""
     tolerance: str
     """A number for ``within`` and ``factor``, or a text such as "2.0 to 2.4" for ``between``."""
     note: str
@@ -93,6 +95,8 @@ class PublishedRow(NamedTuple):
 
     reference: Reference
     predicted: Value
+    interval: tuple[float, float] | None = None
+    """80 % interval of the prediction, of a time or a rate of a result."""
 
     @property
     def error(self) -> float | None:
@@ -107,6 +111,9 @@ class PublishedRow(NamedTuple):
         reference = self.reference
         if reference.rule == "report":
             return None
+        if reference.rule == "inside":
+            low, high = self.interval or (0.0, 0.0)
+            return low <= float(reference.published) <= high
         if reference.rule == "equal":
             return self.predicted == reference.value
         return isinstance(self.predicted, float) and RULES[reference.rule](reference, self.predicted)
@@ -305,7 +312,14 @@ def predict(reference: Reference) -> Value:
 def compare_published(ids: Sequence[str] = ()) -> tuple[PublishedRow, ...]:
     """Predict published figures: those whose id begins with one of ``ids``, or all."""
     wanted = (one for one in load_references() if not ids or one.id.startswith(tuple(ids)))
-    return tuple(PublishedRow(reference, predict(reference)) for reference in wanted)
+    return tuple(PublishedRow(one, predict(one), _interval(one)) for one in wanted)
+
+
+def _interval(reference: Reference) -> tuple[float, float] | None:
+    """Return the 80 % interval of a prediction that is judged by it."""
+    if reference.rule != "inside" or (result := _simulated(reference)) is None:
+        return None
+    return confidence(result).interval(reference.metric)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -337,7 +351,7 @@ def _line(row: PublishedRow) -> str:
         _text(row.predicted, reference.metric),
         f"{_text(reference.value, reference.metric)} {reference.unit}".strip(),
         "" if row.error is None else f"{row.error:+.1%}",
-        _bar(reference),
+        _bar(row),
         {True: "yes", False: "**no**", None: ""}[row.holds],
         reference.note,
     )
@@ -364,7 +378,8 @@ def _text(value: Value, metric: str) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _bar(reference: Reference) -> str:
+def _bar(row: PublishedRow) -> str:
+    reference = row.reference
     tolerance = reference.tolerance
     match reference.rule:
         case "within":
@@ -375,4 +390,7 @@ def _bar(reference: Reference) -> str:
             return tolerance
         case "report":
             return ""
+        case "inside":
+            low, high = row.interval or (0.0, 0.0)
+            return f"{_text(low, reference.metric)} to {_text(high, reference.metric)}"
     return reference.rule.replace("_", " ")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
+from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
 from simoffload.hardware.thread_costs import (
@@ -147,6 +148,8 @@ class Host(Profile):
     eager: EagerCosts | None = None
     """Costs of the Python thread in transformers' code without DeepSpeed; None: not measured, so that they
     are estimated."""
+    compiled: CompiledCosts | None = None
+    """Costs of the Python thread of a serving engine; None: not measured, so that they are estimated."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
@@ -172,6 +175,11 @@ class Host(Profile):
     def eager_costs(self) -> EagerCosts:
         """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
         return self.eager or estimated_eager_costs(operation_s=self.deepspeed.operation.value)
+
+    @property
+    def compiled_costs(self) -> CompiledCosts:
+        """The host's own costs in a serving engine, or estimates from its time of a PyTorch operation."""
+        return self.compiled or estimated_compiled_costs(operation_s=self.eager_costs.operation.value)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
+from simoffload.hardware.compiled import CompiledKernels, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,
@@ -202,6 +204,8 @@ class Accelerator(Profile):
     """Time that each kernel costs on the GPU in addition to its work."""
     host_reads: HostReads | None = None
     """How kernels read weights in host memory; None: not known, as estimated for any GPU."""
+    compiled: CompiledKernels = CompiledKernels()
+    """Speed of the kernels of compiled serving engines."""
     pcie: Slot
     """The GPU's own side of its slot."""
     gpudirect_storage: Sourced[Annotated[bool, Field(strict=True)]] | None = None
@@ -247,12 +251,27 @@ class Accelerator(Profile):
 
         Raises InputError for a data type that the chip does not support.
         """
+        return self.peak(dtype) * self.matmul_efficiency.at(work)
+
+    def peak(self, dtype: str) -> float:
+        """Return the rate [FLOP/s] of which an efficiency is a share. Raises InputError for a data type that
+        the chip does not support."""
         peak: Sourced[FlopsPerSecond] | None = getattr(self.compute, dtype, None)
         if peak is None:
             has = ", ".join(name for name, rate in self.compute if rate is not None)
             raise InputError.at("", f"{self.id} does not support {dtype}; it supports {has}")
         share = self.float16_share.value if self.float16_share and dtype == "float16" else 1.0
-        return peak.value * self.matmul_efficiency.at(work) * share
+        return peak.value * share
+
+    @cached_property
+    def kernels(self) -> ServingKernels:
+        """Kernels of compiled serving: the numbers of the profile, others of its section ``compiled`` left
+        out, or estimates."""
+        return self.compiled.completed(
+            kernel_latency=self.kernel_latency,
+            read_efficiency=self.hbm_efficiency,
+            products=self.matmul_efficiency,
+        )
 
 
 _ANY_READS = HostReads.model_validate(

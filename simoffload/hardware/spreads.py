@@ -71,11 +71,18 @@ class Spread(NamedTuple):
     """``kind/id`` of the profile; results with the same source have the same error."""
 
 
-def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Provenance]) -> dict[str, Spread]:
+def machine_spreads(
+    machine: Machine,
+    *,
+    ranks: int,
+    host_costs: Sequence[Provenance],
+    gpu_rates: Sequence[Provenance] = (),
+) -> dict[str, Spread]:
     """Return the spreads of a machine's numbers, by what they decide; those of storage by the name of the
     tier.
 
-    ``host_costs`` are the costs of the host thread that make up most of its time. The overflow check has one
+    ``host_costs`` are the costs of the host thread that make up most of its time, ``gpu_rates`` further rates
+    of the GPU's kernels, of which the least certain decides. The overflow check has one
     of its own only where its rate is less certain than other work of the CPU.
     """
     pcie = machine.topology.gpu_pcie_link.pcie
@@ -99,7 +106,9 @@ def machine_spreads(machine: Machine, *, ranks: int, host_costs: Sequence[Proven
             TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []
         ),
         TimeInput.GPU: own.spread(
-            TimeInput.GPU, f"accelerator/{gpu.id}", [gpu.hbm_efficiency, gpu.matmul_efficiency]
+            TimeInput.GPU,
+            f"accelerator/{gpu.id}",
+            [gpu.hbm_efficiency, gpu.matmul_efficiency, *gpu_rates],
         ),
     }
     cpu = found[TimeInput.CPU]

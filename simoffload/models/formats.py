@@ -31,6 +31,10 @@ _A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
 """Single-precision rate over HBM rate of that GPU, from its profile."""
 
 
+Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
+"""Kind of kernel of serving engines that reads the stored weights; empty: of another program, or none."""
+
+
 class Dequantization(NamedTuple):
     """A Dequantization is what a GPU pays to multiply with weights of a format.
 
@@ -40,6 +44,9 @@ class Dequantization(NamedTuple):
 
     fused_rate: float = 1.0
     """Read rate of the fused kernel over that of kernels with unquantized weights, on an A100."""
+    kernel: Kernel = ""
+    """Kernel of vLLM, whose rates the profile of a GPU has (``compiled``); with it the rates here are those
+    of other programs alone."""
     arithmetic: Literal["float8"] | None = None
     """Data type in which tensor cores multiply the stored weights; a GPU that has it reads them at the full
     rate. None: weights are always decoded."""
@@ -69,17 +76,17 @@ class Dequantization(NamedTuple):
         return self.most_tokens is None or tokens <= self.most_tokens
 
 
-_FUSED_8 = Dequantization(_INT8_RATE)
-_FUSED_4 = Dequantization(_INT4_RATE)
+_FUSED_8 = Dequantization(_INT8_RATE, "int8")
+_FUSED_4 = Dequantization(_INT4_RATE, "int4")
 _PLAIN = Dequantization()
-_FP8 = Dequantization(_INT8_RATE, "float8")
+_FP8 = Dequantization(_INT8_RATE, "float8", "float8")
 """Tensor cores of Hopper, Ada and later take FP8 as it is; no loss of rate is assumed (an estimate). On other
 GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py), at the rate of 8-bit integers
 (an estimate)."""
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
-_AWQ = Dequantization(_INT4_RATE, most_tokens=1023)
+_AWQ = Dequantization(_INT4_RATE, "int4", most_tokens=1023)
 """From 1024 tokens on weights are written in full first (AutoAWQ, awq/modules/linear/gemm.py)."""
 
 
@@ -142,14 +149,21 @@ class WeightFormat:
 
 @cache
 def grouped(
-    name: str, bits: int, group: int | None, *, scale: int = 2, zero: Fraction = Fraction(0)
+    name: str,
+    bits: int,
+    group: int | None,
+    *,
+    scale: int = 2,
+    zero: Fraction = Fraction(0),
+    served: bool = True,
 ) -> WeightFormat:
     """Return integers in ``group`` columns of a row with one scale and zero point; None: the whole row.
 
     ``scale`` and ``zero`` are the sizes [B] of both. Kernels are fused, and take whole groups
-    (vllm/model_executor/layers/quantization/gptq.py, awq.py).
+    (vllm/model_executor/layers/quantization/gptq.py, awq.py). ``served``: whether they are those of vLLM.
     """
     cost = _FUSED_4 if bits <= 4 else _FUSED_8
+    cost = cost if served else cost._replace(kernel="")
     return WeightFormat(name, Fraction(bits), (Scales(scale + zero, group),), cost, unit=(1, group or 1))
 
 
@@ -260,7 +274,7 @@ def _gguf(name: str, size: int, weights: int) -> WeightFormat:
 GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
 
-_MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4)
+_MXFP4 = WeightFormat("mxfp4", Fraction(4), (Scales(Fraction(1), 32),), _FUSED_4._replace(kernel="mxfp4"))
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
     "nvfp4",

@@ -110,7 +110,7 @@ def _gpt_fast(name: str, bits: int, group: int | None, zero: int) -> Quantizatio
 
     Scales, and zero points of 4-bit groups, are of 2 B each.
     """
-    return Quantization(name, grouped(name, bits, group, zero=Fraction(zero)), head=True)
+    return Quantization(name, grouped(name, bits, group, zero=Fraction(zero), served=False), head=True)
 
 
 def bitsandbytes_quantization(

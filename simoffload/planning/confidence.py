@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, hypot, sqrt
+from math import exp, hypot, inf, log, sqrt
 from typing import Any, NamedTuple
 
 from simoffload.hardware import Spread, TimeInput
@@ -23,7 +23,7 @@ from simoffload.planning.calibration_errors import (
 )
 from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.schedule import READ_AGAIN, READ_IN_PLACE, way_of
-from simoffload.strategies import Strategy, strategy_of
+from simoffload.strategies import SERVED, Strategy, strategy_of
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers that recorded real runs used."""
@@ -40,6 +40,9 @@ P90 = 1.2816
 _UNKNOWN = 2.0
 """Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
 first predicted, and 6.0 % once such runs were known (docs/measurements/training.md)."""
+_SERVED = log(2) / P90
+"""Largest standard deviation of a time of compiled serving: from half to twice the prediction 80 % of times
+are expected, however little is known (our choice)."""
 _OUTSIDE = 1.4
 """Factor of the error outside the range in which the machine was measured: geometric mean of 0.9, 1.4, 1.6,
 1.6 and 1.6 for recorded runs of decode steps, prefills (in memory and from drives) and FSDP."""
@@ -95,6 +98,10 @@ class Confidence:
     error is then expected to be larger than that of ``row``."""
     extrapolates: bool
     """Whether the work is outside the range in which the machine was measured."""
+    unknowns: int = 0
+    """Number of things in ``unlike``, each of which doubles the error."""
+    largest: float = inf
+    """Largest relative standard deviation of a time."""
     result: SimulationResult = field(repr=False, compare=False)
     """Result whose error this is."""
 
@@ -118,7 +125,7 @@ class Confidence:
         passes = self._passes(metric)
         mean = sum(time * self._row(one).mean for one, time in passes) / sum(time for _, time in passes)
         phase = _PHASE if metric in _PHASES else 1.0
-        unknown = _UNKNOWN if self.unlike else _OUTSIDE if self.extrapolates else 1.0
+        unknown = _UNKNOWN**self.unknowns if self.unlike else _OUTSIDE if self.extrapolates else 1.0
         return mean * phase * unknown
 
     def sigma_of(self, metric: str) -> float:
@@ -126,7 +133,8 @@ class Confidence:
 
         Raises KeyError for metrics that are neither.
         """
-        return hypot(self.of_model(metric), *(term.contribution for term in self.terms(metric)))
+        sigma = hypot(self.of_model(metric), *(term.contribution for term in self.terms(metric)))
+        return min(sigma, self.largest)
 
     @property
     def sigma(self) -> float:
@@ -259,10 +267,22 @@ def confidence(result: SimulationResult) -> Confidence:
     held = [kinds.get(tier, "hbm") for tier in result.targets]
     unseen = _unseen(result)
     far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
-    group = _MOST_RUNS if unseen else _strategy(result)[1].evidence
-    row = _row(group, _work(result), "nvme" if far else place_of(held))
-    unlike = _unlike(result, held) or unseen
-    return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations), result=result)
+    group = _MOST_RUNS if unseen else _evidence(result)
+    unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
+    return Confidence(
+        row=_row(group, _work(result), "nvme" if far else place_of(held)),
+        unlike=" and ".join(unlike),
+        unknowns=len(unlike),
+        largest=_SERVED if _evidence(result) == SERVED else inf,
+        extrapolates=bool(result.extrapolations),
+        result=result,
+    )
+
+
+def _evidence(result: SimulationResult) -> str:
+    """Return the group of real runs that were like a result."""
+    settings = result.provenance.scenario.get("strategy") or {}
+    return _strategy(result)[1].evidence_of(settings)
 
 
 def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
@@ -306,8 +326,8 @@ def _work(result: SimulationResult) -> Work:
 
 def _row(group: str, work: Work, place: str) -> CalibrationError:
     """Return the errors of held-out runs, if there are any; else of another place, or of another group."""
-    rows = sorted(calibration_errors(), key=lambda row: row.part != "holdout")
-    mine = [row for row in rows if (row.profile, row.work) == ("own", work)]
+    rows = sorted(calibration_errors(), key=lambda row: (row.profile != "own", row.part != "holdout"))
+    mine = [row for row in rows if row.work == work and (row.profile == "own" or row.group == group)]
     near = [row for row in mine if row.place == place]
     return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
 

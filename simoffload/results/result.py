@@ -92,6 +92,8 @@ class SimulationResult(ABC):
     """Phrase for that placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
     extrapolations: tuple[str, ...] = ()
     """Descriptions of numbers that are used outside the range in which they were measured."""
+    uncompared: tuple[str, ...] = ()
+    """What no real run of the same program did, each to follow the words "no real run"."""
     refused: tuple[str, ...] = ()
     """Reasons why DeepSpeed or the strategy refuses the scenario, which then has neither capacity nor
     time."""

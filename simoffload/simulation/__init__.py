@@ -31,7 +31,9 @@ def simulate(
     if not result.fits:
         return result
     result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
-    known = machine_spreads(scenario.machine, ranks=result.gpus, host_costs=plan.host_costs)
+    known = machine_spreads(
+        scenario.machine, ranks=result.gpus, host_costs=plan.host_costs, gpu_rates=plan.gpu_rates
+    )
     return replace(result, provenance=replace(result.provenance, spreads=known))
 
 

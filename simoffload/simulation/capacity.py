@@ -90,6 +90,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *_beyond(plan),
         ),
         "extrapolations": plan.extrapolations,
+        "uncompared": plan.uncompared,
     }
 
 

@@ -4,6 +4,7 @@ A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import (
+    SERVED,
     Earlier,
     Phase,
     PhaseSeries,
@@ -17,6 +18,7 @@ from simoffload.strategies.registry import AnyStrategy, register, strategies, st
 from simoffload.strategies.split import Split
 
 __all__ = [
+    "SERVED",
     "AnyStrategy",
     "Earlier",
     "Phase",

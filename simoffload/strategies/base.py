@@ -181,6 +181,18 @@ class Plan(ABC):
         costs = self.machine.host.deepspeed
         return costs.linear_call, costs.hook
 
+    @property
+    def gpu_rates(self) -> tuple[Provenance, ...]:
+        """Rates of the GPU's kernels whose spreads are that of its time, beside those of its memory and its
+        products."""
+        return ()
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """What no real run of the program did with which predictions were compared, each to follow the words
+        "no real run"."""
+        return ()
+
     def tunables(self) -> Iterator[Tunable]:
         """Settings that may reduce the memory on their own."""
         return iter(())
@@ -211,6 +223,10 @@ class Plan(ABC):
         """Return the plan of the same work with a full copy of the model on every GPU; None if this plan has
         one."""
         return None
+
+
+SERVED = "vllm"
+"""Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
 
 
 class Strategy(Frozen, ABC):
@@ -248,6 +264,11 @@ class Strategy(Frozen, ABC):
     """Description of the key-value cache, and its format, empty for the model's data type."""
     gathers: ClassVar[str] = ""
     """Name of the method by which each GPU gathers partitioned layers: "ZeRO-3"; "" for none."""
+
+    @classmethod
+    def evidence_of(cls, _settings: Mapping[str, Any]) -> str:
+        """Return the group of real runs that were like one with these settings; "" for none."""
+        return cls.evidence
 
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1

@@ -16,19 +16,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import (
-    Layer,
-    ModelShape,
-    Module,
-    ModuleCost,
-    Parameter,
-    Sequences,
-    WeightCost,
-    absorbed_kernels,
-)
+from simoffload.models import Layer, ModelShape, Module, Parameter
 from simoffload.models.modules import Operations, Parallel
 from simoffload.models.shape import grouped
-from simoffload.strategies.timing import PassTimings, Timing
 
 _TENSOR, _PIPELINE = "strategy.tensor_parallel_size", "strategy.pipeline_parallel_size"
 
@@ -336,51 +326,3 @@ def _merged(one: Parameter, other: Parameter, name: str) -> Parameter:
     if storage is not None and other.storage is not None:
         storage = storage._replace(bytes=storage.bytes + other.storage.bytes)
     return one._replace(name=name, numel=one.numel + other.numel, storage=storage)
-
-
-class FusedTiming(Timing):
-    """A FusedTiming has the durations of fused kernels: a paged cache is not copied when it grows.
-
-    After the prefill, latent attention reads the latent cache itself, as in vLLM 0.33
-    (``model_executor/layers/attention/mla_attention.py``), so that nothing is expanded.
-    """
-
-    _cached = False
-
-    def cost(self, module: Module) -> ModuleCost:
-        """Return FLOP and HBM bytes of one call of ``module``.
-
-        Attention reads the cache once; before it, queries and keys are rotated (read and written), and keys
-        and values written to the cache (read and written).
-        """
-        if module.kind != "attention":
-            return super().cost(module)
-        model = self._model
-        kernels = [self._kernels(module, one) for one in self._batch]
-        rotated = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-        if model.latent_width is not None and model.latent_rank is not None:
-            rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
-        traffic: float = self._tokens(module) * (2 * rotated + model.cache_width) * model.dtype_bytes
-        traffic += self._tokens(module) * model.cache_width * (self._cache.paged or model.dtype_bytes)
-        return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
-
-    def _product_type(self, weights: WeightCost, /) -> str:
-        """Return FP8 for weights in FP8 where the GPU has it, as vLLM quantizes activations, too
-        (``Fp8LinearMethod``); the efficiency is that measured with 16 bits (an estimate)."""
-        has_fp8 = self.machine.accelerator.compute.float8 is not None
-        return "float8" if has_fp8 and weights.float8_flops else super()._product_type(weights)
-
-    def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
-        if self._model.latent_width is not None and sequences.new_tokens < sequences.context:
-            return absorbed_kernels(self._model, sequences, self._cache)
-        return super()._kernels(module, sequences, backward=backward)
-
-
-class FusedPassTimings(PassTimings):
-    """FusedPassTimings are the durations of modules with fused kernels."""
-
-    def timing(self, batch: tuple[Sequences, ...]) -> Timing:
-        """Return the timing of one pass."""
-        return FusedTiming(
-            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
-        )

@@ -17,7 +17,7 @@ from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.stage_writer import StagedPlan
+from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
 from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Facts, Phase, PhaseKind, PhaseSeries
-from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, PassBlocks, block_phases, stream_names
+from simoffload.strategies.blocks import LOAD, BlockWriter, PassBlocks, stream_names
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
-from simoffload.strategies.degrees import Degrees
-from simoffload.strategies.divided import DividedModel, FusedPassTimings, divide
-from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.streamed_cache import CacheUpdate, Parts
-from simoffload.strategies.timing import PassTimings, Timing, picoseconds
+from simoffload.strategies.fused_timing import Graphs, graphs_of
+from simoffload.strategies.streamed_cache import CacheUpdate
+from simoffload.strategies.timing import Timing, picoseconds
+
+if TYPE_CHECKING:
+    from simoffload.strategies.plan import ForwardPass
+    from simoffload.strategies.staged_plan import StagedPlan
 
 _STREAMS = ("host", "compute", "all-reduce", "send")
 HOST, COMPUTE, REDUCE, SEND = range(len(_STREAMS))
@@ -62,7 +61,7 @@ class PassWriter:
         )
         before = [(rank - self._each,) for rank in range(self._each, self._degrees.ranks)]
         self._before = self._builder.peers((*[()] * self._each, *before)) if stages > 1 else -1
-        self._started: set[int] = set()
+        self._graphs: dict[int, Graphs] = {}
         self._update: CacheUpdate | None = None
         self._awaited: list[tuple[int, int, int]] = []  # by the GPU's next operation: stream, number, peers
 
@@ -71,6 +70,9 @@ class PassWriter:
         for number in range(self._degrees.pipeline):
             self._number = number
             compiled = self._plan.compiled
+            if self._graphs.get(number) == "whole":  # beside its kernels
+                step = picoseconds(self._machine.host.compiled_costs.step.value)
+                self._builder.add(Op("hook", "next step", self._stream(HOST), step))
             if self._blocks.stores or not compiled:
                 overhead = 0 if compiled else picoseconds(self._costs.pass_overhead.value)
                 after = (*self._dependencies(COMPUTE, *self._reduced), *self._blocks.end(number))
@@ -128,6 +130,7 @@ class PassWriter:
         longest = max(stage.groups, key=lambda group: group.repeat)
         if not self._blocks.layerwise:
             self._await_blocks(0)
+        self._begin_step(number, batch)
         self._write("head", stage.modules_before)
         for group in stage.groups:
             first, short = self._builder.segments, repeats and group is longest and group.repeat > 1
@@ -203,14 +206,29 @@ class PassWriter:
     def _before_kernels(self, module: Module) -> None:
         """Write what begins with the kernels of a module."""
 
-    def _launch(self, name: str, seconds: float) -> None:
-        """Add work of the host; CUDA graphs need one call for all kernels of a pass."""
-        if self._plan.compiled:
-            if self._number in self._started:
-                return
-            self._started.add(self._number)
-            name, seconds = "graph", self._costs.operation.value
+    def _begin_step(self, number: int, batch: tuple[Sequences, ...]) -> None:
+        """Prepare the input of a step of compiled code; that of a decode step was prepared beside the one
+        before, and its kernels are launched as one CUDA graph."""
+        if not self._plan.compiled:
+            return
+        self._graphs[number] = graphs_of(batch)
+        costs, whole = self._machine.host.compiled_costs, self._graphs[number] == "whole"
+        name, seconds = ("graph", costs.kernel.value) if whole else ("step", costs.step.value)
+        self._builder.segment("step")
         self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
+
+    def _launch(self, name: str, seconds: float) -> None:
+        """Add work of the host, none of which is left where a CUDA graph of the whole pass was launched."""
+        if self._plan.compiled and (not seconds or self._graphs[self._number] == "whole"):
+            return
+        self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
+
+    def _launch(self, name: str, seconds: float) -> None:
+        """Add work of the host; a CUDA graph of the whole pass has been launched already."""
+        if self._plan.compiled and self._graphs[self._number] == "whole":
+            return
+        if seconds or not self._plan.compiled:
+            self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
 
     def _exchange(self, module: Module) -> None:
         """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
@@ -268,131 +286,3 @@ class PassWriter:
 
     def _dependencies(self, *streams: int) -> tuple[Dependency, ...]:
         return tuple(Dependency(self._stream(one)) for one in streams)
-
-
-class StagedPlan(InferencePlan):
-    """A StagedPlan is a plan in which the model goes through the stages of a pipeline, one or several, each
-    with a part of all its layers on every GPU."""
-
-    degrees: Degrees
-    compiled: bool
-    """Whether kernels are launched as CUDA graphs."""
-
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: in compiled code, if nothing else fuses them."""
-        return self.compiled
-
-    @cached_property
-    def divided(self) -> DividedModel:
-        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
-        tensor, pipeline, _ = self.degrees
-        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
-
-    @cached_property
-    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
-        """Paths of transfers that its writers have asked for, by stage and name."""
-        return {}
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        kind = FusedPassTimings if self.fused else PassTimings
-        return tuple(
-            kind(
-                machine=self.machine,
-                model=stage,
-                modules=stage.distinct_modules,
-                zero3=False,
-                cache=self.cache_form,
-            )
-            for stage in self.divided.stages
-        )
-
-    @property
-    def paged_cache(self) -> bool:
-        """Whether the cache is in pages, as in vLLM."""
-        return self.fused
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of all stages; those of a layer are listed once in each stage."""
-        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
-
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
-        batches = self.micro_batches(forward)
-        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
-
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
-        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
-            return [forward.batch]
-        each, more = divmod(first.number, count)
-        return [(first._replace(number=each + (part < more)),) for part in range(count)]
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same, the first and the last included."""
-        return not self.cache.moves
-
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        return PassWriter(self, name)
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = self.writer(forward.name)
-        writer.begin(forward)
-        batches = self.micro_batches(forward)
-        for batch in batches:
-            for number, timings in enumerate(self.stage_timings):
-                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
-                repeats = repeats and not (forward.loads or forward.stores)
-                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
-        return writer.build()
-
-    @cached_property
-    def block_moves(self) -> BlockMoves | None:
-        """Blocks that the connector of the cache moves; None without one."""
-        connector = self.cache.connector
-        if connector is None:
-            return None
-        element, stages = int(self.cache.element_bytes(self.model.dtype_bytes)), self.divided.stages
-        return BlockMoves(connector, stages, self.degrees, self.workload, self.machine, element)
-
-    @property
-    def facts(self) -> Facts:
-        """Also the traffic of blocks."""
-        moves = self.block_moves
-        return super().facts if moves is None else Facts(traffic=(moves.traffic,))
-
-    @property
-    def cached_parts(self) -> Parts:
-        """The part of each stage on each of its GPUs."""
-        return tuple((stage, self.degrees.tensor * self.degrees.data) for stage in self.divided.stages)
-
-    def decode_step(self, number: int) -> ForwardPass:
-        """Return a decode step, during which a part of the new blocks is stored."""
-        moves = self.block_moves
-        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 0)
-
-    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
-        """Return the phase of a pass; stores may continue after it."""
-        last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
-        return replace(super()._phase(one, kind), ends_with=last if one.stores else None)
-
-    @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Phases of the plan: with a connector, also the loads and stores of blocks alone."""
-        moves, found = self.block_moves, super().phases
-        if moves is None:
-            return found
-        prefill, *alone = block_phases(moves, lambda one: self.writer(one.name).transfers(one))
-        return (self._phase(prefill, "prefill"), *alone, *found[1:])

@@ -9,7 +9,7 @@ sequence), a decode step with all sequences at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +25,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import SERVED, Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import (
@@ -37,7 +37,7 @@ from simoffload.strategies.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.stage_writer import StagedPlan
+from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
@@ -54,7 +54,6 @@ class DividedStrategy(CachingStrategy):
     serves: ClassVar = frozenset({"inference"})
     uses_storage: ClassVar = False
     evidence: ClassVar = "tensor_parallel"
-    unseen: ClassVar = {**CachingStrategy.unseen, "compiled": (True,)}
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
 
@@ -64,6 +63,12 @@ class DividedStrategy(CachingStrategy):
     """Number of pipeline stages, each with an equal part of the layers."""
     data_parallel_size: Degree = 1
     """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
+
+    @classmethod
+    def evidence_of(cls, settings: Mapping[str, Any]) -> str:
+        """Return the runs of vLLM for compiled code, else those of the strategy."""
+        compiled = settings.get("compiled", cls.model_fields["compiled"].default)
+        return SERVED if compiled else cls.evidence
 
     @model_validator(mode="before")
     @classmethod

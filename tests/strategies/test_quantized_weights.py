@@ -74,7 +74,7 @@ def test_compiled_code_multiplies_in_fp8() -> None:
     for platform, compiled, least, most in (
         ("dgx-h100", True, 0.45, 0.65),
         ("dgx-h100", False, 0.95, 1.0),
-        ("dgx-a100-80g", True, 0.99, 1.2),
+        ("dgx-a100-80g", True, 0.99, 1.3),
     ):
         fp8, plain = (prefill(one, platform, compiled=compiled) for one in ("fp8", "none"))
         assert least < fp8 / plain <= most

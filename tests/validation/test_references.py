@@ -34,7 +34,7 @@ def test_a_reference_makes_sense(reference: Reference) -> None:
     assert reference.locator
     assert reference.scenario in list_scenarios()
     assert reference.metric in RESULT_METRICS.keys() | PLAN_METRICS.keys() | SPECIAL_METRICS
-    assert reference.rule in RULES.keys() | {"equal", "report"}
+    assert reference.rule in RULES.keys() | {"equal", "inside", "report"}
     assert bool(reference.tolerance) == (reference.rule in {"within", "factor", "between"})
     assert bool(reference.target) == (reference.publication not in TRAINING | SERVED)
     assert bool(reference.relative_to) == (reference.metric == "ratio")

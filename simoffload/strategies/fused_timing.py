@@ -1,0 +1,219 @@
+"""Durations of the fused kernels of compiled serving: vLLM and torch.compile.
+
+Counted in vLLM 0.25 and 0.33 as it runs on NVIDIA GPUs, per layer of a decode step:
+
+======================  =========================================================================
+norm                    1, with the residual; those of queries and keys together 1 (Inductor)
+projections             1 each, those that read the same input together
+attention               rotation, cache write (``reshape_and_cache_flash``), scores and values, and in
+                        decode steps the sum of the parts of a split context (FlashAttention 3)
+latent attention        two batched products for the absorbed expansion, rotation, joined queries, cache
+                        write, attention and the sum of its parts (``mla_attention.py``)
+activation              1
+experts                 router and ``topk_softmax``; ``moe_align_block_size`` in two kernels, two grouped
+                        products, activation, ``moe_sum`` (``fused_moe.py``)
+experts in MXFP4        Triton on Hopper: router and top-k, histogram of tokens in two, two of routing,
+                        two products, the sum, and padding before and after
+                        (``gpt_oss_triton_kernels_moe.py``)
+FP8                     1 more for each projection whose input no norm or activation quantizes
+logits                  cast, choice of the token, and its copy: 4 (``v1/sample/sampler.py``)
+======================  =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from simoffload.models import Module, ModuleCost, Sequences, absorbed_kernels
+from simoffload.models.formats import Kernel
+from simoffload.strategies.timing import PassTimings, Timing, picoseconds
+
+Graphs = Literal["whole", "pieces", "none"]
+"""Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention, or
+launched one by one."""
+_CAPTURED = 512
+"""Most tokens of a pass for which CUDA graphs are captured (``max_cudagraph_capture_size``,
+vllm/config/vllm.py: at most 512, and twice ``max_num_seqs``, which is 256 by default)."""
+
+
+def graphs_of(batch: Sequence[Sequences]) -> Graphs:
+    """Return which CUDA graphs a pass uses (``FULL_AND_PIECEWISE``, vLLM's default)."""
+    if all(one.new_tokens == 1 < one.context for one in batch):
+        return "whole"
+    return "pieces" if sum(one.number * one.new_tokens for one in batch) <= _CAPTURED else "none"
+
+
+_GROUPED_KERNELS = {"": 4, "mxfp4": 8}
+"""Kernels of the experts of a layer beside those of router, activation and sum, by the kernel that reads
+their weights."""
+_SAMPLING_KERNELS = 4
+_ROUNDED = 16
+"""Rows to which the tokens of an expert are padded at least (``BLOCK_SIZE_M``, fused_moe.py), and those of a
+product with weights that its kernel decodes (marlin.cu; Machete exchanges rows and columns)."""
+
+
+class FusedTiming(Timing):
+    """A FusedTiming has the durations of fused kernels: a paged cache is not copied when it grows.
+
+    After the prefill, latent attention reads the latent cache itself, as in vLLM 0.33
+    (``model_executor/layers/attention/mla_attention.py``), so that nothing is expanded.
+    """
+
+    _cached = False
+
+    def cost(self, module: Module) -> ModuleCost:
+        """Return FLOP and HBM bytes of one call of ``module``.
+
+        Attention reads the cache once; before it, queries and keys are rotated (read and written), and keys
+        and values written to the cache (read and written).
+        """
+        if module.kind != "attention":
+            return super().cost(module)
+        model = self._model
+        kernels = [self._kernels(module, one) for one in self._batch]
+        rotated = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+        if model.latent_width is not None and model.latent_rank is not None:
+            rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
+        traffic: float = self._tokens(module) * (2 * rotated + model.cache_width) * model.dtype_bytes
+        traffic += self._tokens(module) * model.cache_width * (self._cache.paged or model.dtype_bytes)
+        return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
+
+    def launch_s(self, module: Module) -> float:
+        """Return the host time of launching the kernels of ``module`` [s]: none within CUDA graphs, which
+        begin before the layers or behind attention."""
+        graphs = graphs_of(self._batch)
+        costs = self.machine.host.compiled_costs
+        if graphs == "whole" or (graphs == "pieces" and module.kind != "attention"):
+            return 0.0
+        seconds = self.kernels(module) * costs.kernel.value
+        if module.kind == "attention":
+            seconds += costs.attention.value
+        if module.parallel == "experts":
+            seconds += (costs.mxfp4 if self._kernel_of(module) == "mxfp4" else costs.experts).value
+        return seconds
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every sequence feeds in one token that follows others."""
+        return graphs_of(self._batch) == "whole"
+
+    def kernels(self, module: Module) -> int:
+        """Count the kernels of one call of ``module``."""
+        match module.kind:
+            case "attention":
+                latent = self._model.latent_width is not None and self.decodes
+                return 3 + self.decodes + latent
+            case "norm":
+                return 0 if module.parallel == "keys" else 1
+            case "router":
+                return 2
+            case "linear" if module.parallel == "experts":
+                return _GROUPED_KERNELS.get(self._kernel_of(module), _GROUPED_KERNELS[""])
+            case "linear":
+                return 1 + self._more_kernels(module)
+        return 1
+
+    def _more_kernels(self, module: Module) -> int:
+        """Count kernels of a linear layer beyond its product: of sampling, of quantization of its input where
+        no norm or activation does it, and of the second part of an absorbed expansion."""
+        if module.parallel == "vocabulary":
+            return _SAMPLING_KERNELS
+        if module.name.endswith("kv_b_proj") and self.decodes:
+            return 1
+        quantizes = self._kernel_of(module) == "float8" and self.machine.accelerator.compute.float8
+        return int(bool(quantizes) and module.parallel == "row" and ".o_proj" in module.name)
+
+    def _kernel_of(self, module: Module) -> Kernel:
+        """Return the kind of kernel that reads the weights of a module; empty for 16 bits."""
+        formats = [one.storage.format for one in module.parameters if one.storage is not None]
+        return formats[0].dequantization.kernel if formats else ""
+
+    def compute(self, module: Module) -> int:
+        """Return the GPU time of ``module`` [ps]: the larger side of the roofline, and the latency of its
+        kernels."""
+        known = self._seen.get(module)
+        if known is None:
+            known = self._seen[module] = picoseconds(self._kernels_s(module, self.cost(module)))
+        return known
+
+    def _kernels_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of the kernels of ``module`` [s]."""
+        if not (cost.flops or cost.bytes):
+            return 0.0
+        gpu = self.machine.accelerator
+        if module.kind == "attention":
+            ideal = max(self._arithmetic_s(cost), cost.bytes / gpu.hbm_rate)
+            seconds = self._attention_s(module, cost, backward=False) or ideal
+        elif module.kind in ("linear", "router"):
+            seconds = self._product_s(module, cost)
+        else:
+            seconds = cost.bytes / gpu.hbm_rate
+        return seconds + self.kernels(module) * gpu.kernels.kernel_latency.value
+
+    def _product_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of a product [s], or of the grouped products of experts, without the latency of
+        their kernels."""
+        gpu, code = self.machine.accelerator, self.machine.accelerator.kernels
+        stored, kernel = self._stored(module), self._kernel_of(module)
+        if stored and (kernel == "" or not self._fuses(module)):
+            return self._decoded_elsewhere_s(module, cost)
+        native = kernel == "float8" and gpu.compute.float8 is not None
+        kernel = "int8" if kernel == "float8" and not native else kernel
+        read = gpu.hbm_bandwidth.value * code.read_efficiency.value
+        seconds = (cost.bytes - stored + stored / code.share(kernel)) / read
+        peak = gpu.peak("float8" if native else self._model.dtype)
+        peak *= code.decoded.value if kernel and not native else 1.0
+        decodes = bool(kernel) and not native
+        rows = _ROUNDED if decodes else code.least_rows.value
+        seconds = max(seconds, self._padded_work(module, cost, rows) / peak)
+        return seconds + decodes * code.weight_latency.value * (2 if module.parallel == "experts" else 1)
+
+    def _stored(self, module: Module) -> float:
+        """Return the bytes of quantized weights that a call of ``module`` reads [B]."""
+        stored = sum(one.storage.bytes for one in module.parameters if one.storage is not None)
+        return stored * self._model.touched_share(module, self._tokens(module))
+
+    def _fuses(self, module: Module) -> bool:
+        """Return whether the kernels of quantized weights take so many tokens."""
+        seen = self._tokens(module) * module.share
+        stored = (one.storage for one in module.parameters)
+        return all(one is None or one.format.dequantization.fuses(seen) for one in stored)
+
+    def _padded_work(self, module: Module, cost: ModuleCost, least: int) -> float:
+        """Return the operations of a product [FLOP] that would take as long at the full rate: of the ``least``
+        rows that tensor cores multiply, at the efficiency of its size."""
+        code, tokens = self.machine.accelerator.kernels, max(1, self._tokens(module))
+        if module.parallel != "experts":
+            work = cost.flops * max(tokens, least) / tokens
+            return work / code.products.at(work)
+        model = self._model
+        touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
+        rows = tokens * model.experts_per_token / touched
+        work = cost.flops * max(rows, _ROUNDED) / rows
+        return work / code.grouped.at(work / touched / 2)  # of one of the two products of one expert
+
+    def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of a product with weights that no kernel of vLLM reads [s]."""
+        gpu = self.machine.accelerator
+        weights = self._quantized(module)
+        assert weights is not None
+        read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
+        read += weights.fused_flops / gpu.compute.float32.value
+        seconds = max(self._arithmetic_s(cost), read)
+        return seconds + weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
+
+    def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
+        if self._model.latent_width is not None and sequences.new_tokens < sequences.context:
+            return absorbed_kernels(self._model, sequences, self._cache)
+        return super()._kernels(module, sequences, backward=backward)
+
+
+class FusedPassTimings(PassTimings):
+    """FusedPassTimings are the durations of modules with fused kernels."""
+
+    def timing(self, batch: tuple[Sequences, ...]) -> Timing:
+        """Return the timing of one pass."""
+        return FusedTiming(
+            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
+        )

@@ -1,0 +1,205 @@
+"""The plan of a model that goes through the stages of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from simoffload.hardware import Path, Provenance
+from simoffload.models import Module, Sequences
+from simoffload.models.formats import Kernel
+from simoffload.schedule import Hops, Schedule
+from simoffload.strategies.base import Facts, Phase, PhaseKind, PhaseSeries
+from simoffload.strategies.blocks import BlockMoves, block_phases
+from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import DividedModel, divide
+from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.fused_timing import FusedPassTimings
+from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.stage_writer import PassWriter
+from simoffload.strategies.streamed_cache import Parts
+from simoffload.strategies.timing import PassTimings
+
+_MOST_SEQUENCES = 128
+"""Most sequences of a decode step in those runs."""
+_FEW_SEQUENCES = 32
+"""Sequences from which on decode steps of another GPU have products that arithmetic limits, too (our
+choice)."""
+
+
+class StagedPlan(InferencePlan):
+    """A StagedPlan is a plan in which the model goes through the stages of a pipeline, one or several, each
+    with a part of all its layers on every GPU."""
+
+    degrees: Degrees
+    compiled: bool
+    """Whether kernels are launched as CUDA graphs."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: in compiled code, if nothing else fuses them."""
+        return self.compiled
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        tensor, pipeline, _ = self.degrees
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @cached_property
+    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
+        """Paths of transfers that its writers have asked for, by stage and name."""
+        return {}
+
+    @cached_property
+    def stage_timings(self) -> tuple[PassTimings, ...]:
+        """GPU times of the modules of each stage."""
+        kind = FusedPassTimings if self.fused else PassTimings
+        return tuple(
+            kind(
+                machine=self.machine,
+                model=stage,
+                modules=stage.distinct_modules,
+                zero3=False,
+                cache=self.cache_form,
+            )
+            for stage in self.divided.stages
+        )
+
+    @property
+    def paged_cache(self) -> bool:
+        """Whether the cache is in pages, as in vLLM."""
+        return self.fused
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of all stages; those of a layer are listed once in each stage."""
+        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
+
+    @property
+    def weight_kernels(self) -> dict[str, Kernel]:
+        """Kernels that read quantized weights, by the format of these."""
+        native = self.machine.accelerator.compute.float8 is not None
+        found: dict[str, Kernel] = {}
+        for module in self.modules:
+            for one in module.parameters:
+                if one.storage is not None:
+                    kernel = one.storage.format.dequantization.kernel
+                    decoded = kernel == "float8" and not native
+                    found[one.storage.format.name] = "int8" if decoded else kernel
+        return found
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of launching kernels that are not in CUDA graphs, and of preparing a step."""
+        costs = self.machine.host.compiled_costs
+        return (costs.kernel, costs.step) if self.compiled else super().host_costs
+
+    @property
+    def gpu_rates(self) -> tuple[Provenance, ...]:
+        """Rates of the kernels of compiled code, with those of the weights' formats and of experts."""
+        if not self.fused:
+            return ()
+        experts = bool(self.model.num_experts)
+        return self.machine.accelerator.kernels.deciding(self.weight_kernels.values(), experts=experts)
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """What no run of vLLM did: they were of 16-bit weights and of some formats, dense and with experts,
+        on GPUs whose kernels were measured."""
+        if not self.fused:
+            return ()
+        kernels, gpu = self.machine.accelerator.kernels, self.machine.accelerator
+        known = kernels.kernel_latency.origin == "measured"
+        batch = self.workload.batch_size
+        found = [] if known else [f"was served on {gpu.name}"]
+        for name, kernel in self.weight_kernels.items():
+            if kernel == "" or getattr(kernels, kernel).origin != "measured":
+                found.append(f"had weights as {name} there")
+        if self.model.num_experts and not (known and kernels.grouped.origin == "measured"):
+            found.append("had experts there")
+        if self.model.latent_width is not None:
+            found.append("had latent attention")
+        if self.degrees.ranks > 1:
+            found.append("was on several GPUs")
+        if batch > (_MOST_SEQUENCES if known else _FEW_SEQUENCES):
+            found.append(f"had {batch} sequences at once")
+        return tuple(found if self.compiled else [*found, "launched fused kernels one by one"])
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """Warnings about numbers used outside the range in which they were measured."""
+        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
+        batches = self.micro_batches(forward)
+        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
+
+    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
+        """Return the parts in which a pass goes through the stages: several only in a prefill."""
+        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
+        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
+            return [forward.batch]
+        each, more = divmod(first.number, count)
+        return [(first._replace(number=each + (part < more)),) for part in range(count)]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the layers of a stage do the same, the first and the last included."""
+        return not self.cache.moves
+
+    def writer(self, name: str) -> PassWriter:
+        """Return the writer of a pass."""
+        return PassWriter(self, name)
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
+        writer = self.writer(forward.name)
+        writer.begin(forward)
+        batches = self.micro_batches(forward)
+        for batch in batches:
+            for number, timings in enumerate(self.stage_timings):
+                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
+                repeats = repeats and not (forward.loads or forward.stores)
+                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
+        return writer.build()
+
+    @cached_property
+    def block_moves(self) -> BlockMoves | None:
+        """Blocks that the connector of the cache moves; None without one."""
+        connector = self.cache.connector
+        if connector is None:
+            return None
+        element, stages = int(self.cache.element_bytes(self.model.dtype_bytes)), self.divided.stages
+        return BlockMoves(connector, stages, self.degrees, self.workload, self.machine, element)
+
+    @property
+    def facts(self) -> Facts:
+        """Also the traffic of blocks."""
+        moves = self.block_moves
+        return super().facts if moves is None else Facts(traffic=(moves.traffic,))
+
+    @property
+    def cached_parts(self) -> Parts:
+        """The part of each stage on each of its GPUs."""
+        return tuple((stage, self.degrees.tensor * self.degrees.data) for stage in self.divided.stages)
+
+    def decode_step(self, number: int) -> ForwardPass:
+        """Return a decode step, during which a part of the new blocks is stored."""
+        moves = self.block_moves
+        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 0)
+
+    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
+        """Return the phase of a pass; stores may continue after it."""
+        last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
+        return replace(super()._phase(one, kind), ends_with=last if one.stores else None)
+
+    @property
+    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
+        """Phases of the plan: with a connector, also the loads and stores of blocks alone."""
+        moves, found = self.block_moves, super().phases
+        if moves is None:
+            return found
+        prefill, *alone = block_phases(moves, lambda one: self.writer(one.name).transfers(one))
+        return (self._phase(prefill, "prefill"), *alone, *found[1:])

@@ -1,0 +1,128 @@
+"""This module predicts recorded steps of vLLM with CUDA graphs, on one GPU and with dummy weights.
+
+``serving/<platform>-<program>.csv`` has a row per kind of step: its median time, and the set of the run: fit
+if it was in view while kernels were counted, else holdout. Rates of kernels come from microbenchmarks.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from simoffload.documents import parse_yaml
+from simoffload.planning.calibration_errors import CalibrationError, Work
+from simoffload.planning.confidence import confidence
+from simoffload.scenario import resolve
+from simoffload.simulation import simulate
+from simoffload.strategies import SERVED
+
+__all__ = ["ServedStep", "serving_rows", "serving_steps", "serving_table"]
+
+_FOLDER = Path(__file__).parent / "serving"
+_PLATFORMS = {"h100": "dgx-h100", "h200": "dgx-h200"}
+"""Shipped machine with the GPU of a file."""
+_SCENARIO = """\
+name: {model} served
+model: {{name: {model}{quantization}}}
+platform: {platform}
+workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
+strategy: {{kind: tensor_parallel, compiled: true}}
+"""
+
+
+class ServedStep(NamedTuple):
+    """A ServedStep is a kind of step of one run, with its prediction."""
+
+    part: str
+    file: str
+    model: str
+    quantization: str
+    work: Work
+    batch: int
+    context: int
+    """Tokens of each sequence: those of the prompt, or of the cache in a decode step."""
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured time is within the 80 % interval."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+@cache
+def serving_steps(folder: Path = _FOLDER) -> tuple[ServedStep, ...]:
+    """Predict every recorded step with the shipped profiles."""
+    paths = sorted(folder.glob("*.csv"))
+    return tuple(
+        _predicted(path.stem, row)
+        for path in paths
+        for row in csv.DictReader(path.read_text("utf-8").splitlines())
+    )
+
+
+def _predicted(file: str, row: dict[str, str]) -> ServedStep:
+    decodes, context = row["work"] == "decode", int(row["context"])
+    quantization = f", quantization: {row['quantization']}" if row["quantization"] else ""
+    text = _SCENARIO.format(
+        model=row["model"],
+        quantization=quantization,
+        platform=_PLATFORMS[file.partition("-")[0]],
+        batch=row["batch"],
+        prompt=context - decodes,
+        output=3 if decodes else 1,
+    )
+    result = simulate(resolve(parse_yaml(text, name="served.yaml")))
+    metric = "tpot_s" if decodes else "ttft_s"
+    predicted = result.metrics()[metric] or 0.0
+    return ServedStep(
+        row["part"],
+        file,
+        row["model"],
+        row["quantization"],
+        "decode" if decodes else "prefill",
+        int(row["batch"]),
+        context,
+        float(row["measured_ms"]) / 1e3,
+        predicted,
+        *confidence(result).interval(metric),
+    )
+
+
+def serving_rows(steps: Iterable[ServedStep]) -> Iterator[CalibrationError]:
+    """Return the errors of the steps by set and kind, for the table that every answer refers to."""
+    steps = tuple(steps)
+    for part in ("fit", "holdout"):
+        for work in get_args(Work):
+            errors = [one.error for one in steps if (one.part, one.work) == (part, work)]
+            if errors:
+                mean = sum(map(abs, errors)) / len(errors)
+                numbers = len(errors), round(mean, 4), round(max(errors, key=abs), 4)
+                yield CalibrationError("shipped", SERVED, part, work, "memory", *numbers, 1, 1)
+
+
+_HEAD = """\
+| set | run | model | step | sequences | tokens of each | measured [ms] | predicted | error | inside |
+|---|---|---|---|---:|---:|---:|---:|---:|---|
+"""
+
+
+def serving_table(steps: Iterable[ServedStep]) -> str:
+    """Write the steps as a Markdown table."""
+    lines = []
+    for one in steps:
+        name = f"{one.model} {one.quantization}".strip()
+        times = f"{one.measured_s * 1e3:,.2f} | {one.predicted_s * 1e3:,.2f} | {one.error:+.1%}"
+        about = f"{one.part} | {one.file} | {name} | {one.work} | {one.batch} | {one.context:,}"
+        lines.append(f"| {about} | {times} | {'yes' if one.inside else '**no**'} |")
+    return _HEAD + "\n".join(lines) + "\n"
