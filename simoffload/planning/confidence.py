@@ -22,7 +22,7 @@ from simoffload.planning.calibration_errors import (
     place_of,
 )
 from simoffload.results import PassResult, Share, SimulationResult, by_name
-from simoffload.schedule import READ_AGAIN, READ_IN_PLACE, way_of
+from simoffload.schedule import way_of
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
 _MEASURED = {"hbm", "dram", "nvme"}
@@ -54,7 +54,6 @@ _CORRELATION = 0.8
 """Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
 runs that differ in one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and
 4.4 %: 1 - 0.022² / (2 x 0.036²). The present table (docs/VALIDATION.md, Settings) would give about 0.6."""
-_IN_PLACE = {READ_IN_PLACE: TimeInput.IN_PLACE, READ_AGAIN: TimeInput.TILES}
 _PHASES = ("forward_s", "backward_s", "optimizer_s")
 _LEAST = 0.005
 """Smallest part of the error that a sentence names; our choice."""
@@ -354,8 +353,8 @@ def _part(share: Share, known: Container[str]) -> str:
     if share.group == "transfers":
         if any(name in way for name in ("gather", "reduc", "stage to stage", "to GPU ")):
             return TimeInput.LINKS
-        if way in _IN_PLACE:
-            return _IN_PLACE[way]
+        if way in known:
+            return way
         return TimeInput.PAGEABLE if "pageable" in way else TimeInput.COPIES
     return way if way in known else TimeInput.CPU
 

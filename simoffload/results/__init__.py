@@ -2,6 +2,7 @@
 
 from simoffload.results.attribution import Group
 from simoffload.results.capacity import (
+    CacheBlocks,
     Change,
     Estimate,
     MemoryStage,
@@ -39,6 +40,7 @@ from simoffload.results.training import StorageRequests, StorageTraffic, TimedPh
 from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [
+    "CacheBlocks",
     "CachedWrites",
     "Change",
     "CheckpointPhase",

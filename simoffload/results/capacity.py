@@ -44,6 +44,30 @@ class MemoryStage(NamedTuple):
     """Whether the stage precedes the first step."""
 
 
+class CacheBlocks(NamedTuple):
+    """CacheBlocks are the blocks of a paged key-value cache that each GPU has."""
+
+    number: int
+    """Number of blocks."""
+    size: int
+    """Number of tokens of a block."""
+    utilization: float
+    """Fraction of the GPU's memory that the program fills."""
+    stated: bool
+    """Whether the user states the number; otherwise it is what all other parts leave of that memory."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, of all sequences together, whose keys and values they hold."""
+        return self.number * self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(
+            self, "blocks=number block_tokens=size tokens gpu_memory_utilization=utilization stated"
+        )
+
+
 class Estimate(NamedTuple):
     """An Estimate is the memory of a training run according to a published rule of thumb."""
 

@@ -12,8 +12,6 @@ from simoffload.schedule.bounds import (
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
-    READ_AGAIN,
-    READ_IN_PLACE,
     SHARING_SCALE,
     Block,
     CompiledOp,
@@ -35,8 +33,6 @@ from simoffload.schedule.ir import (
 )
 
 __all__ = [
-    "READ_AGAIN",
-    "READ_IN_PLACE",
     "SHARING_SCALE",
     "Block",
     "CompiledOp",

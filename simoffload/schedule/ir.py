@@ -69,10 +69,6 @@ class Route(NamedTuple):
         return (self.sharing, SHARING_SCALE) if self.sharing else (self.hops, 1)
 
 
-READ_IN_PLACE = "weights read in host memory"
-"""Name of the route over which kernels read weights in host memory, once in a pass."""
-READ_AGAIN = "weights read again in host memory, for each tile of tokens"
-"""Name of the same route where they read the weights several times."""
 _OF_CACHE = re.compile(r"(.*) \(key-value cache on (.+)\)", re.DOTALL)
 
 

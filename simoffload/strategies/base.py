@@ -23,7 +23,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.split import Split
 
 if TYPE_CHECKING:
-    from simoffload.results import StorageRequests, StorageTraffic
+    from simoffload.results import CacheBlocks, StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
@@ -103,6 +103,12 @@ class Facts:
     """Full-size requests to storage up to the end of the first step; () if there are none."""
     estimates: tuple[Estimate, ...] = ()
     """Memory estimates by published rules of thumb; () if none applies to the strategy."""
+    cache_blocks: CacheBlocks | None = None
+    """Blocks of a paged cache for which a GPU has memory; None without one."""
+    chunks: int = 1
+    """Number of parts in which a prefill is computed, one after the other."""
+    weight_moves: int = 0
+    """How often a prefill moves weights outside HBM to the GPU; 0: none are there, or this is not counted."""
     hypothetical: str = ""
     """What the plan does that no program does, as a clause; "" for the plan of a program."""
 
@@ -114,8 +120,8 @@ class Tunable(NamedTuple):
     """Name by which the remedies of a :class:`MemoryTerm` refer to the setting."""
     path: tuple[str, ...]
     """Path of the setting in a scenario."""
-    now: int | bool
-    values: Callable[[Any], Iterator[int | bool]]
+    now: float | bool
+    values: Callable[[Any], Iterator[float | bool]]
     """Function that yields other values, the nearest first."""
 
 

@@ -92,7 +92,11 @@ def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
     return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
 
 
-def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: bool = False) -> MemoryTerm:
+CACHE_TERM = "key-value cache"
+"""Name of the memory of keys and values."""
+
+
+def cache_term(tier: str, size: int, *, name: str = CACHE_TERM, pinned: bool = False) -> MemoryTerm:
     """Return the memory of keys and values on a tier."""
     remedy = "lower batch_size, prompt_length or output_length"
     return MemoryTerm(tier, name, size, pinned=pinned, remedy=remedy)
@@ -138,9 +142,7 @@ def working_memory(
         MemoryTerm(
             "hbm",
             "activations",
-            activation_bytes(
-                model, batch=batch, tokens=workload.prompt_length, fused=fused, at_once=at_once
-            ),
+            activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused, at_once=at_once),
             remedy="lower batch_size or prompt_length" + ", or max_num_batched_tokens" * bool(at_once),
         ),
         *([context] if libraries is None else libraries),

@@ -158,7 +158,12 @@ class StagedPlan(InferencePlan):
         writer = self.writer(forward.name)
         writer.begin(forward)
         batches = self.micro_batches(forward)
-        for batch in batches:
+        first = 0
+        for at, batch in enumerate(batches):
+            if at > 1 and batch == batches[at - 1] == batches[at - 2] and not forward.loads:
+                first = writer.again(first)
+                continue
+            first = writer.segments
             for number, timings in enumerate(self.stage_timings):
                 repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
                 repeats = repeats and not (forward.loads or forward.stores)

@@ -16,7 +16,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import ceil
@@ -26,11 +26,11 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, TimeInput
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
-from simoffload.schedule import READ_AGAIN, READ_IN_PLACE, Op
-from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.schedule import Op
+from simoffload.strategies.base import Facts, Placement, Plan, Tunable, refused
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split
@@ -38,10 +38,10 @@ from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
-    TensorParallelPlan,
     arrangements,
     vllm_command,
 )
+from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.units import plural
 from simoffload.workload import Inference
@@ -159,6 +159,7 @@ class VllmCpuOffload(DividedStrategy):
             target=self.places(machine).weights,
             options=self.options,
             cache=self.connected_cache(model, workload, machine),
+            engine=self.engine(workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
         return plan
@@ -175,7 +176,8 @@ class VllmCpuOffload(DividedStrategy):
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
             given = [f"--{key.replace('_', '-')} {getattr(self, key)}" for key in keys]
-        return {"vllm-serve.sh": vllm_command(plan, self.degrees, *given, compiled=self.compiled)}
+        options = (*given, *self.engine_options)
+        return {"vllm-serve.sh": vllm_command(plan, self.degrees, *options, compiled=self.compiled)}
 
 
 Weights = Mapping[str, tuple[int, ...]]
@@ -196,11 +198,34 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
         """Also a warning about options of groups without groups."""
-        found, options = super().warnings, self.options
+        found, options = (*super().warnings, *self._moved_again), self.options
         if options.group or options.number == options.step == 1:
             return found
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
         return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
+
+    @property
+    def _moved_again(self) -> Iterator[str]:
+        """Yield a sentence about weights that a prefill brings over the link several times."""
+        moved = self.facts.weight_moves
+        if moved > 1:
+            each = f"again for every {self._rows} tokens that are computed at once"
+            each = f"{each}; offload_group_size copies them once for a chunk"
+            if self.options.group:
+                each = f"once for each of {len(self.chunks)} chunks"
+            yield f"a prefill brings weights in host memory over the link {moved} times, {each}"
+
+    @property
+    def _rows(self) -> int:
+        return self.machine.accelerator.reads.rows.value
+
+    @property
+    def facts(self) -> Facts:
+        """Also how often a prefill brings an offloaded weight over the link: in place once for every tile of
+        tokens, copied once for every chunk."""
+        tokens = [sum(one.number * one.new_tokens for one in chunk) for chunk in self.chunks]
+        moves = len(tokens) if self.options.group else sum(-(-one // self._rows) for one in tokens)
+        return replace(super().facts, weight_moves=moves if any(map(_total, self.offloaded)) else 0)
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
@@ -246,7 +271,9 @@ class VllmOffloadPlan(TensorParallelPlan):
         return _PrefetchWriter(self, name) if self.options.group else _InPlaceWriter(self, name)
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched."""
+        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched, and other limits of vLLM's
+        engine."""
+        yield from super().tunables()
         most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
         if not self.options.group:
             now = self.options.budget // _GIB
@@ -341,7 +368,9 @@ class _InPlaceWriter(_OffloadWriter):
             rows = 1
         times = max(1, ceil(self._tokens * module.share / touched / rows))
         sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
-        copied = self._fetch(READ_IN_PLACE if times == 1 else READ_AGAIN, module.name, sizes, calls=0)
+        copied = self._fetch(
+            TimeInput.IN_PLACE if times == 1 else TimeInput.TILES, module.name, sizes, calls=0
+        )
         self._awaited.append((self._copies, copied, -1))
 
 

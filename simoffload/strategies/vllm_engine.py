@@ -107,38 +107,10 @@ class VllmEngine(NamedTuple):
             spare=True,
         )
         return (
-            MemoryTerm("hbm", CONTEXT, context),
+            MemoryTerm("hbm", "CUDA context and workspace", context),
             *([MemoryTerm("hbm", "CUDA graphs", graphs)] if graphs else ()),
             left,
         )
-
-
-CONTEXT = "CUDA context and workspace"
-
-
-class CacheBlocks(NamedTuple):
-    """CacheBlocks are the blocks of the cache for which a GPU has memory."""
-
-    number: int
-    """Number of blocks."""
-    stated: bool
-    """Whether the user states the number, instead of filling the memory that is left."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all sequences together whose keys and values the blocks hold, without
-        windows."""
-        return self.number * VLLM_BLOCK
-
-
-def cache_blocks(
-    stage: ModelShape, terms: Sequence[MemoryTerm], machine: Machine, *, cache: int, element: float
-) -> int:
-    """Return how many blocks fit into what all ``terms`` but those of the ``cache`` [B] leave of a GPU;
-    ``element`` is the size of a number in the cache [B]."""
-    block = block_bytes(stage, element=element)
-    used = sum(one.size for one in terms if one.tier == "hbm") - cache
-    return max(0, machine.tiers["hbm"].capacity - used) // block if block else 0
 
 
 def block_bytes(stage: ModelShape, *, element: float) -> int:
