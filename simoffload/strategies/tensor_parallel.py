@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
-from math import prod
+from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,7 +28,6 @@ from simoffload.strategies.base import SERVED, Placement, Plan, Strategy, refuse
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
-from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks
@@ -85,13 +84,14 @@ class DividedStrategy(CachingStrategy):
         return {**data, "ranks": ranks}
 
     @property
-    def _uses_vllm(self) -> bool:
+    def _has_engine(self) -> bool:
+        """Whether what is simulated is vLLM."""
         return True
 
     def engine(self, workload: Inference, machine: Machine) -> VllmEngine | None:
         """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
         refuses, or that another program does not have."""
-        if self._uses_vllm:
+        if self._has_engine:
             if self.kv_blocks is not None:
                 check_blocks(self.kv_blocks, sequences=workload.batch_size, tokens=workload.max_context)
             return VllmEngine.of(
@@ -103,7 +103,7 @@ class DividedStrategy(CachingStrategy):
             )
         for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
             if getattr(self, key) != type(self).model_fields[key].default:
-                text = "is an option of vLLM, and this scenario is of transformers; set compiled to true"
+                text = "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
 
@@ -231,6 +231,11 @@ class TensorParallel(DividedStrategy):
         return VLLM if self.compiled else VLLM._replace(formats=())
 
     @property
+    def _has_engine(self) -> bool:
+        """Whether what is simulated is vLLM: compiled code, which vLLM has, too."""
+        return self.compiled
+
+    @property
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
@@ -284,13 +289,21 @@ _AT_LOADING = {"fp8": "fp8"}
 """Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
-def vllm_command(plan: StagedPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
+def _filled(plan: Plan) -> float:
+    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
+    (stage,) = plan.memory_stages
+    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
+
+
+def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
     """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
     work = plan.workload
     sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
+    if plan.engine is None and UTILIZATION < (filled := _filled(plan)) <= 1:
+        options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
     before = ""

@@ -377,6 +377,15 @@ class _InPlaceWriter(_OffloadWriter):
 class _PrefetchWriter(_OffloadWriter):
     """A _PrefetchWriter copies the layers of groups ahead of their use."""
 
+    def again(self, first: int) -> int:
+        """Write a micro-batch once more, whose copies are then the last ones."""
+        before = tuple(self._builder.written)
+        begin, width = super().again(first), len(self._names)
+        for stage, layer in self._copied:
+            stream = stage * width + self._first_of_cache - 1
+            self._copied[stage, layer] += self._builder.written[stream] - before[stream]
+        return begin
+
     def _layer(self, number: int, modules: Layer) -> None:
         """Wait for the copy of an offloaded layer, unless the pass before made it, and behind the layer begin
         that of the one that takes its slot."""
