@@ -103,7 +103,9 @@ class DividedStrategy(CachingStrategy):
             )
         for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
             if getattr(self, key) != type(self).model_fields[key].default:
-                text = "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
+                text = (
+                    "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
+                )
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
 

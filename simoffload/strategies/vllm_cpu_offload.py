@@ -15,26 +15,24 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, TimeInput
-from simoffload.models import Layer, ModelShape, Module
-from simoffload.results import MemoryStage, MemoryTerm
-from simoffload.schedule import Op
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Facts, Placement, Plan, Tunable, refused
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split
-from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
+from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
@@ -42,15 +40,13 @@ from simoffload.strategies.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
+from simoffload.strategies.vllm_prefetch import groups, prefetching, stored_bytes_of
 from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
 _MORE = "raise cpu_offload_gb"
-_EXPERT_ROWS = 128
-"""Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
-files in ``fused_moe/configs`` is 16 to 128)."""
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 
 
@@ -130,7 +126,8 @@ class VllmCpuOffload(DividedStrategy):
 
     @classmethod
     def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
-        """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory."""
+        """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory, where
+        kernels read them, and a number of layers of each GPU, with the others prefetched from there."""
         total = model.weight_bytes // gpus // _GIB + 1
 
         def split(sizes: dict[str, int]) -> Split:
@@ -145,7 +142,28 @@ class VllmCpuOffload(DividedStrategy):
 
             return Split(total, section, description)
 
-        yield tuple(map(split, arrangements(gpus, machine)))
+        sizes = tuple(arrangements(gpus, machine))
+        yield tuple(map(split, sizes))
+        yield tuple(prefetching(model, one, gpus=gpus) for one in sizes)
+
+    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+        """Yield prefetching of at least as many bytes as kernels read in place, and of one slot more."""
+        layers = model.num_hidden_layers // self.pipeline_parallel_size
+        inside = sum(count * sum(map(stored_bytes_of(model), layer)) for layer, count in model.kinds)
+        each = inside // (model.num_hidden_layers * self.tensor_parallel_size)
+        if not self.cpu_offload_gb or layers < 2 or not each:
+            return
+        least = -(-self.options.budget // each)
+        for slots in (1, 2):
+            offloaded, group, number = next(
+                (one for one in groups(layers) if one[0] >= least + slots), (layers, 1, 1)
+            )
+            if slots <= offloaded:
+                keys = {"cpu_offload_gb": 0, "offload_group_size": group, "offload_num_in_group": number}
+                keys |= {"offload_prefetch_step": slots}
+                edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in keys.items())
+                text = f"{offloaded} of {layers} layers prefetched ({plural(slots, 'slot')}) instead of read"
+                yield Change("setting", f"{text} in place", edits, key=f"prefetch-{slots}")
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""
@@ -268,7 +286,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         """Return the writer of a pass."""
         if self.repeats:
             return super().writer(name)
-        return _PrefetchWriter(self, name) if self.options.group else _InPlaceWriter(self, name)
+        return PrefetchWriter(self, name) if self.options.group else InPlaceWriter(self, name)
 
     def tunables(self) -> Iterator[Tunable]:
         """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched, and other limits of vLLM's
@@ -313,105 +331,3 @@ def _within(budget: int, sizes: Weights) -> Weights:
                 found[name] = (*found.get(name, ()), size)
                 budget -= size
     return found
-
-
-class _OffloadWriter(PassWriter):
-    """An _OffloadWriter moves weights from host memory on a stream of its own."""
-
-    more = ("copy",)
-    _plan: VllmOffloadPlan
-    _entered = 0
-
-    @property
-    def _copies(self) -> int:
-        return self._stream(self._first_of_cache - 1)
-
-    @property
-    def _joined(self) -> Sequence[int]:
-        return (len(self._names) - 1,)
-
-    def _layer(self, number: int, modules: Layer) -> None:
-        self._entered = number
-        super()._layer(number, modules)
-        self._entered = -1
-
-    def _state(self, number: int, modules: Layer) -> Hashable:
-        """Return the number of the layer in a stage with offloaded layers, which differ in what is."""
-        return number if any(self._plan.offloaded[self._number]) else super()._state(number, modules)
-
-    def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
-        """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
-        number of the operation."""
-        path, hops = self._paths(name, lambda _, gpu: self._machine.host_to_device(gpu, pinned=True))
-        # Without a call for each tensor, small ones are read at the same rate as large ones.
-        share = self._machine.accelerator.reads.rate_share.value
-        rate = effective_rate(path, sizes) if calls else path.curve.points[-1][1] * share
-        route = self._builder.route(name=name, hops=hops, cap=int(rate))
-        after = self._dependencies(HOST, COMPUTE, *self._reduced)
-        fixed = picoseconds(calls * path.latency)
-        return self._builder.add(Op("copy", label, self._copies, fixed, sum(sizes), route, after))
-
-
-class _InPlaceWriter(_OffloadWriter):
-    """An _InPlaceWriter lets kernels read weights in host memory; what follows waits for both."""
-
-    def _before_kernels(self, module: Module) -> None:
-        layers = self._plan.offloaded[self._number]
-        sizes = layers[self._entered].get(module.name) if self._entered >= 0 else None
-        if not sizes:
-            return
-        touched, rows = 1.0, self._machine.accelerator.reads.rows.value
-        if module.share < 1:  # of experts, only those to which a token is routed
-            touched = self._plan.model.touched_share(module, self._tokens)
-            rows = min(rows, _EXPERT_ROWS)
-        elif module.kind == "norm":
-            rows = 1
-        times = max(1, ceil(self._tokens * module.share / touched / rows))
-        sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
-        copied = self._fetch(
-            TimeInput.IN_PLACE if times == 1 else TimeInput.TILES, module.name, sizes, calls=0
-        )
-        self._awaited.append((self._copies, copied, -1))
-
-
-class _PrefetchWriter(_OffloadWriter):
-    """A _PrefetchWriter copies the layers of groups ahead of their use."""
-
-    def again(self, first: int) -> int:
-        """Write a micro-batch once more, whose copies are then the last ones."""
-        before = tuple(self._builder.written)
-        begin, width = super().again(first), len(self._names)
-        for stage, layer in self._copied:
-            stream = stage * width + self._first_of_cache - 1
-            self._copied[stage, layer] += self._builder.written[stream] - before[stream]
-        return begin
-
-    def _layer(self, number: int, modules: Layer) -> None:
-        """Wait for the copy of an offloaded layer, unless the pass before made it, and behind the layer begin
-        that of the one that takes its slot."""
-        copied = self._copied.get((self._number, number))
-        if copied is not None:
-            self._awaited.append((self._copies, copied, -1))
-        super()._layer(number, modules)
-        following = self._following[self._number].get(number)
-        if following is None:
-            return
-        weights = self._plan.offloaded[self._number][following]
-        sizes = [size for one in weights.values() for size in one]
-        name = copy_name(to_device=True, pinned=True)
-        copied = self._fetch(name, "layer", sizes, calls=len(sizes))
-        self._copied[self._number, following] = copied
-
-    @cached_property
-    def _following(self) -> tuple[Mapping[int, int], ...]:
-        """Layer of each stage that takes the slot of an offloaded one."""
-        stages = ([at for at, layer in enumerate(layers) if layer] for layers in self._plan.offloaded)
-        step = self._plan.options.step
-        return tuple(
-            dict(zip(one, one[step % len(one) :] + one[: step % len(one)], strict=True)) for one in stages
-        )
-
-    @cached_property
-    def _copied(self) -> dict[tuple[int, int], int]:
-        """Number of the last copy of each layer of each stage."""
-        return {}
