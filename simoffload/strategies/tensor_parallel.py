@@ -30,7 +30,7 @@ from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.vllm_connector import connector_command
-from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks
+from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks, default_tokens
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
@@ -109,11 +109,12 @@ class DividedStrategy(CachingStrategy):
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
 
-    @property
-    def engine_options(self) -> tuple[str, ...]:
-        """Options of ``vllm serve`` for limits that are not its defaults."""
-        named = {
-            "max-num-batched-tokens": self.max_num_batched_tokens,
+    def engine_options(self, plan: Plan) -> tuple[str, ...]:
+        """Return the options of ``vllm serve`` for limits that are not its defaults."""
+        assert isinstance(plan, TensorParallelPlan)
+        tokens = None if plan.engine is None else plan.engine.tokens
+        named: dict[str, float | None] = {
+            "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
             "num-gpu-blocks-override": self.kv_blocks,
         }
         if self.gpu_memory_utilization != UTILIZATION:
@@ -252,7 +253,7 @@ class TensorParallel(DividedStrategy):
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
             return {"tensor_parallel.py": program, **self.generation_config()}
         assert isinstance(plan, TensorParallelPlan)
-        command = vllm_command(plan, self.degrees, *self.engine_options, compiled=self.compiled)
+        command = vllm_command(plan, self.degrees, *self.engine_options(plan), compiled=self.compiled)
         return {"vllm-serve.sh": command}
 
 

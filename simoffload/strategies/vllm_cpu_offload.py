@@ -194,7 +194,7 @@ class VllmCpuOffload(DividedStrategy):
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
             given = [f"--{key.replace('_', '-')} {getattr(self, key)}" for key in keys]
-        options = (*given, *self.engine_options)
+        options = (*given, *self.engine_options(plan))
         return {"vllm-serve.sh": vllm_command(plan, self.degrees, *options, compiled=self.compiled)}
 
 

@@ -66,10 +66,10 @@ def test_as_much_is_on_the_gpu_as_fits(name: str, key: str, more: int) -> None:
 
 
 def test_storage_takes_what_host_memory_does_not() -> None:
-    """131 GiB of 16-bit weights less eleven layers do not fit into 128 GiB together with the system."""
+    """131 GiB of 16-bit weights less ten layers do not fit into 128 GiB together with the system."""
     _, found = accelerate_on_one_gpu()
     assert (
-        found["split-accelerate-1"].description == "11 of 80 layers on 1 GPU, the others on nvme (accelerate)"
+        found["split-accelerate-1"].description == "10 of 80 layers on 1 GPU, the others on nvme (accelerate)"
     )
     assert found["split-zero_inference-1"].description == "weights on nvme (zero_inference)"
     assert "split-vllm_cpu_offload-1" not in found
@@ -80,11 +80,12 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
     begin = time.process_time()
     advice = advise(base)
     assert time.process_time() - begin < 5
-    assert [one.change.key for one in advice.helping[:2]] == [
+    assert [one.change.key for one in advice.helping[:3]] == [
+        "split-vllm_cpu_offload-1-prefetch-int4-g128",
         "split-vllm_cpu_offload-1-int4-g128",
         "split-accelerate-1-int4-g128",
     ]
-    assert (advice.helping[1].result.unit_s or 9) < 1
+    assert (advice.helping[2].result.unit_s or 9) < 1
 
 
 @cache
@@ -95,9 +96,9 @@ def offloaded_by_vllm() -> Advice:
 def test_less_is_offloaded_where_hbm_is_free() -> None:
     advice = offloaded_by_vllm()
     same = next(one for one in advice.helping if one.change.key == "split-vllm_cpu_offload-1")
-    assert same.scenario.document.data["strategy"]["cpu_offload_gb"] < 45
+    assert same.scenario.document.data["strategy"]["cpu_offload_gb"] < 48
     assert same.gain is not None
-    assert same.gain > 2.5
+    assert same.gain > 2.4
 
 
 def test_the_same_change_in_other_words_is_listed_once() -> None:
@@ -130,4 +131,4 @@ def test_fit_and_compare_name_strategies_that_fit() -> None:
     compared = compare(base, ["dram"])
     text = terminal_text(comparison_document(tuple(compared.results.values())), width=300)
     assert "dram would fit with weights on nvme; " in text
-    assert "; 11 of 80 layers on 1 GPU, the others on nvme (accelerate); " in text
+    assert "; 10 of 80 layers on 1 GPU, the others on nvme (accelerate); " in text
