@@ -28,7 +28,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Facts, Placement, Plan, Tunable, refused
+from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.facts import Facts
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split

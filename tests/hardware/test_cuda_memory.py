@@ -1,4 +1,4 @@
-"""Memory of GPUs: what CUDA has, not what nvidia-smi shows, and a warning where nearly all of it is needed."""
+"""Memory of GPUs: what CUDA has, not nvidia-smi's figure, and a warning where nearly all of it is needed."""
 
 from __future__ import annotations
 

@@ -166,17 +166,16 @@ def _what_fits(advice: Advice) -> str:
 
 def _with_times(one: Tried) -> str:
     """Describe a change with the times of a token where it has two."""
-    step, first = presentation(one.result).step, _first_token(one.result)
-    if first is None or step == "TTFT":
-        return one.change.description
-    times = f"{step} {format_seconds(one.result.step_time_s or 0.0)}, TTFT {format_seconds(first)}"
-    return f"{one.change.description} ({times})"
+    values = one.result.metrics()
+    named = [(name, values.get(f"{name.lower()}_s")) for name in ("TPOT", "TTFT")]
+    times = ", ".join(f"{name} {format_seconds(value)}" for name, value in named if value)
+    return f"{one.change.description} ({times})" if times else one.change.description
 
 
 def _took(result: SimulationResult) -> str:
     """Return the time as a sentence: "A step takes 1.2 s [1 to 1.5]", "TPOT is 1.2 s [1 to 1.5]"."""
     what, time = presentation(result).step, ranged(result, result.step_by)
-    first = f", TTFT {ranged(result, 'ttft_s')}" if _first_token(result) and what != "TTFT" else ""
+    first = f", TTFT {ranged(result, 'ttft_s')}" if what == "TPOT" else ""
     return f"{what} is {time}{first}" if what.isupper() else f"A {what} takes {time}"
 
 
@@ -185,15 +184,10 @@ def _with_gain(one: Tried, before: SimulationResult | None = None) -> str:
     return f"{one.change.description} ({_times(one)}{_delayed(one, before)})"
 
 
-def _first_token(result: SimulationResult) -> float | None:
-    """Return the time to first token [s] of a result that has one."""
-    return result.metrics().get("ttft_s")
-
-
 def _delayed(one: Tried, before: SimulationResult | None) -> str:
     """Return the time to first token with a change, if it is much longer than ``before`` for the same
     work."""
-    now, then = _first_token(one.result), None if before is None else _first_token(before)
+    now, then = (None if each is None else each.metrics().get("ttft_s") for each in (one.result, before))
     if now is None or then is None or now < _DELAYED * then:
         return ""
     return f", but TTFT {format_seconds(now)} instead of {format_seconds(then)}"
@@ -295,7 +289,7 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
 
 def _first_tokens(result: SimulationResult) -> Entry:
     """Return the time to first token of a result that is compared by another time."""
-    first = _first_token(result)
+    first = result.metrics().get("ttft_s")
     if first is None or presentation(result).step == "TTFT":
         return ""
     return Datum(format_seconds(first), first, "s", ends=confidence(result).interval("ttft_s"))

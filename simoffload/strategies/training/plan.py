@@ -11,7 +11,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Estimate, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Tunable
+from simoffload.strategies.base import Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.coordinator import Tensor
@@ -19,6 +19,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.extrapolation import ranks_beyond
+from simoffload.strategies.facts import Facts
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
