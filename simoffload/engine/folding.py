@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simoffload.results import Timeline
-from simoffload.schedule import Link, Peers, Program, Route, Schedule
+from simoffload.schedule import Link, Peers, Program, Schedule
 
 _Hops = tuple[tuple[int, int], ...]
 
@@ -50,8 +50,7 @@ class Folding(NamedTuple):
 
 def fold_ranks(schedule: Schedule) -> Folding:
     """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
-    eased = [route.sharing for route in schedule.routes if route.sharing]
-    shape = (*[route.hops for route in schedule.routes], *eased)
+    shape = tuple(route.hops for route in schedule.routes)
     programs = tuple(program.ranks for program in schedule.parts)
     classes, links, hops, peers = _quotient(
         programs, schedule.links, shape, schedule.distinct, schedule.peers
@@ -62,23 +61,12 @@ def fold_ranks(schedule: Schedule) -> Folding:
     folded = schedule._replace(
         ranks=len(classes),
         links=tuple(firsts.values()),
-        routes=_folded_routes(schedule, hops),
+        routes=tuple(route._replace(hops=own) for route, own in zip(schedule.routes, hops, strict=True)),
         distinct=(),
         programs=_folded_programs(schedule, classes),
         peers=peers,
     )
     return Folding(folded, classes, links)
-
-
-def _folded_routes(schedule: Schedule, hops: Sequence[tuple[_Hops, ...]]) -> tuple[Route, ...]:
-    """Return the routes with the hops of classes: first those of all routes, then ``sharing`` of those that
-    have it."""
-    routes = schedule.routes
-    eased = iter(hops[len(routes) :])
-    return tuple(
-        route._replace(hops=own, sharing=next(eased) if route.sharing else ())
-        for route, own in zip(routes, hops, strict=False)
-    )
 
 
 def _folded_programs(schedule: Schedule, classes: Sequence[Sequence[int]]) -> tuple[Program, ...]:

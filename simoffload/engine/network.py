@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from simoffload.engine.clock import Clock
 from simoffload.errors import SimulationError
 from simoffload.hardware import Demand, fair_rates, loads
-from simoffload.schedule import SHARING_SCALE, Schedule
+from simoffload.schedule import Schedule
 
 Owner = TypeVar("Owner")
 
@@ -25,14 +25,6 @@ _HELD = 100_000
 
 _REMEMBERED = 200_000
 """Flows in the cached solutions (about 100 B each): identical layers produce the same sets of flows again."""
-
-
-_RankHops = tuple[tuple[tuple[int, int], ...], ...]
-
-
-def _scaled(hops_of_ranks: _RankHops, scale: int) -> _RankHops:
-    """Return hops with ``scale`` times the coefficients."""
-    return tuple(tuple((link, scale * each) for link, each in hops) for hops in hops_of_ranks)
 
 
 class _Flow(Generic[Owner]):
@@ -83,12 +75,9 @@ class Network(Generic[Owner]):
         flows: Sequence[int] | None = None,
     ) -> None:
         self._links = schedule.links
-        scale = SHARING_SCALE if any(route.sharing for route in schedule.routes) else 1
-        self._capacities = tuple(link.capacity * scale for link in schedule.links)
+        self._capacities = tuple(link.capacity for link in schedule.links)
         self._paths = tuple(
-            Demand(hops, route.cap, route.weight)
-            for route in schedule.routes
-            for hops in route.sharing or _scaled(route.hops, scale)
+            Demand(hops, route.cap, route.weight) for route in schedule.routes for hops in route.hops
         )
         self._flows = flows or [1] * schedule.ranks
         self._clock = clock

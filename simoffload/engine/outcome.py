@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
 from simoffload.results import Repeat, Timeline, Track
-from simoffload.schedule import Contention, Schedule, link_loads, link_time, transfer_time
+from simoffload.schedule import Contention, Schedule, link_loads, transfer_time
 
 _Interval = tuple[int, int]
 
@@ -104,19 +104,13 @@ def _use(
             for rate in set(rates)
             if rate
         }
-        hops_of_ranks, scale = schedule.routes[route].competing
-        for hops, rate in zip(hops_of_ranks[ranks.start : ranks.stop], rates, strict=True):
+        for hops, rate in zip(schedule.routes[route].hops[ranks.start : ranks.stop], rates, strict=True):
             for link, coefficient in hops if rate else ():
                 busy[link] += times[rate]
-                if coefficient * (rate + 1) > schedule.links[link].capacity * scale:
+                if coefficient * (rate + 1) > schedule.links[link].capacity:
                     saturated[link] += times[rate]
     for link, intervals in _wide(schedule, contention, stream_states).items():
         busy[link] = _time(intervals, skips)
-    # Ranks that are not in step use a link for longer than the transfers take that stand for them.
-    loads = link_loads(schedule)
-    for one in schedule.routes:
-        for link in {link for hops in one.sharing for link, _ in hops}:
-            busy[link] = max(busy[link], link_time(loads[link], schedule.links[link]))
     return busy, saturated
 
 

@@ -123,8 +123,8 @@ class Host(Profile):
     """Rate at which one thread copies (each byte is read once and written once)."""
     mapped_read: Sourced[BytesPerSecond] | None = None
     """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
-    of threads (FlexGen); None: not measured, so that 2.9 GB/s is assumed (docs/measurements/mapped-files.md).
-    """
+    of threads (Accelerate, FlexGen); None: not measured, so that only the drive, Linux's read-ahead and the
+    threads limit it (docs/measurements/mapped-files.md)."""
     reserved: Sourced[PositiveBytes]
     """Memory that the operating system and the processes occupy."""
     slots: Sourced[Reference] | None = None
@@ -195,13 +195,3 @@ class Host(Profile):
     def reserved_bytes(self) -> int:
         """The memory [B] that operating system and processes occupy."""
         return self.reserved.value
-
-    @property
-    def mapped_read_rate(self) -> int:
-        """The largest rate [B/s] of a copy from a mapped file that is not in the page cache."""
-        return self.mapped_read.value if self.mapped_read else _MAPPED_READ
-
-
-_MAPPED_READ = 2_900_000_000
-"""[B/s] of a copy from a mapped file where it was not measured: one thread on a virtual AMD EPYC
-(docs/measurements/mapped-files.md)."""

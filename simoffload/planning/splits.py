@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -77,7 +78,8 @@ def of_other_strategies(evaluator: Evaluator) -> Iterator[Change]:
 def _largest(
     scenario: LoadedScenario, strategy: type[Strategy], split: Split, form: _Form
 ) -> Iterator[Change]:
-    """Yield the change to the largest number of a split that fits, if any does."""
+    """Yield the change to the largest number of a split that fits, if any does: of the numbers between those
+    for which the other tiers are too small and those for which HBM is."""
     replicas = strategy.model_validate(split.section(0)).replicas
     work = scenario.scenario.workload
     assert isinstance(work, Inference)
@@ -87,18 +89,23 @@ def _largest(
     batched = () if batch == work.batch_size else (Edit.at("workload.batch_size", batch),)
     work = scenario.edited(*batched).scenario.workload
 
-    def needs_more(number: int) -> bool:
+    @cache
+    def too_small(number: int) -> frozenset[str]:
+        """Return the kinds of the tiers that are too small; HBM for what the strategy refuses."""
         try:
             plan = strategy.model_validate(split.section(number)).plan(form.model, work, scenario.machine)
-            return not all(use.fits for use in peak_uses(plan.memory_stages, scenario.machine.tiers))
         except InputError:
-            return True
+            return frozenset({"hbm"})
+        uses = peak_uses(plan.memory_stages, scenario.machine.tiers)
+        return frozenset(use.kind for use in uses if not use.fits)
 
-    if needs_more(0):
-        return
+    # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
+    # they never do.
     number = split.most
-    if number and needs_more(number):
-        number = bisect_left(range(1, number), True, key=needs_more)
+    if number and too_small(number):
+        number = bisect_left(range(number), True, key=lambda one: "hbm" in too_small(one)) - 1
+    if number < 0 or too_small(number):
+        return
     description = split.description(number) + (
         f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""
     )

@@ -6,7 +6,7 @@ All renderers, tables and charts use these functions; none is for a single kind 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -243,24 +243,8 @@ def simulated_work(result: SimulationResult) -> str:
     found = _reasons(result.work)
     reasons = [f"{group_name(names)}: {printable(why)}" for why, names in found]
     more = [f"and {len(found) - _MOST_REASONS} more reasons"] if len(found) > _MOST_REASONS else []
-    parts = (first, *_extrapolated(result.particulars()), *_gains(result.work))
+    parts = (first, *_extrapolated(result.particulars()))
     return "; ".join((*parts, *reasons[:_MOST_REASONS], *more))
-
-
-def _gains(work: Sequence[PassWork]) -> Iterator[str]:
-    """Yield a sentence about transfers that are faster because ranks are not in step."""
-    by_route: dict[str, list[float]] = {}
-    for one in work:
-        for route, gain in one.gains:
-            by_route.setdefault(route, []).append(gain)
-    rates = [f"{route} {_between(factors)} x" for route, factors in by_route.items()]
-    if rates:
-        yield f"ranks are not in step, so that they do not all transfer at once: {', '.join(rates)} as fast"
-
-
-def _between(factors: Sequence[float]) -> str:
-    """Return the least and the largest factor, once if they are alike."""
-    return " to ".join(dict.fromkeys(format_number(one) for one in (min(factors), max(factors))))
 
 
 def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:

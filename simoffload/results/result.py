@@ -354,7 +354,6 @@ def _worked(one: PassWork) -> dict[str, Any]:
         **by_name(one, "pass=name operations operations_run=run"),
         "skipped_periods": [by_name(jump, "block=name period times") for jump in one.how.skipped],
         **by_name(one.how, "separate_ranks not_steady"),
-        "gains_out_of_step": dict(one.gains),
     }
 
 

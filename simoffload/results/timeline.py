@@ -193,8 +193,6 @@ class PassWork(NamedTuple):
     run: int
     """Number of operations that were simulated, without copies."""
     how: How
-    gains: tuple[tuple[str, float], ...] = ()
-    """How many times as fast transfers are as in step, by the name of their route, because ranks are not."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from simoffload.schedule.bounds import (
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
-    SHARING_SCALE,
     Block,
     CompiledOp,
     Dependency,
@@ -33,7 +32,6 @@ from simoffload.schedule.ir import (
 )
 
 __all__ = [
-    "SHARING_SCALE",
     "Block",
     "CompiledOp",
     "Contention",

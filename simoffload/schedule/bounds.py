@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simoffload.schedule.ir import SHARING_SCALE, Link, Schedule
+from simoffload.schedule.ir import Link, Schedule
 
 _PICO = 10**12
 
@@ -21,8 +21,7 @@ _PICO = 10**12
 def alone_rate(schedule: Schedule, *, route: int, rank: int) -> int:
     """Return the rate [B/s] of a transfer over ``route`` on ``rank`` that shares no link."""
     path = schedule.routes[route]
-    hops, scale = path.competing
-    shares = [schedule.links[link].capacity * scale // coefficient for link, coefficient in hops[rank]]
+    shares = [schedule.links[link].capacity // coefficient for link, coefficient in path.hops[rank]]
     return min([path.cap, *shares])
 
 
@@ -126,19 +125,17 @@ def find_contention(schedule: Schedule) -> Contention:
     most: list[dict[tuple[int, int], int]] = [{} for _ in schedule.links]
     for stream, route in used:
         for rank in owners[stream].ranks:
-            hops, scale = schedule.routes[route].competing
+            hops = schedule.routes[route].hops[rank]
             rates[route][rank] = rate = alone_rate(schedule, route=route, rank=rank)
-            for link, coefficient in hops[rank]:
+            for link, coefficient in hops:
                 own = most[link]
                 # A link counts as full when 1 B/s more of each transfer would be too much for it.
-                own[stream, rank] = max(
-                    own.get((stream, rank), 0), coefficient * (SHARING_SCALE // scale) * (rate + 1)
-                )
+                own[stream, rank] = max(own.get((stream, rank), 0), coefficient * (rate + 1))
     wide: set[int] = set()
     shared: set[int] = set()
     for link, loads in enumerate(most):
         if len(loads) > 1:
-            fits = sum(loads.values()) <= schedule.links[link].capacity * SHARING_SCALE
+            fits = sum(loads.values()) <= schedule.links[link].capacity
             (wide if fits else shared).add(link)
     for ranks, route in {(owners[stream].ranks, route) for stream, route in used}:
         for rank in ranks:

@@ -134,8 +134,6 @@ def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
     yield from _check_count("weight", route.weight, least=1)
     if len(route.hops) != schedule.ranks:
         yield f"it has hops for {len(route.hops)} ranks; the schedule has {schedule.ranks}"
-    if route.sharing and _crossed(route.sharing) != _crossed(route.hops):
-        yield "its ranks share other links than they cross"
     most_by_link = [link.capacity for link in schedule.links]
     for rank, hops in enumerate(route.hops):
         if _are_sound(hops, most_by_link):
@@ -154,10 +152,6 @@ def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
             if link in crossed:
                 yield f"on rank {rank}, it crosses {name!r} twice; add the coefficients instead"
             crossed.add(link)
-
-
-def _crossed(hops_of_ranks: tuple[tuple[tuple[int, int], ...], ...]) -> list[list[int]]:
-    return [[link for link, _ in hops] for hops in hops_of_ranks]
 
 
 def _are_sound(hops: tuple[tuple[int, int], ...], most: list[int]) -> bool:

@@ -45,10 +45,6 @@ class Link(NamedTuple):
     """Unit of the load: bytes, or for the cores of a CPU the nanoseconds that each of them works."""
 
 
-SHARING_SCALE = 4096
-"""Factor of the coefficients in ``Route.sharing``, which keeps them integers."""
-
-
 class Route(NamedTuple):
     """The links that a transfer crosses on each rank, and the highest rate of a single transfer."""
 
@@ -59,14 +55,6 @@ class Route(NamedTuple):
     """Highest rate [B/s] of one transfer alone, from size, queue depth, block and latency."""
     weight: int = 1
     """Share of a saturated link relative to other flows: outstanding bytes in any common unit."""
-    sharing: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Hops with the coefficients, times ``SHARING_SCALE``, with which transfers compete for links where ranks
-    do not all transfer at the same time; () = those of ``hops``, which always count what a link carries."""
-
-    @property
-    def competing(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], int]:
-        """The hops with which transfers compete for links, and the scale of their coefficients."""
-        return (self.sharing, SHARING_SCALE) if self.sharing else (self.hops, 1)
 
 
 _OF_CACHE = re.compile(r"(.*) \(key-value cache on (.+)\)", re.DOTALL)
@@ -178,9 +166,6 @@ class Schedule(NamedTuple):
     """The programs; () = a single one with all ranks and streams."""
     peers: tuple[Peers, ...] = ()
     """The ranks for which each rank waits, for dependencies on other ranks."""
-    in_step: bool = True
-    """Whether ranks begin their transfers at the same moments; False: each of them when its own host thread
-    comes to it (``engine.ranks_out_of_step``)."""
 
     @property
     def operations(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from simoffload.engine import Meetings, execute, meetings, ranks_out_of_step
+from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
@@ -84,11 +84,9 @@ class Runner:
         def durations(step: int) -> Durations:
             return (*series.durations(step), *transfers(step))
 
-        known: list[Mapping[str, Meetings]] = []  # in the first step, and so in all
-
         def run(step: int) -> Simulated:
             phase = series.step(step)
-            timeline = self.execute(phase.name, phase.schedule({}), known)
+            timeline = self.execute(phase.name, phase.schedule({}))
             result = summarize_pass(
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
@@ -113,42 +111,23 @@ class Runner:
 
     def time_s(self, phase: Phase) -> float:
         """Return the time [s] of a phase that is not part of the result."""
-        return self._out_of_step(phase.schedule({}), []).makespan * 1e-12
+        return self._executed(phase.schedule({})).makespan * 1e-12
 
-    def execute(
-        self, name: str, schedule: Schedule, known: list[Mapping[str, Meetings]] | None = None
-    ) -> Timeline:
+    def execute(self, name: str, schedule: Schedule) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.
 
-        ``known`` keeps how ranks that are not in step meet for the other schedules of a series. Raises
-        SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
+        Raises SimulationError if the engine cannot finish it, and ShortcutError if a shortcut with ``verify``
         changes the timeline.
         """
         now_doing(f"simulating {name}")
         if self._progress:
             self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
-        known = [] if known is None else known
-        timeline = self._out_of_step(schedule, known)
-        gains = tuple((route, met.gain) for route, met in known[0].items()) if known else ()
-        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how, gains))
+        timeline = self._executed(schedule)
+        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
         if self._keep:
             self.timelines[name] = timeline
         now_doing("planning")
         return timeline
-
-    def _out_of_step(self, schedule: Schedule, known: list[Mapping[str, Meetings]]) -> Timeline:
-        """Execute a schedule; if its ranks are not in step, first as if they were, which shows how they
-        meet. That is noted in ``known``, unless it is there; it makes no schedule longer."""
-        if schedule.in_step:
-            return self._executed(schedule)
-        if known:
-            return self._executed(ranks_out_of_step(schedule, known[0]))
-        in_step = timeline = self._executed(schedule)
-        if met := meetings(in_step):
-            timeline = self._executed(ranks_out_of_step(schedule, met))
-        faster = timeline.makespan < in_step.makespan
-        known.append(met if faster else {})
-        return timeline if faster else in_step
 
     def _executed(self, schedule: Schedule) -> Timeline:
         options = self._options

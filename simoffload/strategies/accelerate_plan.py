@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from simoffload.hardware import FsdpCosts, Machine, Provenance
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.shape import grouped
@@ -38,6 +38,7 @@ from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
+_MORE = "raise device_map (layers on the GPU)"
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
@@ -163,11 +164,6 @@ class AcceleratePlan(InferencePlan):
         needed = sum(term.size for term in self.memory if term.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
-    @cached_property
-    def element_wise(self) -> FsdpCosts:
-        """Rates at which the host copies tensors into new ones."""
-        return self.machine.host.fsdp_costs
-
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
         """Costs of operations, and of tensors that are brought to the GPU."""
@@ -196,12 +192,14 @@ class AcceleratePlan(InferencePlan):
     # -- memory ---------------------------------------------------------------------------------
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield the number of layers on the GPUs."""
+        """Yield smaller numbers of layers on the GPUs for HBM, then larger ones for host memory."""
         if self.options.fixed:
             return
         inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
         word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-        yield Tunable(word, path, len(inside), lambda now: iter(range(now - 1, -1, -1)))
+        now = len(inside)
+        values = (*range(now - 1, -1, -1), *range(now + 1, self.model.num_hidden_layers))
+        yield Tunable(word, path, now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -214,10 +212,12 @@ class AcceleratePlan(InferencePlan):
         terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
         if in_memory := self.stored.get("cpu", {}):
             pinned = self.options.pin_memory
-            terms.append(MemoryTerm("dram", "weights", sum(in_memory.values()), pinned=pinned))
+            size = sum(in_memory.values())
+            terms.append(MemoryTerm("dram", "weights", size, pinned=pinned, remedy=_MORE))
             if pinned:
                 rounding = pinned_rounding(list(in_memory.values()))
-                terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+                name = "rounding of pinned allocations"
+                terms.append(MemoryTerm("dram", name, rounding, pinned=True, remedy=_MORE))
         if on_disk := self.stored.get("disk", {}):
             terms.append(MemoryTerm("dram", "tensor read from disk", max(on_disk.values())))
             terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))

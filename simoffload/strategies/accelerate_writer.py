@@ -12,16 +12,15 @@ from simoffload.models import Module
 from simoffload.schedule import Device, Schedule, cache_route, way_of
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
+from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import Timing, picoseconds
+from simoffload.strategies.timing import Timing
 
 if TYPE_CHECKING:
     from simoffload.strategies.accelerate_plan import AcceleratePlan
 
-_READ_AHEAD = 128 << 10
-"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
 _ALLOCATE, _RELEASE = (50e-6, 0.14e-12), (45e-6, 0.51e-12)
 """Time [s] of allocating and of releasing a block of a GPU's memory, and more for each byte [s/B] (H100:
 docs/measurements/hugging-face.md). The time of small blocks is part of ``EagerCosts.tensor``."""
@@ -72,7 +71,6 @@ class AccelerateWriter(StreamWriter):
         self._own = plan.machine.host.eager_costs
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
-        self._threads = plan.machine.host.cpu_optimizer.cores.value
         self._emptied, self._releasing = False, 0.0
 
     def begin(self, segment: str) -> None:
@@ -121,25 +119,22 @@ class AccelerateWriter(StreamWriter):
         return self.transfers("host to GPU, pageable, never written", path, [size])
 
     def _read(self, size: int) -> None:
-        """Let the host thread copy a mapped file into a new tensor; pages that are not in the page cache are
-        read first.
+        """Let the host thread copy a mapped file into a new tensor, whose pages come from the operating
+        system at the rate that FSDP's new tensors were measured to get.
 
-        PyTorch copies with all cores, each of which reads ahead in its part of the file. The pages of the new
-        tensor come from the operating system, at the rate that FSDP's new tensors were measured to get.
+        While pages are read that are not in the page cache, the threads copy and obtain new pages; what the
+        read does not hide of this follows it.
         """
         self.flush()
-        machine = self.machine
+        traffic = 2 * size
+        rate = loops_rate(self.machine.host, traffic=traffic, new=size)
+        left = traffic
         if not self._plan.cached:
-            tier = self._plan.target
-            path, hops = self.way((tier,), partial(machine.storage_read, tier))
-            ahead = min(size, self._threads * _READ_AHEAD)
-            rate = path.file_rate(size, outstanding=ahead, block=_READ_AHEAD)
-            route = self.builder.route(name=f"{tier} read", hops=hops, cap=rate)
-            self.add("read", HOST, fixed=picoseconds(path.latency), size=size, route=route)
-        cpu = machine.host.cpu_optimizer
-        share = cpu.limit.value / cpu.numa_nodes.value
-        rate = self._plan.element_wise.adamw_rate(self._threads, traffic=2 * size, new=size, share=share)
-        self.add("cpu", HOST, size=2 * size, route=self.cpu_work("copying mapped files", rate))
+            route, latency = mapped_read(self, self._plan.target, size, traffic=traffic)
+            self.add("read", HOST, fixed=latency, size=size, route=route)
+            left -= int(rate * size / self.builder.cap(route))
+        if left > 0:
+            self.add("cpu", HOST, size=left, route=self.cpu_work("copying mapped files", rate))
 
     def kernels(
         self,

@@ -7,8 +7,7 @@ Memory that is not pinned is copied to a pinned tensor by the host thread itself
 begins. What goes from the GPU to such memory in a prefill, and all that is read from or written to disk, is
 given to four copy threads, each with a pinned buffer as relay. Pages of the cache are touched for the first
 time in the prefill, so that the operating system clears them then. Files are mapped (``np.memmap``); if the
-page cache does not hold them, writes are taken to be as fast as the drive, and a copy from a file has a
-largest rate whatever the drive (docs/measurements/mapped-files.md).
+page cache does not hold them, writes are taken to be as fast as the drive.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.schedule import cache_route
+from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
 
@@ -38,8 +38,6 @@ COPY_CALL = 2
 """Number of PyTorch operations of a copy: the new tensor, and the copy itself."""
 _SYNC_CALL = 2
 """Number of waits at the end of a slot: for the queue of the copy threads, and for the GPU."""
-_READ_AHEAD = 128 << 10
-"""[B] that Linux reads at a page fault in a mapped file, by default (VM_READAHEAD_PAGES, linux/mm.h)."""
 
 
 class CopyJob(NamedTuple):
@@ -67,8 +65,6 @@ class CopyWriter(StreamWriter):
         host = plan.machine.host
         self._disk, self._files_cached = plan.options.disk, plan.cached
         self._operation = host.eager_costs.operation.value
-        self._element_wise, cpu = host.fsdp_costs, host.cpu_optimizer
-        self._cores, self._bandwidth = cpu.cores.value, cpu.limit.value / cpu.numa_nodes.value
         self._next_thread = 0
 
     def synchronize(self) -> None:
@@ -113,10 +109,8 @@ class CopyWriter(StreamWriter):
     def loops(
         self, traffic: int, *, new: int = 0, share: float = 1.0, name: str = "loops over tensors", cache: str
     ) -> int:
-        """Return the route of PyTorch's loops over ``traffic`` [B] on all cores, of which ``new`` [B] are in
-        pages that were never touched; a core has ``share`` of the rate of element-by-element loops."""
-        threads = share * self._cores
-        rate = self._element_wise.adamw_rate(threads, traffic=traffic, new=new, share=self._bandwidth)
+        """Return the route of PyTorch's loops over ``traffic`` [B] on all cores (``loops_rate``)."""
+        rate = loops_rate(self.machine.host, traffic=traffic, new=new, share=share)
         return self.cpu_work(cache_route(name, cache), rate)
 
     def submit(self, job: CopyJob) -> None:
@@ -137,24 +131,18 @@ class CopyWriter(StreamWriter):
         if job.from_gpu:
             step("copy", job.from_gpu, *link([job.from_gpu], to_device=False))
         if job.read and stored:  # which copies to the buffer
-            step("read", job.read, *self._file(job, job.read))
+            traffic = job.traffic
+            step("read", job.read, *mapped_read(self, self._disk, job.read, traffic=traffic, cache=job.cache))
         else:
             step("cpu", job.traffic, self.loops(job.traffic, new=job.new, cache=job.cache))
         if job.to_gpu:
             step("copy", job.to_gpu, *link([job.to_gpu], to_device=True))
         if job.written and stored:
-            step("write", job.written, *self._file(job, job.written, written=True))
+            step("write", job.written, *self._written(job))
 
-    def _file(self, job: CopyJob, size: int, *, written: bool = False) -> tuple[int, int]:
-        """Return route and latency [ps] of copying from, or to, a mapped file with all cores, each of which
-        reads ahead in its part."""
-        machine, tier = self.machine, self._disk
-        way = machine.storage_write if written else machine.storage_read
-        path, hops = self.way((tier, written), partial(way, tier))
-        rate = path.curve.rate(size)
-        if not written:
-            ahead = min(size, self._cores * _READ_AHEAD)
-            rate = path.file_rate(size, outstanding=ahead, block=_READ_AHEAD)
-            rate = min(rate, machine.host.mapped_read_rate)
-        name = cache_route(f"{tier} write" if written else f"{tier} read", job.cache)
+    def _written(self, job: CopyJob) -> tuple[int, int]:
+        """Return route and latency [ps] of copying to a mapped file."""
+        tier = self._disk
+        path, hops = self.way((tier, True), partial(self.machine.storage_write, tier))
+        rate, name = path.curve.rate(job.written), cache_route(f"{tier} write", job.cache)
         return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)

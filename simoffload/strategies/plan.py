@@ -64,14 +64,15 @@ class StepPart(NamedTuple):
     """Number of the micro-step: number 0 stores gradients, later ones add to them."""
     boundary: bool = False
     """Whether it is the last micro-step of a step, whose gradients go to the optimizer."""
-    leaves_update: bool = False
-    """Whether the part ends when its host thread ends, although an update on the CPU may continue."""
-    awaits_update: bool = False
-    """Whether the part waits for an update on the CPU that an earlier part started."""
+    leaves_work: bool = False
+    """Whether the part ends when its host thread ends, although an update on the CPU, or writes to storage,
+    may continue."""
+    awaits_work: bool = False
+    """Whether the part waits for an update or for writes that an earlier part started."""
     elapsed_s: float = 0.0
     """Time of all other parts between two occurrences of this one [s], set when they have been simulated."""
     unfinished_s: float = 0.0
-    """Time for which the update continues after the part that started it [s], set when that part has been
+    """Time for which the work continues after the part that started it [s], set when that part has been
     simulated."""
 
 
@@ -278,7 +279,7 @@ class StepWork(Plan):
     def phases(self) -> tuple[Phase, ...]:
         """Phases of one step of a long run."""
         length = self.workload.sequence_length
-        others = tuple(part.title for part in self.parts if not part.awaits_update)
+        others = tuple(part.title for part in self.parts if not part.awaits_work)
         return tuple(
             Phase(
                 part.title,
@@ -287,15 +288,14 @@ class StepWork(Plan):
                 new_tokens=length,
                 context=length,
                 repeat=part.times,
-                depends_on=others if part.awaits_update else (),
-                ends_with="host" if part.leaves_update else None,
+                depends_on=others if part.awaits_work else (),
+                ends_with="host" if part.leaves_work else None,
             )
             for part in self.parts
         )
 
     def _after(self, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
-        """Return a part that waits for an update, with the time of the other parts and of the unfinished
-        update."""
+        """Return a part that waits for work of others, with their time and that of the unfinished work."""
         elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
         unfinished = sum(one.unfinished_s for one in earlier.values())
         return self.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))

@@ -248,7 +248,7 @@ class ScheduleTemplates:
             )
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
                 break
-        return writer.build()._replace(in_step=layered.placement.tier != "dram")
+        return writer.build()
 
 
 class _Known(threading.local):

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 
 class Split(NamedTuple):
-    """A Split is a strategy for each number of parts of the weights that are on GPUs; more need more HBM."""
+    """A Split is a strategy for each number of parts of the weights that are on GPUs; more need more HBM, and
+    less of all other tiers."""
 
     most: int
     """Largest number, with which all weights are on GPUs; 0 if the number has no choice."""

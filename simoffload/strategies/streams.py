@@ -9,8 +9,10 @@ from functools import partial
 from simoffload.hardware import Machine, Path, Resource
 from simoffload.schedule import Dependency, Device, Hops, Op, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.workload import READ_AHEAD
 
 HOST = 0
+_LUSTRE_READ_AHEAD = 64 * 2**20
 
 RankRoute = tuple[Path, tuple[Hops, ...]]
 """Path of the first rank, which determines the rate of a single transfer, and the hops of all ranks."""
@@ -90,6 +92,16 @@ class StreamWriter:
         """Return the route of work on host memory at ``rate`` [B/s]."""
         _, hops = self.way((name, rate), lambda rank: self.machine.cpu_work(rank, rate))
         return self.builder.route(name=name, hops=hops, cap=rate)
+
+    def read_ahead(self, tier: str, path: Path) -> int:
+        """Return the size [B] that Linux reads ahead of one reader of a file through the page cache.
+
+        It is two stripes on an array (``disk_update_readahead``), 64 MiB of a file for a Lustre client (llite
+        max_read_ahead_per_file_mb; from memory, unverified), and ``read_ahead_kb`` otherwise.
+        """
+        if self.machine.tiers[tier].kind == "pfs":
+            return _LUSTRE_READ_AHEAD
+        return max(READ_AHEAD, 2 * path.chunk * path.width)
 
     def spend(self, seconds: float) -> None:
         """Add ``seconds`` [s] of work to the host thread."""

@@ -16,15 +16,13 @@ from simoffload.strategies.kv_cache import DEFAULT, VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.staged_plan import StagedPlan
-from simoffload.strategies.vllm_engine import VllmEngine, block_bytes
+from simoffload.strategies.vllm_engine import FULLER, VllmEngine, block_bytes
 from simoffload.workload import Inference
 
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 _LEAST_TOKENS = 256
 """Fewest tokens at once that are tried to save memory: fewer than a GPU needs for its full speed; our
 choice."""
-_FULLER = (0.95, 0.98)
-"""Fractions of a GPU's memory that are tried; our choice."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class TensorParallelPlan(StagedPlan):
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
             yield Tunable(key, ("strategy", key), engine.tokens, lambda _: iter(halves))
-            key, more = "gpu_memory_utilization", [one for one in _FULLER if one > engine.utilization]
+            key, more = "gpu_memory_utilization", [one for one in FULLER if one > engine.utilization]
             yield Tunable(key, ("strategy", key), engine.utilization, lambda _: iter(more))
 
     @property

@@ -41,13 +41,14 @@ from simoffload.strategies.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
+from simoffload.strategies.vllm_engine import FULLER
 from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
 from simoffload.strategies.vllm_prefetch import groups, prefetching, stored_bytes_of
 from simoffload.units import plural
 from simoffload.workload import Inference
 
 _GIB = 1 << 30
-_MORE = "raise cpu_offload_gb"
+_MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 
 
@@ -131,20 +132,24 @@ class VllmCpuOffload(DividedStrategy):
         kernels read them, and a number of layers of each GPU, with the others prefetched from there."""
         total = model.weight_bytes // gpus // _GIB + 1
 
-        def split(sizes: dict[str, int]) -> Split:
-            several = {key: size for key, size in sizes.items() if size > 1}
+        def split(sizes: Mapping[str, float]) -> Split:
+            several = {key: size for key, size in sizes.items() if size != 1}
+            fuller = (
+                f", which fills {FULLER[-1]:g} of their memory" if "gpu_memory_utilization" in sizes else ""
+            )
 
             def section(count: int) -> dict[str, Any]:
                 return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
 
             def description(count: int) -> str:
                 offloaded = f"with cpu_offload_gb {total - count}" if count < total else "without offload"
-                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}"
+                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}{fuller}"
 
             return Split(total, section, description)
 
         sizes = tuple(arrangements(gpus, machine))
-        yield tuple(map(split, sizes))
+        more = {"gpu_memory_utilization": FULLER[-1]}
+        yield tuple(map(split, (*sizes, *({**one, **more} for one in sizes))))
         yield tuple(prefetching(model, one, gpus=gpus) for one in sizes)
 
     def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
@@ -290,14 +295,14 @@ class VllmOffloadPlan(TensorParallelPlan):
         return PrefetchWriter(self, name) if self.options.group else InPlaceWriter(self, name)
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield larger values of ``cpu_offload_gb``, unless layers are prefetched, and other limits of vLLM's
-        engine."""
+        """Yield other limits of vLLM's engine; unless layers are prefetched, also larger values of
+        ``cpu_offload_gb`` for HBM, then smaller ones for host memory."""
         yield from super().tunables()
         most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
         if not self.options.group:
             now = self.options.budget // _GIB
-            path = ("strategy", "cpu_offload_gb")
-            yield Tunable("cpu_offload_gb", path, now, lambda now: iter(range(int(now) + 1, most + 1)))
+            values = (*range(now + 1, most + 1), *range(now - 1, -1, -1))
+            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, lambda _: iter(values))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -313,8 +318,9 @@ class VllmOffloadPlan(TensorParallelPlan):
         if tensors:
             each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
             rounding = pinned_rounding(tensors)
+            remedy = "" if self.options.group else _LESS
             for name, size in (("weights", sum(tensors)), ("rounding of pinned allocations", rounding)):
-                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True))
+                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True, remedy=remedy))
         return (MemoryStage("", (*terms, *self.working_memory(stage))),)
 
 

@@ -22,6 +22,9 @@ from simoffload.units import plural
 UTILIZATION = 0.92
 """Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``, vllm/config/cache.py).
 """
+FULLER = (0.95, 0.97)
+"""Larger fractions that are tried where that is too little: vLLM refuses more than is free when its context
+and those of its libraries are there, 1 to 2 GB; our choice."""
 _GIB = 1 << 30
 _ALONE = 850_000_000
 """CUDA context and libraries [B] of a process that does not communicate: vLLM 0.25.1 on one H200 had 0.844 GB

@@ -67,7 +67,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     capacities = draw(st.lists(CAPACITIES, min_size=1, max_size=4))
     links = tuple(Link(f"link{i}", capacity) for i, capacity in enumerate(capacities))
     per_rank = st.tuples(*[hops(len(links))] * ranks)
-    route = st.builds(Route, st.just("route"), per_rank, CAPACITIES, st.integers(1, 3), st.just(()))
+    route = st.builds(Route, st.just("route"), per_rank, CAPACITIES, st.integers(1, 3))
     routes = draw(st.lists(route, min_size=1, max_size=3))
     op = operations(streams, len(routes), times=TIMES, sizes=SIZES, back=5)
     block = st.builds(

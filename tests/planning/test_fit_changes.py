@@ -43,6 +43,11 @@ def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
         "weights on nfs": ("strategy.weights=nfs",),
         "weights on ai400x2": ("strategy.weights=ai400x2",),
         "1 → 3 machines, 8 → 24 GPUs": ("nodes=3", "strategy.ranks=24"),
+        "70 of 70 layers on 8 GPUs (accelerate), stored as int4-g128 (answers change)": (
+            'model={"name": "bloom-176b", "quantization": "int4-g128"}',
+            'strategy={"kind": "accelerate", "num_gpus": 8, "device_map": "cuda"}',
+            "workload.batch_size=128",
+        ),
         "vLLM on 8 GPUs with cpu_offload_gb 14": (
             'strategy={"kind": "vllm_cpu_offload", "tensor_parallel_size": 8, "cpu_offload_gb": 14}',
             "workload.batch_size=128",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from simoffload.planning.splits import splits
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results import Change
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import fit, simulate
 
 
@@ -66,13 +67,16 @@ def test_as_much_is_on_the_gpu_as_fits(name: str, key: str, more: int) -> None:
 
 
 def test_storage_takes_what_host_memory_does_not() -> None:
-    """131 GiB of 16-bit weights less ten layers do not fit into 128 GiB together with the system."""
-    _, found = accelerate_on_one_gpu()
-    assert (
-        found["split-accelerate-1"].description == "10 of 80 layers on 1 GPU, the others on nvme (accelerate)"
-    )
+    """131 GiB of 16-bit weights do not fit into 128 GiB together with the system, but less ten layers they
+    do, unless they are pinned: then their tensors are rounded up. Into 112 GiB they do not."""
+    base, found = accelerate_on_one_gpu()
+    layers = "10 of 80 layers on 1 GPU, the others"
+    assert found["split-accelerate-1"].description == f"{layers} in pageable memory (accelerate)"
     assert found["split-zero_inference-1"].description == "weights on nvme (zero_inference)"
     assert "split-vllm_cpu_offload-1" not in found
+    less = base.edited(Edit(("profiles",), {f"host/{base.machine.host.id}": {"memory_capacity": "112 GiB"}}))
+    (stored,) = (one for one in splits(Evaluator(less)) if one.key == "split-accelerate-1")
+    assert stored.description == f"{layers} on nvme (accelerate)"
 
 
 def test_format_and_split_are_combined_across_strategies_within_five_seconds() -> None:
@@ -131,4 +135,82 @@ def test_fit_and_compare_name_strategies_that_fit() -> None:
     compared = compare(base, ["dram"])
     text = terminal_text(comparison_document(tuple(compared.results.values())), width=300)
     assert "dram would fit with weights on nvme; " in text
-    assert "; 10 of 80 layers on 1 GPU, the others on nvme (accelerate); " in text
+    assert "; 10 of 80 layers on 1 GPU, the others in pageable memory (accelerate); " in text
+
+
+def smallest_offload(base: LoadedScenario, most: int, *edits: Edit, filled: float) -> int:
+    """Return the smallest ``cpu_offload_gb`` that fits, by trying every one; HBM is too small below, and host
+    memory far above."""
+
+    def too_small(size: int) -> set[str]:
+        section = {"kind": "vllm_cpu_offload", "tensor_parallel_size": 2, "cpu_offload_gb": size}
+        section |= {"gpu_memory_utilization": filled}
+        uses = Evaluator(base).needs(*edits, Edit(("strategy",), section))
+        return {use.kind for use in uses or () if not use.fits}
+
+    assert too_small(most) == {"dram"}, "with everything offloaded it does not fit"
+    return next(size for size in range(most + 1) if not too_small(size))
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "stored", "filled"),
+    [("serving/qwen3-235b-a22b", 219, "", 0.97), ("serving/llama-3.1-70b", 33, "fp8", 0.92)],
+)
+def test_a_split_is_found_between_too_little_hbm_and_too_little_host_memory(
+    name: str, most: int, stored: str, filled: float
+) -> None:
+    """More of the GPUs' memory than vLLM fills by default where nothing fits otherwise."""
+    base = load_scenario(name)
+    edits = (Edit.at("model.quantization", stored),) if stored else ()
+    size = smallest_offload(base, most, *edits, filled=filled)
+    key = "-".join(filter(None, ("split-vllm_cpu_offload-2", stored)))
+    advice = advise(base)
+    (found,) = (one for one in advice.helping if one.change.key == key)
+    strategy = found.scenario.document.data["strategy"]
+    assert strategy["cpu_offload_gb"] == size
+    assert strategy.get("gpu_memory_utilization", 0.92) == filled
+    assert (found.gain or 0) > 10
+
+
+def test_every_strategy_finds_its_middle() -> None:
+    """Accelerate: on 256 GiB of host memory 94 layers are too many for two GPUs, and 0 for the host."""
+    base = load_scenario("serving/qwen3-235b-a22b")
+    layers = [
+        count
+        for count in range(95)
+        if Evaluator(base).fits(
+            Edit(
+                ("strategy",),
+                {"kind": "accelerate", "num_gpus": 2, "device_map": count, "pin_memory": True},
+            )
+        )
+    ]
+    assert 0 < layers[0] < layers[-1] < 94
+    made = {one.key: one for one in splits(Evaluator(base))}
+    assert made["split-accelerate-2"].description.startswith(f"{layers[-1]} of 94 layers on 2 GPUs, ")
+
+
+@pytest.mark.parametrize(("now", "fitting"), [(0, min), (200, max)])
+def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[list[int]], int]) -> None:
+    """More where HBM is too small, less where host memory is."""
+
+    def offloading(size: int) -> Edit:
+        return Edit(
+            ("strategy",),
+            {
+                "kind": "vllm_cpu_offload",
+                "tensor_parallel_size": 2,
+                "cpu_offload_gb": size,
+                "gpu_memory_utilization": 0.97,
+            },
+        )
+
+    base = load_scenario("serving/qwen3-235b-a22b")
+    sizes = [size for size in range(220) if Evaluator(base).fits(offloading(size))]
+    made = {one.kind: one for one in smallest_changes(base.edited(offloading(now)))}
+    assert made["setting"].description == f"cpu_offload_gb {now} → {fitting(sizes)}"
+    assert made["strategy"].description.endswith("the others in pinned memory (accelerate)")
+    other = base.edited(Edit(("strategy",), {"kind": "zero_inference", "weights": "dram", "ranks": 2}))
+    kinds = {one.description for one in smallest_changes(other) if one.kind == "strategy"}
+    # two sequences instead of one need a GiB more
+    assert f"vLLM on 2 GPUs with cpu_offload_gb {min(sizes) + 1}, which fills 0.97 of their memory" in kinds

@@ -487,7 +487,7 @@ def test_a_cached_file_is_copied_to_a_tensor_and_then_to_the_gpu(on_disk: Path) 
     assert not plan(on_disk, "page_cache=true").warnings, "the scenario says so itself"
 
 
-def test_a_cold_file_is_read_first_and_the_times_add_up(on_disk: Path) -> None:
+def test_a_cold_file_is_read_while_it_is_copied(on_disk: Path) -> None:
     cold = decode(plan(on_disk, "page_cache=false"))
     assert (total(cold, "read"), total(cold, "copy")) == (WEIGHTS, WEIGHTS)
     maps: tuple[list[str], ...] = (["device_map=cpu"], [], ["page_cache=false"])

@@ -10,7 +10,6 @@ from simoffload.hardware import Curve, Machine, Path, Resource
 from simoffload.schedule import Dependency, Hops
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
-from simoffload.workload import READ_AHEAD
 
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)
@@ -18,7 +17,6 @@ _, COPY, COMM, IO, READ = range(5)
 _KINDS = ("stage", "stage", "gather", "write", "read")  # of transfers, by stream
 _WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
 """Kinds of work of the host thread, by label; all others are "hook"."""
-_LUSTRE_READ_AHEAD = 64 * 2**20
 
 _COPIED = Fraction(2)
 """[B] of host memory traffic per copied byte: it is read once and written once."""
@@ -138,15 +136,9 @@ class PhaseWriter(StreamWriter):
         self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
-        """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight.
-
-        Read-ahead is two stripes on an array (disk_update_readahead of Linux), 64 MiB of a file for a Lustre
-        client (llite max_read_ahead_per_file_mb; from memory, unverified), and read_ahead_kb otherwise.
-        """
+        """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
         path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
-        ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
-        if self.machine.tiers[tier].kind == "pfs":
-            ahead = _LUSTRE_READ_AHEAD
+        ahead = self.read_ahead(tier, path)
         rate = path.file_rate(size, outstanding=ahead, block=ahead)
         self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
 

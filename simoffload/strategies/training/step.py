@@ -37,16 +37,16 @@ _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
 
 
-def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
+def micro_steps(accumulation: int, *, cycle: int, writes: bool = False) -> tuple[StepPart, ...]:
     """Return the forward and backward passes of a step of ``accumulation`` micro-steps, with an update after
-    every ``cycle``-th."""
+    every ``cycle``-th. ``writes``: gradients are still being written to storage when backward ends."""
     cycles = Fraction(accumulation, cycle)
     forward = StepPart("forward", "forward", Fraction(accumulation))
     if cycle == 1:
-        return forward, StepPart("backward", "backward", cycles, boundary=True)
+        return forward, StepPart("backward", "backward", cycles, boundary=True, leaves_work=writes)
     first = StepPart("backward", "backward, first micro-step", cycles)
     middle = StepPart("backward", "backward, middle micro-steps", cycles * (cycle - 2), micro_step=1)
-    last = StepPart("backward", "backward, last micro-step", cycles, micro_step=cycle - 1, boundary=True)
+    last = StepPart("backward", "backward, last micro-step", cycles, cycle - 1, True, writes)
     return (forward, first, last) if cycle == 2 else (forward, first, middle, last)
 
 
@@ -64,8 +64,14 @@ class StepPlan:
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """Parts of one step of a long run, in the order in which they run."""
-        accumulation = self.plan.workload.gradient_accumulation_steps
-        return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
+        accumulation, writes = self.plan.workload.gradient_accumulation_steps, self.writes_gradients
+        update = StepPart("optimizer", OPTIMIZER, awaits_work=writes)
+        return (*micro_steps(accumulation, cycle=self.cycle, writes=writes), update)
+
+    @property
+    def writes_gradients(self) -> bool:
+        """Whether gradients go to storage: the step waits for those of which the writes have only begun."""
+        return bool(self.plan.state.on_storage)
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
@@ -79,8 +85,8 @@ class StepPlan:
     def check(self) -> None:
         """Raise InputError for settings at which DeepSpeed stops."""
 
-    def _optimizer(self, out: MicroStepWriter, _part: StepPart) -> None:
-        OptimizerStep(out, self.plan).write()
+    def _optimizer(self, out: MicroStepWriter, part: StepPart) -> None:
+        OptimizerStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
 
 def refused(key: str, message: str) -> InputError:
@@ -91,8 +97,9 @@ def refused(key: str, message: str) -> InputError:
 class OptimizerStep:
     """An OptimizerStep writes the optimizer step onto the streams of a micro-step's writer."""
 
-    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan) -> None:
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float = 0.0) -> None:
         self._out = out
+        self._unfinished_s = unfinished_s
         self._plan = plan
         self._settings = plan.settings
         self._timing = plan.timing
@@ -118,15 +125,22 @@ class OptimizerStep:
         self.end()
 
     def begin(self) -> None:
-        """Write the gradients that are still in swap buffers, and the search of all for overflow."""
+        """Write the search of all gradients for overflow, and write those that are still in swap buffers.
+
+        Writes that backward began go on meanwhile; the first sub-group that is swapped in waits for all
+        (``_flush_gradient_swapper``).
+        """
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.part("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
-        if out.swapper is not None and any(update.swapped for update in updates):
-            out.swapper.flush(out)
+        swapped = out.swapper is not None and any(update.swapped for update in updates)
+        if swapped and self._unfinished_s:
+            out.writing_still(self._unfinished_s, tier=self._plan.places.optimizer, label="gradients")
         if self._plan.state.checks_overflow:
             self._check_overflow()
+        if swapped and out.swapper is not None:
+            out.swapper.flush(out)
 
     def _check_overflow(self) -> None:
         """Write ``has_overflow``: a search of the accumulated gradients on the device that keeps them."""

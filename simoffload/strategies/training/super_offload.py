@@ -42,8 +42,8 @@ class SuperOffloadStep(StepPlan):
         overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
-                leaves_update=overlaps and part.phase == "backward" and part.boundary,
-                awaits_update=overlaps and part.phase == "optimizer",
+                leaves_work=overlaps and part.phase == "backward" and part.boundary,
+                awaits_work=overlaps and part.phase == "optimizer",
             )
             for part in super().parts
         )
@@ -108,10 +108,6 @@ class _Arrivals(GradientHooks):
 
 class _UpdatedStep(OptimizerStep):
     """An _UpdatedStep is the part of the optimizer step that remains after backward."""
-
-    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float) -> None:
-        super().__init__(out, plan)
-        self._unfinished_s = unfinished_s
 
     def begin(self) -> None:
         """Wait for the last sub-groups."""

@@ -327,6 +327,11 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         route, latency = self.storage(tier, size, written=True)
         self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
+    def writing_still(self, seconds: float, *, tier: str, label: str) -> None:
+        """Occupy the aio handle for writes that an earlier part began, whose bytes count there."""
+        route, _ = self.storage(tier, 1, written=True)
+        self.add("write", WRITE, fixed=picoseconds(seconds), route=route, label=label)
+
     def wait_writes(self) -> None:
         """Let the host wait until all writes are complete."""
         self.host_waits(WRITE)

@@ -110,9 +110,13 @@ class ZenFlowStep(StepPlan):
     def parts(self) -> tuple[StepPart, ...]:
         """Parts of one step of a long run, in the order in which they run."""
         steps = self.plan.workload.gradient_accumulation_steps
-        cycles = Fraction(steps, self.cycle)
-        update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
-        parts = [*micro_steps(steps, cycle=self.cycle), update, StepPart("optimizer", _SELECTED, cycles)]
+        cycles, writes = Fraction(steps, self.cycle), self.writes_gradients
+        update = StepPart("optimizer", OPTIMIZER, cycles, awaits_work=writes or self._zenflow.overlap_step)
+        parts = [
+            *micro_steps(steps, cycle=self.cycle, writes=writes),
+            update,
+            StepPart("optimizer", _SELECTED, cycles),
+        ]
         if self._zenflow.select_interval:
             often = Fraction(steps, self._zenflow.select_interval)
             parts.insert(-2, StepPart("backward", _SELECTION, often))
@@ -155,7 +159,7 @@ class ZenFlowStep(StepPlan):
         if self._zenflow.overlap_step:
             _OverlappedStep(out, self.plan).take_over(max(0.0, update_s(self.plan) - part.elapsed_s))
         else:
-            OptimizerStep(out, self.plan).write()
+            OptimizerStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Restore the columns that the update has overwritten, then update them

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from tests.examples import some
@@ -23,6 +24,7 @@ from tests.strategies.training.mode_cases import (
     operations,
     part,
     plan_of,
+    simulated,
     timeline,
 )
 
@@ -223,3 +225,41 @@ def test_twin_flow_on_storage_swaps_every_sub_group() -> None:
     gradients with ratio 0.5 as with 1 (test_cpu_training_io.py)."""
     half, whole = (plan_of(storage(ratio=ratio), model=BIG) for ratio in (0.5, 1.0))
     assert half.traffic == whole.traffic
+
+
+def parts_on_a_drive(layers: int) -> tuple[PassResult, PassResult, float]:
+    """Backward, the optimizer and the step on a desktop's drive; the gradients of each layer, of 42 MB, fill
+    one of four swap buffers, and those outside the layers a part of one."""
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {**NVME, "buffer_count": 4},
+        "sub_group_size": 10_000_000,
+    }
+    result = simulated(zero, model={**BIG, "num_hidden_layers": layers}, platform="rtx-4090-desktop")
+    return result.phases[-2].result, result.phases[-1].result, result.step_s or 0.0
+
+
+def writing(one: PassResult) -> float:
+    """[s] for which a part waits for writes."""
+    return sum(share.exposed_s for share in one.shares if share.cause == "nvme write")
+
+
+def test_backward_waits_for_writes_of_gradients_only_where_no_buffer_is_free() -> None:
+    """``AsyncTensorSwapper``: a full buffer is submitted, and the next one filled; if none is free, the host
+    waits for all. The first sub-group of the step waits for those that are left."""
+    three, four, seven, eight = (parts_on_a_drive(layers)[0] for layers in (3, 4, 7, 8))
+    assert writing(three) == 0 < three.unfinished_s
+    assert four.unfinished_s == eight.unfinished_s == 0, "the fourth buffer was waited for"
+    assert writing(seven) == pytest.approx(writing(four), rel=0.05)
+    assert seven.unfinished_s == pytest.approx(three.unfinished_s, rel=0.01)
+    assert writing(eight) == pytest.approx(2 * writing(four), rel=0.05)
+    assert seven.time_s == pytest.approx(four.time_s + three.time_s, rel=0.1)
+
+
+def test_what_backward_leaves_to_write_is_time_of_the_step() -> None:
+    """Its first reads begin when all gradients are on the drive, as after eight buffers."""
+    backward, optimizer, step = parts_on_a_drive(7)
+    (_, four, _), (_, eight, longer) = parts_on_a_drive(4), parts_on_a_drive(8)
+    each = (eight.time_s - four.time_s) / 4
+    assert optimizer.time_s == pytest.approx(eight.time_s - each + backward.unfinished_s, rel=0.01)
+    assert step < longer

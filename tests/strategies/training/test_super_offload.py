@@ -77,7 +77,7 @@ def test_with_clipping_they_are_updated_after_backward_in_order() -> None:
     plan = plan_of(zero(), config=CLIPPED)
     assert updated(plan, "backward") == []
     assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.state.updates]
-    assert not any(one.leaves_update or one.awaits_update for one in plan.parts)
+    assert not any(one.leaves_work or one.awaits_work for one in plan.parts)
 
 
 def test_only_the_last_micro_step_updates() -> None:
@@ -85,8 +85,8 @@ def test_only_the_last_micro_step_updates() -> None:
     for title in (FIRST, MIDDLE):
         assert updated(plan, title) == []
     assert len(updated(plan, LAST)) == len(plan.state.updates)
-    assert [one.title for one in plan.parts if one.leaves_update] == [LAST]
-    assert [one.title for one in plan.parts if one.awaits_update] == ["optimizer"]
+    assert [one.title for one in plan.parts if one.leaves_work] == [LAST]
+    assert [one.title for one in plan.parts if one.awaits_work] == ["optimizer"]
 
 
 def test_sub_groups_on_the_gpu_are_not_queued() -> None:
