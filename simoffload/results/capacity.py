@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier
 from simoffload.results.values import by_name
 from simoffload.units import format_bytes
+
+if TYPE_CHECKING:
+    from simoffload.results.training import StorageRequests, StorageTraffic
 
 
 class MemoryTerm(NamedTuple):
@@ -80,6 +84,35 @@ class Estimate(NamedTuple):
     """Memory over all hosts [B], for estimators that give only this."""
     formula: str
     """Formula in one line: P parameters, L of the largest module, n nodes, g GPUs per node, G in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts are the properties of a run that are known before its simulation."""
+
+    spread_bound: float | None = None
+    """Upper bound of the decode throughput [tokens/s]; None unless GPUs gather weights from HBM
+    (``spread_bound``)."""
+    forward_flops: float = 0.0
+    """Forward passes of one step on one GPU [FLOP]."""
+    backward_flops: float = 0.0
+    """Backward passes of one step on one GPU, without recomputation [FLOP]."""
+    recomputed_flops: float = 0.0
+    """Recomputation by checkpointing in one step on one GPU [FLOP]."""
+    traffic: tuple[StorageTraffic, ...] = ()
+    """Bytes that one step moves to and from storage."""
+    requests: tuple[StorageRequests, ...] = ()
+    """Full-size requests to storage up to the end of the first step; () if there are none."""
+    estimates: tuple[Estimate, ...] = ()
+    """Memory estimates by published rules of thumb; () if none applies to the strategy."""
+    cache_blocks: CacheBlocks | None = None
+    """Blocks of a paged cache for which a GPU has memory; None without one."""
+    chunks: int = 1
+    """Number of parts in which a prefill is computed, one after the other."""
+    weight_moves: int = 0
+    """How often a prefill moves weights outside HBM to the GPU; 0: none are there, or this is not counted."""
+    hypothetical: str = ""
+    """What the plan does that no program does, as a clause; "" for the plan of a program."""
 
 
 class TierUse(NamedTuple):

@@ -18,9 +18,8 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
-from simoffload.results import Change, MemoryStage
+from simoffload.results import Change, Facts, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.facts import Facts
 from simoffload.strategies.split import Split
 
 if TYPE_CHECKING:

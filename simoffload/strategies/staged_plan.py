@@ -8,13 +8,13 @@ from functools import cached_property
 from simoffload.hardware import Path, Provenance
 from simoffload.models import Module, Sequences
 from simoffload.models.formats import Kernel
+from simoffload.results import Facts
 from simoffload.schedule import Hops, Schedule
 from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.facts import Facts
 from simoffload.strategies.fused_timing import FusedPassTimings
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.stage_writer import PassWriter

@@ -27,9 +27,8 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, Tunable, refused
-from simoffload.strategies.facts import Facts
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.split import Split
@@ -149,7 +148,8 @@ class VllmCpuOffload(DividedStrategy):
 
         sizes = tuple(arrangements(gpus, machine))
         more = {"gpu_memory_utilization": FULLER[-1]}
-        yield tuple(map(split, (*sizes, *({**one, **more} for one in sizes))))
+        fuller: list[dict[str, float]] = [{**one, **more} for one in sizes]
+        yield (*map(split, sizes), *map(split, fuller))
         yield tuple(prefetching(model, one, gpus=gpus) for one in sizes)
 
     def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002

@@ -16,7 +16,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.called_experts import (
@@ -40,7 +40,6 @@ from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.facts import Facts
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory

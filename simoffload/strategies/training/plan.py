@@ -9,7 +9,7 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Estimate, MemoryStage, StorageRequests, StorageTraffic
+from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
@@ -19,7 +19,6 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.extrapolation import ranks_beyond
-from simoffload.strategies.facts import Facts
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
