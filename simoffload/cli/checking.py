@@ -75,6 +75,7 @@ def _kind(document: Document) -> str:
 @limited
 def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import SWEEP, resolve
+    from simoffload.simulation.capacity import memory_footprint
 
     problems: list[Problem] = []
     swept: Warnings = ()
@@ -94,8 +95,9 @@ def _check_scenario(document: Document) -> Warnings:
             problems += (one for one in error.problems if (one.key, one.message) not in reported)
     if problems:
         raise InputError(problems)
-    found = (*scenario.warnings, *swept)
-    return (*dict.fromkeys(found), *scenario.link_warnings(plan), *plan.warnings, *scenario.context_warnings)
+    found, narrow = (*scenario.warnings, *swept), [use.narrow for use in memory_footprint(scenario)]
+    more = (*scenario.link_warnings(plan), *plan.warnings, *filter(None, narrow), *scenario.context_warnings)
+    return (*dict.fromkeys(found), *more)
 
 
 def _check_profile(document: Document) -> Warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -159,12 +160,23 @@ class Interconnect(Frozen):
         return int(self.per_direction.value * self.efficiency.value)
 
 
+class HostReads(Frozen):
+    """How kernels read operands in host memory where they are, without a copy: no cache keeps what they have
+    read, so that every tile of a product reads its weights again."""
+
+    rows: Sourced[Count]
+    """Number of rows (tokens) of a matrix multiplication that share one reading of the weights."""
+    rate_share: Sourced[Share]
+    """Rate of such reads as a fraction of that of large copies of pinned memory."""
+
+
 class Accelerator(Profile):
     """A GPU with its memory, its peak rates and its links."""
 
     kind: Literal["accelerator"]
     hbm_capacity: Sourced[PositiveBytes] | None = None
-    """Total memory of the GPU, including what is ``reserved``; required unless the memory is unified."""
+    """Memory of the GPU that programs can have, as CUDA or HIP reports it (``total_memory`` of PyTorch, which
+    is less than nvidia-smi shows), including what is ``reserved``; required unless the memory is unified."""
     unified_memory: Sourced[Annotated[bool, Field(strict=True)]] | None = None
     """Whether the GPU has no memory of its own but works in that of its host; None: it has its own."""
     hbm_bandwidth: Sourced[BytesPerSecond]
@@ -172,7 +184,7 @@ class Accelerator(Profile):
     hbm_efficiency: Sourced[Share]
     """Share of the peak bandwidth that kernels reach."""
     reserved: Sourced[PositiveBytes]
-    """Memory that the driver, the CUDA context, cuBLAS and NCCL occupy."""
+    """Memory that the CUDA context, cuBLAS and NCCL occupy."""
     compute: ComputeRates
     """Peak rates of arithmetic, per data type."""
     matmul_efficiency: EfficiencyCurve
@@ -191,6 +203,8 @@ class Accelerator(Profile):
     """Share of its ideal speed that attention spelled out in Python reaches; None: as above."""
     kernel_latency: Sourced[Seconds]
     """Time that each kernel costs on the GPU in addition to its work."""
+    host_reads: HostReads | None = None
+    """How kernels read weights in host memory; None: not known, as estimated for any GPU."""
     compiled: CompiledKernels = CompiledKernels()
     """Speed of the kernels of compiled serving engines."""
     allocation: GpuAllocation | None = None
@@ -227,8 +241,13 @@ class Accelerator(Profile):
         return self.kernel_latency.value
 
     @property
+    def reads(self) -> HostReads:
+        """How kernels read weights in host memory, where nothing is stated an estimate."""
+        return self.host_reads or _ANY_READS
+
+    @property
     def reserved_bytes(self) -> int:
-        """The memory [B] that driver and libraries occupy."""
+        """The memory [B] that context and libraries occupy."""
         return self.reserved.value
 
     def matmul_rate(self, work: float, dtype: str) -> float:
@@ -257,6 +276,26 @@ class Accelerator(Profile):
             read_efficiency=self.hbm_efficiency,
             products=self.matmul_efficiency,
         )
+
+
+_ANY_READS = HostReads.model_validate(
+    {
+        "rows": {
+            "value": 192,
+            "origin": "estimate",
+            "source": "tiles of 128 or 256 tokens, as in the largest kernels of cuBLAS and CUTLASS",
+            "date": datetime.date(2026, 11, 24),
+            "spread": 0.3,
+        },
+        "rate_share": {
+            "value": 0.93,
+            "origin": "estimate",
+            "source": "PCIe packets of 128 B for reads of kernels, of 256 B for copies, with 20 B of headers",
+            "date": datetime.date(2026, 11, 24),
+            "spread": 0.05,
+        },
+    }
+)
 
 
 class Nic(Profile):

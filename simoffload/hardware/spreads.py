@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from math import hypot
 from typing import NamedTuple
 
 from simoffload.hardware.library import ProfileInput, ProfileUse
@@ -20,6 +21,8 @@ class TimeInput(StrEnum):
     OVERFLOW_CHECK = "CPU overflow check"
     COPIES = "copies"
     PAGEABLE = "copies of pageable memory"
+    IN_PLACE = "weights read in host memory"
+    TILES = "weights read in host memory, again for every tile of tokens"
     LINKS = "links between GPUs"
     GPU = "GPU"
     STORAGE = "storage"
@@ -40,6 +43,8 @@ DEFAULT_SPREADS = {
     TimeInput.CPU: DefaultSpread(0.0, 0.30),
     TimeInput.COPIES: DefaultSpread(0.0, 0.03),
     TimeInput.PAGEABLE: DefaultSpread(0.0, 0.25),
+    TimeInput.IN_PLACE: DefaultSpread(0.0, 0.10),
+    TimeInput.TILES: DefaultSpread(0.0, 0.30),
     TimeInput.LINKS: DefaultSpread(0.0, 0.22),
     TimeInput.GPU: DefaultSpread(0.0, 0.10),
     TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
@@ -111,6 +116,7 @@ def machine_spreads(
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
+    found |= _reads_in_place(machine, found[TimeInput.COPIES])
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
     shared = [one for one in machine.inputs() if one.key.startswith(SWITCHES)]
     measured = own.measured(f"host/{machine.host.id}", [memory])
@@ -122,6 +128,21 @@ def machine_spreads(
         several = max(stated, default=_SEVERAL)
         found[TimeInput.COPIES] = copies._replace(value=max(copies.value, several), measured=False)
     return found | _storage(machine, own)
+
+
+def _reads_in_place(machine: Machine, copies: Spread) -> dict[str, Spread]:
+    """Return the spreads of weights that kernels read in host memory: that of copies and of their rate, and
+    for products that read them again also that of the rows which share a reading."""
+    reads, profile = machine.accelerator.reads, f"accelerator/{machine.accelerator.id}"
+    rate, rows = (
+        DEFAULT_SPREADS[part].other if number.spread is None else number.spread
+        for part, number in ((TimeInput.IN_PLACE, reads.rate_share), (TimeInput.TILES, reads.rows))
+    )
+    once = hypot(copies.value, rate)
+    return {
+        TimeInput.IN_PLACE: Spread(once, False, profile),
+        TimeInput.TILES: Spread(hypot(once, rows), False, profile),
+    }
 
 
 class _OwnProfiles:

@@ -353,7 +353,7 @@ def _part(share: Share, known: Container[str]) -> str:
     if share.group == "transfers":
         if any(name in way for name in ("gather", "reduc", "stage to stage", "to GPU ")):
             return TimeInput.LINKS
-        return TimeInput.PAGEABLE if "pageable" in way else TimeInput.COPIES
+        return TimeInput.PAGEABLE if "pageable" in way else way if way in known else TimeInput.COPIES
     return way if way in known else TimeInput.CPU
 
 

@@ -59,7 +59,8 @@ def splits(evaluator: Evaluator) -> Iterator[Change]:
                     possible = [one for one in alternatives if one.most or kind != evaluator.strategy.kind]
                     largest = (_largest(scenario, strategy, split, forms[name]) for split in possible)
                     for one in islice(chain.from_iterable(largest), 1):
-                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", name)))
+                        way = next((split.key for split in possible), "")
+                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", way, name)))
                         yield one._replace(key=key)
 
 

@@ -77,6 +77,16 @@ class ReportTable(NamedTuple):
             "rows": [[_plain_cell(cell) for cell in row] for row in self.rows],
         }
 
+    def without_last_column(self) -> ReportTable:
+        """Return the table without its last column."""
+        last = len(self.head) - 1
+        return self._replace(
+            head=self.head[:last],
+            rows=tuple(row[:last] for row in self.rows),
+            numbers=tuple(one for one in self.numbers if one != last),
+            page_columns=tuple(one for one in self.page_columns if one != last),
+        )
+
     def without_empty_columns(self) -> ReportTable:
         """Return the table without columns that are empty in every row; the first column always stays."""
         kept = [at for at in range(len(self.head)) if at == 0 or any(row[at] != "" for row in self.rows)]

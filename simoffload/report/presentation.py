@@ -186,7 +186,11 @@ def _inference(result: InferenceResult) -> Presentation:
     return Presentation(
         kind="inference" if several else "prefill",
         verb="runs",
-        work=(_batch(result), f"{result.prompt_length} tokens in, {result.output_length} out"),
+        work=(
+            _batch(result),
+            f"{result.prompt_length} tokens in, {result.output_length} out",
+            *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
+        ),
         took=_inference_times(result),
         step="TPOT" if several else "TTFT",
         compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",

@@ -2,8 +2,10 @@
 
 from simoffload.results.attribution import Group
 from simoffload.results.capacity import (
+    CacheBlocks,
     Change,
     Estimate,
+    Facts,
     MemoryStage,
     MemoryTerm,
     Remedies,
@@ -39,6 +41,7 @@ from simoffload.results.training import StorageRequests, StorageTraffic, TimedPh
 from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [
+    "CacheBlocks",
     "CachedWrites",
     "Change",
     "CheckpointPhase",
@@ -47,6 +50,7 @@ __all__ = [
     "DataLoading",
     "Epoch",
     "Estimate",
+    "Facts",
     "Group",
     "How",
     "InferenceResult",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier
 from simoffload.results.values import by_name
 from simoffload.units import format_bytes
+
+if TYPE_CHECKING:
+    from simoffload.results.training import StorageRequests, StorageTraffic
 
 
 class MemoryTerm(NamedTuple):
@@ -24,6 +28,14 @@ class MemoryTerm(NamedTuple):
     """Setting that makes the term smaller, other than a different tier for the weights."""
     once: bool = False
     """Whether the term exists only in the first step."""
+    spare: bool = False
+    """Whether the program leaves the memory free."""
+
+
+_NARROW = 0.02
+"""Free fraction of a GPU's memory below which a run may fail although it fits: drivers differ by 0.6 %, the
+memory of CUDA's context and libraries, an estimate, by about 1 % of a large GPU, and the allocator's blocks
+leave gaps. Our choice."""
 
 
 class MemoryStage(NamedTuple):
@@ -34,6 +46,30 @@ class MemoryStage(NamedTuple):
     terms: tuple[MemoryTerm, ...]
     once: bool = False
     """Whether the stage precedes the first step."""
+
+
+class CacheBlocks(NamedTuple):
+    """CacheBlocks are the blocks of a paged key-value cache that each GPU has."""
+
+    number: int
+    """Number of blocks."""
+    size: int
+    """Number of tokens of a block."""
+    utilization: float
+    """Fraction of the GPU's memory that the program fills."""
+    stated: bool
+    """Whether the user states the number; otherwise it is what all other parts leave of that memory."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, of all sequences together, whose keys and values they hold."""
+        return self.number * self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(
+            self, "blocks=number block_tokens=size tokens gpu_memory_utilization=utilization stated"
+        )
 
 
 class Estimate(NamedTuple):
@@ -48,6 +84,35 @@ class Estimate(NamedTuple):
     """Memory over all hosts [B], for estimators that give only this."""
     formula: str
     """Formula in one line: P parameters, L of the largest module, n nodes, g GPUs per node, G in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts are the properties of a run that are known before its simulation."""
+
+    spread_bound: float | None = None
+    """Upper bound of the decode throughput [tokens/s]; None unless GPUs gather weights from HBM
+    (``spread_bound``)."""
+    forward_flops: float = 0.0
+    """Forward passes of one step on one GPU [FLOP]."""
+    backward_flops: float = 0.0
+    """Backward passes of one step on one GPU, without recomputation [FLOP]."""
+    recomputed_flops: float = 0.0
+    """Recomputation by checkpointing in one step on one GPU [FLOP]."""
+    traffic: tuple[StorageTraffic, ...] = ()
+    """Bytes that one step moves to and from storage."""
+    requests: tuple[StorageRequests, ...] = ()
+    """Full-size requests to storage up to the end of the first step; () if there are none."""
+    estimates: tuple[Estimate, ...] = ()
+    """Memory estimates by published rules of thumb; () if none applies to the strategy."""
+    cache_blocks: CacheBlocks | None = None
+    """Blocks of a paged cache for which a GPU has memory; None without one."""
+    chunks: int = 1
+    """Number of parts in which a prefill is computed, one after the other."""
+    weight_moves: int = 0
+    """How often a prefill moves weights outside HBM to the GPU; 0: none are there, or this is not counted."""
+    hypothetical: str = ""
+    """What the plan does that no program does, as a clause; "" for the plan of a program."""
 
 
 class TierUse(NamedTuple):
@@ -81,6 +146,21 @@ class TierUse(NamedTuple):
     def headroom(self) -> int:
         """[B] that are free; negative if it does not fit."""
         return self.capacity - self.needed
+
+    @property
+    def free(self) -> int:
+        """[B] that are not used, with those that the program leaves free."""
+        return self.headroom + sum(term.size for term in self.terms if term.spare)
+
+    @property
+    def narrow(self) -> str:
+        """Sentence about memory of a GPU that fits with little to spare; "" for any other."""
+        share, of_gpu = self.free / self.capacity, any(term.tier == "hbm" for term in self.terms)
+        if not of_gpu or not self.fits or share >= _NARROW:
+            return ""
+        free = f"{self.tier} fits with {self.free / (1 << 20):,.0f} MiB free {self.scope} ({share:.1%})"
+        text = "a driver that keeps more, or gaps between allocations, may make it run out of memory"
+        return f"{free.replace('%', ' %')}: {text}"
 
     def sentence(self) -> str:
         """Return a sentence about a tier that is too small."""

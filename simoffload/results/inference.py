@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from simoffload.results.capacity import CacheBlocks
 from simoffload.results.endurance import TierLifetime
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
@@ -56,6 +57,12 @@ class InferenceResult(SimulationResult):
     batch_size: int
     prompt_length: int
     output_length: int
+    prefill_chunks: int = 1
+    """Number of parts in which the prefill is computed, one after the other."""
+    prefill_weight_moves: int = 0
+    """How often the prefill moves weights outside HBM to the GPU; 0 without such weights, or not counted."""
+    cache_blocks: CacheBlocks | None = None
+    """Blocks of a paged cache for which each GPU has memory; None without one."""
     prefill: PassResult | None = None
     first_pass: PassResult | None = None
     load: PassResult | None = None
@@ -211,6 +218,9 @@ class InferenceResult(SimulationResult):
     def particulars(self) -> dict[str, Any]:
         """Return the number of simulated decode steps, and the error bound of the others."""
         blocks = by_name(self, "traffic drive_lifetime") if self.traffic else {}
+        if self.cache_blocks is not None:
+            blocks |= {"cache_blocks": self.cache_blocks.to_dict()}
+            blocks |= by_name(self, "prefill_chunks prefill_weight_moves")
         return {
             **blocks,
             "decode_steps": self.output_length - 1 if self.decode else 0,

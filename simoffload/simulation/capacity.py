@@ -84,6 +84,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *scenario.warnings,
             *scenario.link_warnings(plan),
             *plan.warnings,
+            *(use.narrow for use in uses if use.narrow),
             *_what_if(plan),
             *scenario.context_warnings,
             *_beyond(plan),

@@ -107,8 +107,14 @@ class _InferenceMeasures(Measures[InferenceResult]):
         )
 
     def capacity(self, plan: Plan) -> InferenceResult:
-        result = self.empty(common(self.scenario, plan))
-        bound = plan.facts.spread_bound
+        facts = plan.facts
+        result = replace(
+            self.empty(common(self.scenario, plan)),
+            prefill_chunks=facts.chunks,
+            prefill_weight_moves=facts.weight_moves,
+            cache_blocks=facts.cache_blocks,
+        )
+        bound = facts.spread_bound
         if bound is None or not result.fits:
             return result
         warnings = (*result.warnings, _gathered(result.ranks, bound))

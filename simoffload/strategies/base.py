@@ -17,12 +17,11 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
-from simoffload.results import Change, Estimate, MemoryStage
+from simoffload.results import Change, Facts, MemoryStage
 from simoffload.schedule import Schedule
 from simoffload.strategies.split import Split
 
 if TYPE_CHECKING:
-    from simoffload.results import StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
@@ -82,29 +81,6 @@ class PhaseSeries:
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Facts are the properties of a run that are known before its simulation."""
-
-    spread_bound: float | None = None
-    """Upper bound of the decode throughput [tokens/s]; None unless GPUs gather weights from HBM
-    (``spread_bound``)."""
-    forward_flops: float = 0.0
-    """Forward passes of one step on one GPU [FLOP]."""
-    backward_flops: float = 0.0
-    """Backward passes of one step on one GPU, without recomputation [FLOP]."""
-    recomputed_flops: float = 0.0
-    """Recomputation by checkpointing in one step on one GPU [FLOP]."""
-    traffic: tuple[StorageTraffic, ...] = ()
-    """Bytes that one step moves to and from storage."""
-    requests: tuple[StorageRequests, ...] = ()
-    """Full-size requests to storage up to the end of the first step; () if there are none."""
-    estimates: tuple[Estimate, ...] = ()
-    """Memory estimates by published rules of thumb; () if none applies to the strategy."""
-    hypothetical: str = ""
-    """What the plan does that no program does, as a clause; "" for the plan of a program."""
-
-
 class Tunable(NamedTuple):
     """A Tunable is a setting with other values that may need less memory."""
 
@@ -112,8 +88,8 @@ class Tunable(NamedTuple):
     """Name by which the remedies of a :class:`MemoryTerm` refer to the setting."""
     path: tuple[str, ...]
     """Path of the setting in a scenario."""
-    now: int | bool
-    values: Callable[[Any], Iterator[int | bool]]
+    now: float | bool
+    values: Callable[[Any], Iterator[float | bool]]
     """Function that yields other values, the nearest first."""
 
 

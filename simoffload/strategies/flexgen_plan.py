@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences
-from simoffload.results import MemoryStage, MemoryTerm
+from simoffload.results import Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Plan, Tunable
+from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.flexgen_kernels import (
     EXPAND_CACHE,

@@ -23,27 +23,30 @@ _CHUNK = 16 << 10
 """Tokens that vLLM's kernels of experts process at once (``VLLM_FUSED_MOE_CHUNK_SIZE``, vllm/envs.py)."""
 
 
-def activation_bytes(model: ModelShape, *, batch: int, tokens: int, fused: bool = False) -> int:
+def activation_bytes(
+    model: ModelShape, *, batch: int, tokens: int, fused: bool = False, at_once: int | None = None
+) -> int:
     """Return the peak of a prefill's activations [B], counted in transformers' code (an estimate), or with
-    ``fused`` in that of vLLM.
+    ``fused`` in that of vLLM. Of all tokens ``at_once`` are computed at once, by default all.
 
     It is the largest of these: the scores of eager attention (in the model's type, their softmax in single
     precision and its cast back); queries, keys, values and results of latent attention, which expands them;
     the two intermediates of the MLP; the tensors of experts. In addition the hidden states of the block and
     the logits of the last position in single precision.
     """
-    hidden = _HIDDEN_COPIES * batch * tokens * model.hidden_size * model.dtype_bytes
-    scores = batch * model.num_attention_heads * tokens * tokens * (2 * model.dtype_bytes + 4)
+    together = batch * tokens if at_once is None else min(batch * tokens, at_once)
+    hidden = _HIDDEN_COPIES * together * model.hidden_size * model.dtype_bytes
+    scores = together * model.num_attention_heads * tokens * (2 * model.dtype_bytes + 4)
     if model.attention == "sdpa":
         scores = 0  # fused kernels keep them in on-chip memory
     inside = [one.width for one in model.distinct_modules if one.kind == "activation" and one.share == 1.0]
     wide = max(model.intermediate_size, *inside, 0)
-    intermediate = 2 * batch * tokens * wide * model.dtype_bytes
-    together = min(batch * tokens, _CHUNK) if fused else batch * tokens
-    routed = together * _of_experts(model, fused=fused) * model.dtype_bytes
+    intermediate = 2 * together * wide * model.dtype_bytes
+    chosen = min(together, _CHUNK) if fused else together
+    routed = chosen * _of_experts(model, fused=fused) * model.dtype_bytes
     expanded = 0
     if model.latent_width is not None:
-        expanded = 2 * batch * tokens * model.num_attention_heads * model.head_widths * model.dtype_bytes
+        expanded = 2 * together * model.num_attention_heads * model.head_widths * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
     return hidden + max(scores, expanded, intermediate, routed) + logits
 
@@ -89,7 +92,11 @@ def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
     return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
 
 
-def cache_term(tier: str, size: int, *, name: str = "key-value cache", pinned: bool = False) -> MemoryTerm:
+CACHE_TERM = "key-value cache"
+"""Name of the memory of keys and values."""
+
+
+def cache_term(tier: str, size: int, *, name: str = CACHE_TERM, pinned: bool = False) -> MemoryTerm:
     """Return the memory of keys and values on a tier."""
     remedy = "lower batch_size, prompt_length or output_length"
     return MemoryTerm(tier, name, size, pinned=pinned, remedy=remedy)
@@ -116,24 +123,29 @@ def working_memory(
     *,
     cache: Sequence[MemoryTerm] | None = None,
     fused: bool = False,
+    at_once: int | None = None,
+    libraries: Sequence[MemoryTerm] | None = None,
 ) -> tuple[MemoryTerm, ...]:
     """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, activations,
-    CUDA and NCCL, and in DRAM the operating system.
+    ``libraries``, by default CUDA and NCCL, and in DRAM the operating system.
 
-    ``fused``: in code like vLLM's instead of transformers'.
+    ``fused``: in code like vLLM's instead of transformers'. ``at_once``: number of tokens that are computed
+    at once, by default all.
     """
     batch = workload.batch_size
-    largest = dequantized_bytes(model, tokens=batch * workload.prompt_length)
+    together = batch * workload.prompt_length if at_once is None else at_once
+    largest = dequantized_bytes(model, tokens=together)
+    context = MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes)
     return (
         *([MemoryTerm("hbm", "largest weight written in full", largest)] if largest else ()),
         *([cache_term("hbm", cache_bytes(model, workload))] if cache is None else cache),
         MemoryTerm(
             "hbm",
             "activations",
-            activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused),
-            remedy="lower batch_size or prompt_length",
+            activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused, at_once=at_once),
+            remedy="lower batch_size or prompt_length" + ", or max_num_batched_tokens" * bool(at_once),
         ),
-        MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
+        *([context] if libraries is None else libraries),
         system_memory(machine),
     )
 

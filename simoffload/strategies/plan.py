@@ -17,9 +17,9 @@ from simoffload.models import (
     training_backward_flops,
     training_forward_flops,
 )
-from simoffload.results import MemoryTerm, StorageTraffic
+from simoffload.results import Facts, MemoryTerm, StorageTraffic
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache_updates import cache_memory, layer_updates
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.pinned_pool import allocation_waits

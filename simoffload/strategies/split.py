@@ -16,3 +16,5 @@ class Split(NamedTuple):
     """Function from the number to the section ``strategy`` of a scenario."""
     description: Callable[[int], str]
     """Function from the number to a description."""
+    key: str = ""
+    """Short name that tells it from other splits of the same strategy and GPUs."""

@@ -124,6 +124,8 @@ class PassWriter:
         self._number, self._timing, self._sequences = number, timing, sum(one.number for one in batch)
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
+        end = max(one.context for one in batch)
+        self._finished = sum(one.number for one in batch if one.context == end)
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
@@ -155,7 +157,20 @@ class PassWriter:
         if self._blocks.layerwise:
             self._await_blocks(number)
         self._write("layer", modules)
-        self._blocks.leave(self._number, number, self._sequences, self._dependencies(COMPUTE, *self._reduced))
+        self._blocks.leave(self._number, number, self._finished, self._dependencies(COMPUTE, *self._reduced))
+
+    def again(self, first: int) -> int:
+        """Write a micro-batch once more that begins with segment ``first`` and is the last one; return where
+        the new one begins."""
+        begin = self._builder.segments
+        for segment in range(first, begin):
+            self._builder.again(segment)
+        return begin
+
+    @property
+    def segments(self) -> int:
+        """Number of segments that were written so far."""
+        return self._builder.segments
 
     def _state(self, number: int, modules: Layer) -> Hashable:
         """Return what determines the operations of the layer that begins: they are those of an earlier layer

@@ -8,8 +8,9 @@ from functools import cached_property
 from simoffload.hardware import Path, Provenance
 from simoffload.models import Module, Sequences
 from simoffload.models.formats import Kernel
+from simoffload.results import Facts
 from simoffload.schedule import Hops, Schedule
-from simoffload.strategies.base import Facts, Phase, PhaseKind, PhaseSeries
+from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
@@ -158,7 +159,12 @@ class StagedPlan(InferencePlan):
         writer = self.writer(forward.name)
         writer.begin(forward)
         batches = self.micro_batches(forward)
-        for batch in batches:
+        first = 0
+        for at, batch in enumerate(batches):
+            if at > 1 and batch == batches[at - 1] == batches[at - 2] and not forward.loads:
+                first = writer.again(first)
+                continue
+            first = writer.segments
             for number, timings in enumerate(self.stage_timings):
                 repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
                 repeats = repeats and not (forward.loads or forward.stores)

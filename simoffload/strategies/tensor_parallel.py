@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from math import ceil, prod
 from shlex import quote
@@ -24,27 +23,19 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, peak_uses
 from simoffload.strategies.base import SERVED, Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.kv_cache import (
-    DEFAULT,
-    TRANSFORMERS,
-    VLLM,
-    CacheEngine,
-    CachingStrategy,
-    KvCache,
-)
-from simoffload.strategies.memory import working_memory
-from simoffload.strategies.staged_plan import StagedPlan
+from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
+from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.vllm_connector import connector_command
+from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks, default_tokens
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-_MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 
 
 class DividedStrategy(CachingStrategy):
@@ -63,6 +54,15 @@ class DividedStrategy(CachingStrategy):
     """Number of pipeline stages, each with an equal part of the layers."""
     data_parallel_size: Degree = 1
     """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
+    max_num_batched_tokens: Annotated[int, Field(strict=True, ge=1, le=10**8)] | None = None
+    """Number of tokens that vLLM computes at once at most: a prefill of more is computed in chunks; None: as
+    ``vllm serve`` chooses, 16,384 with 160 GiB of GPU memory and more, 8,192 with 70 GiB and more except on
+    an A100, else 2,048."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
+    """Fraction of the GPU's memory that vLLM fills."""
+    kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+    """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
+    as many as fit."""
 
     @classmethod
     def evidence_of(cls, settings: Mapping[str, Any]) -> str:
@@ -82,6 +82,44 @@ class DividedStrategy(CachingStrategy):
             product = " x ".join(_DEGREES)
             raise ValueError(f"ranks is {product}, which is {ranks}, not {data['ranks']}; leave ranks out")
         return {**data, "ranks": ranks}
+
+    @property
+    def _has_engine(self) -> bool:
+        """Whether what is simulated is vLLM."""
+        return True
+
+    def engine(self, workload: Inference, machine: Machine) -> VllmEngine | None:
+        """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
+        refuses, or that another program does not have."""
+        if self._has_engine:
+            if self.kv_blocks is not None:
+                check_blocks(self.kv_blocks, sequences=workload.batch_size, tokens=workload.max_context)
+            return VllmEngine.of(
+                machine,
+                sequences=workload.batch_size,
+                tokens=self.max_num_batched_tokens,
+                utilization=self.gpu_memory_utilization,
+                blocks=self.kv_blocks,
+            )
+        for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                text = (
+                    "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
+                )
+                raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
+        return None
+
+    def engine_options(self, plan: Plan) -> tuple[str, ...]:
+        """Return the options of ``vllm serve`` for limits that are not its defaults."""
+        assert isinstance(plan, TensorParallelPlan)
+        tokens = None if plan.engine is None else plan.engine.tokens
+        named: dict[str, float | None] = {
+            "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
+            "num-gpu-blocks-override": self.kv_blocks,
+        }
+        if self.gpu_memory_utilization != UTILIZATION:
+            named["gpu-memory-utilization"] = self.gpu_memory_utilization
+        return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
 
     def connected_cache(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
@@ -154,6 +192,7 @@ class TensorParallel(DividedStrategy):
             degrees=self.degrees,
             compiled=self.compiled,
             cache=self.connected_cache(model, workload, machine),
+            engine=self.engine(workload, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan
@@ -176,7 +215,8 @@ class TensorParallel(DividedStrategy):
             for sizes in arrangements(gpus, machine):
                 strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
                 with suppress(InputError):
-                    if _filled(cls.model_validate(strategy).plan(model, work, machine)) <= _UTILIZATION:
+                    plan = cls.model_validate(strategy).plan(model, work, machine)
+                    if all(use.fits for use in peak_uses(plan.memory_stages, machine.tiers)):
                         return Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
         return ()
 
@@ -194,6 +234,11 @@ class TensorParallel(DividedStrategy):
         return VLLM if self.compiled else VLLM._replace(formats=())
 
     @property
+    def _has_engine(self) -> bool:
+        """Whether what is simulated is vLLM: compiled code, which vLLM has, too."""
+        return self.compiled
+
+    @property
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
@@ -208,7 +253,8 @@ class TensorParallel(DividedStrategy):
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
             return {"tensor_parallel.py": program, **self.generation_config()}
         assert isinstance(plan, TensorParallelPlan)
-        return {"vllm-serve.sh": vllm_command(plan, self.degrees, compiled=self.compiled)}
+        command = vllm_command(plan, self.degrees, *self.engine_options(plan), compiled=self.compiled)
+        return {"vllm-serve.sh": command}
 
 
 def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
@@ -219,17 +265,6 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
     more, fewer = (one for one in possible if one >= hosts), (one for one in possible[::-1] if one < hosts)
     for stages in (*more, *fewer):
         yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
-
-
-_UTILIZATION = 0.92
-"""Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``,
-vllm/config/cache.py)."""
-
-
-def _filled(plan: Plan) -> float:
-    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
-    (stage,) = plan.memory_stages
-    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
 _PROGRAM = """\
@@ -257,14 +292,20 @@ _AT_LOADING = {"fp8": "fp8"}
 """Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
 
 
-def vllm_command(plan: StagedPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
+def _filled(plan: Plan) -> float:
+    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
+    (stage,) = plan.memory_stages
+    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
+
+
+def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
     """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
     work = plan.workload
     sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    if _UTILIZATION < (filled := _filled(plan)) <= 1:
+    if plan.engine is None and UTILIZATION < (filled := _filled(plan)) <= 1:
         options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
@@ -280,52 +321,3 @@ def vllm_command(plan: StagedPlan, degrees: Degrees, *more: str, compiled: bool)
         stored = None
     lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
     return f"{_advice(stored)}\n{before}{lines}\n"
-
-
-@dataclass(frozen=True)
-class TensorParallelPlan(StagedPlan):
-    """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
-
-    model: ModelShape
-    workload: Inference
-    machine: Machine
-    degrees: Degrees
-    compiled: bool
-    target: str = "hbm"
-    cache: KvCache = DEFAULT
-
-    @property
-    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
-        """Warnings about key-value heads that several GPUs keep, and about the connector."""
-        heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
-        connector = self.cache.connector
-        found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
-        if gpus <= heads:
-            return found
-        return (
-            f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",
-            *found,
-        )
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """Tiers of the weights and of the connector."""
-        connector = self.cache.connector
-        return super().tiers | ({connector.tier} if connector is not None else frozenset())
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
-        stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
-        weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *self.working_memory(stage))),)
-
-    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
-        """Return the memory that a GPU of a stage needs beside weights."""
-        cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        moves, work = self.block_moves, self.workload
-        if moves is not None:  # activations are those of the tokens that are computed
-            rest = work.prompt_length - moves.connector.loaded
-            work = work.model_copy(update={"prompt_length": rest})
-        working = working_memory(stage, work, self.machine, cache=cache, fused=self.fused)
-        return (*working, *(moves.memory if moves is not None else ()))

@@ -16,9 +16,9 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Plan, Tunable
+from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.called_experts import (
     fetches_called,
     only_called,

@@ -90,11 +90,11 @@ def test_several_scenarios_are_one_table(program) -> None:
 MACHINES = """\
 Number of machines needed
 
-dgx-a100, 8 GPUs with 317 GiB of HBM in total
+dgx-a100, 8 GPUs with 315 GiB of HBM in total
   model        work       rule  hbm  raid
   bloom-176b   inference     2    3     1
-  bloom-mod-2  inference   143  855     4
-  bloom-176b   training     11   32     1
+  bloom-mod-2  inference   143  881     4
+  bloom-176b   training     11   33     1
 """
 
 
@@ -134,7 +134,7 @@ def test_the_largest_on_two_targets(program) -> None:
     assert answer.out.splitlines()[3:6] == [
         "  model       weights  batch per GPU    context    layers  parameters",
         "  bloom-176b  hbm             16 → –    108 → –   70 → 33         85B",
-        "  bloom-176b  raid           16 → 57  108 → 366  70 → 253        628B",
+        "  bloom-176b  raid           16 → 57  108 → 363  70 → 251        623B",
     ]
 
 

@@ -150,7 +150,7 @@ def test_dgx_a100_two_gpus_share_an_uplink() -> None:
 def test_dgx_a100_storage() -> None:
     machine = load_platform("dgx-a100").machine()
     assert {name: tier.capacity for name, tier in machine.tiers.items()} == {
-        "hbm": 40536 * 2**20,
+        "hbm": int(39.39 * 2**30),
         "dram": 2**40,
         "raid": 15_360 * GB,
         "nfs": 92_000 * GB,

@@ -48,8 +48,8 @@ def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
             'strategy={"kind": "accelerate", "num_gpus": 8, "device_map": "cuda"}',
             "workload.batch_size=128",
         ),
-        "vLLM on 8 GPUs with cpu_offload_gb 10": (
-            'strategy={"kind": "vllm_cpu_offload", "tensor_parallel_size": 8, "cpu_offload_gb": 10}',
+        "vLLM on 8 GPUs with cpu_offload_gb 14": (
+            'strategy={"kind": "vllm_cpu_offload", "tensor_parallel_size": 8, "cpu_offload_gb": 14}',
             "workload.batch_size=128",
         ),
     }
@@ -122,7 +122,7 @@ def test_the_batch_is_cut_to_the_largest_that_fits() -> None:
     rendered = changes("ddn/bloom-176b", "workload.batch_size=100")
     assert rendered["batch 100 → 57 on each GPU"] == ("workload.batch_size=57",)
     assert not fits("ddn/bloom-176b", "workload.batch_size=58")
-    assert rendered["output_length 100 → 54 tokens"] == ("workload.output_length=54",)
+    assert rendered["output_length 100 → 53 tokens"] == ("workload.output_length=53",)
 
 
 def test_training_accumulates_what_the_batch_loses() -> None:
@@ -136,7 +136,7 @@ def test_training_accumulates_what_the_batch_loses() -> None:
             "workload.batch_size=10",
             "workload.gradient_accumulation_steps=4",
         ),
-        "sequence_length 4,096 → 2,005 tokens": ("workload.sequence_length=2005",),
+        "sequence_length 4,096 → 1,991 tokens": ("workload.sequence_length=1991",),
     }
 
 

@@ -67,10 +67,10 @@ def test_as_much_is_on_the_gpu_as_fits(name: str, key: str, more: int) -> None:
 
 
 def test_storage_takes_what_host_memory_does_not() -> None:
-    """131 GiB of 16-bit weights do not fit into 128 GiB together with the system, but less eleven layers they
+    """131 GiB of 16-bit weights do not fit into 128 GiB together with the system, but less ten layers they
     do, unless they are pinned: then their tensors are rounded up. Into 112 GiB they do not."""
     base, found = accelerate_on_one_gpu()
-    layers = "11 of 80 layers on 1 GPU, the others"
+    layers = "10 of 80 layers on 1 GPU, the others"
     assert found["split-accelerate-1"].description == f"{layers} in pageable memory (accelerate)"
     assert found["split-zero_inference-1"].description == "weights on nvme (zero_inference)"
     assert "split-vllm_cpu_offload-1" not in found
@@ -84,11 +84,12 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
     begin = time.process_time()
     advice = advise(base)
     assert time.process_time() - begin < 5
-    assert [one.change.key for one in advice.helping[:2]] == [
+    assert {one.change.key for one in advice.helping[:3]} == {
+        "split-vllm_cpu_offload-1-prefetch-int4-g128",
         "split-vllm_cpu_offload-1-int4-g128",
         "split-accelerate-1-int4-g128",
-    ]
-    assert (advice.helping[1].result.unit_s or 9) < 1
+    }
+    assert (advice.helping[2].result.unit_s or 9) < 1
 
 
 @cache
@@ -99,9 +100,9 @@ def offloaded_by_vllm() -> Advice:
 def test_less_is_offloaded_where_hbm_is_free() -> None:
     advice = offloaded_by_vllm()
     same = next(one for one in advice.helping if one.change.key == "split-vllm_cpu_offload-1")
-    assert same.scenario.document.data["strategy"]["cpu_offload_gb"] < 45
+    assert same.scenario.document.data["strategy"]["cpu_offload_gb"] < 48
     assert same.gain is not None
-    assert same.gain > 2.5
+    assert same.gain > 2.4
 
 
 def test_the_same_change_in_other_words_is_listed_once() -> None:
@@ -134,15 +135,16 @@ def test_fit_and_compare_name_strategies_that_fit() -> None:
     compared = compare(base, ["dram"])
     text = terminal_text(comparison_document(tuple(compared.results.values())), width=300)
     assert "dram would fit with weights on nvme; " in text
-    assert "; 11 of 80 layers on 1 GPU, the others in pageable memory (accelerate); " in text
+    assert "; 10 of 80 layers on 1 GPU, the others in pageable memory (accelerate); " in text
 
 
-def smallest_offload(base: LoadedScenario, most: int, *edits: Edit) -> int:
+def smallest_offload(base: LoadedScenario, most: int, *edits: Edit, filled: float) -> int:
     """Return the smallest ``cpu_offload_gb`` that fits, by trying every one; HBM is too small below, and host
     memory far above."""
 
     def too_small(size: int) -> set[str]:
         section = {"kind": "vllm_cpu_offload", "tensor_parallel_size": 2, "cpu_offload_gb": size}
+        section |= {"gpu_memory_utilization": filled}
         uses = Evaluator(base).needs(*edits, Edit(("strategy",), section))
         return {use.kind for use in uses or () if not use.fits}
 
@@ -151,19 +153,22 @@ def smallest_offload(base: LoadedScenario, most: int, *edits: Edit) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "stored"),
-    [("serving/qwen3-235b-a22b", 219, ""), ("serving/llama-3.1-70b", 33, "fp8")],
+    ("name", "most", "stored", "filled"),
+    [("serving/qwen3-235b-a22b", 219, "", 0.97), ("serving/llama-3.1-70b", 33, "fp8", 0.92)],
 )
 def test_a_split_is_found_between_too_little_hbm_and_too_little_host_memory(
-    name: str, most: int, stored: str
+    name: str, most: int, stored: str, filled: float
 ) -> None:
+    """More of the GPUs' memory than vLLM fills by default where nothing fits otherwise."""
     base = load_scenario(name)
     edits = (Edit.at("model.quantization", stored),) if stored else ()
-    size = smallest_offload(base, most, *edits)
+    size = smallest_offload(base, most, *edits, filled=filled)
     key = "-".join(filter(None, ("split-vllm_cpu_offload-2", stored)))
     advice = advise(base)
     (found,) = (one for one in advice.helping if one.change.key == key)
-    assert found.scenario.document.data["strategy"]["cpu_offload_gb"] == size
+    strategy = found.scenario.document.data["strategy"]
+    assert strategy["cpu_offload_gb"] == size
+    assert strategy.get("gpu_memory_utilization", 0.92) == filled
     assert (found.gain or 0) > 10
 
 
@@ -192,7 +197,12 @@ def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[l
     def offloading(size: int) -> Edit:
         return Edit(
             ("strategy",),
-            {"kind": "vllm_cpu_offload", "tensor_parallel_size": 2, "cpu_offload_gb": size},
+            {
+                "kind": "vllm_cpu_offload",
+                "tensor_parallel_size": 2,
+                "cpu_offload_gb": size,
+                "gpu_memory_utilization": 0.97,
+            },
         )
 
     base = load_scenario("serving/qwen3-235b-a22b")
@@ -202,4 +212,5 @@ def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[l
     assert made["strategy"].description.endswith("the others in pinned memory (accelerate)")
     other = base.edited(Edit(("strategy",), {"kind": "zero_inference", "weights": "dram", "ranks": 2}))
     kinds = {one.description for one in smallest_changes(other) if one.kind == "strategy"}
-    assert f"vLLM on 2 GPUs with cpu_offload_gb {min(sizes)}" in kinds
+    # two sequences instead of one need a GiB more
+    assert f"vLLM on 2 GPUs with cpu_offload_gb {min(sizes) + 1}, which fills 0.97 of their memory" in kinds

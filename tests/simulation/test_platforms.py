@@ -45,7 +45,7 @@ def test_every_platform_runs_a_small_resident_model(tmp_path: Path, platform: st
 def test_unified_memory_counts_weights_and_system_once(tmp_path: Path) -> None:
     scenario = resident(tmp_path, "dgx-spark", "llama-3.1-8b")
     (use,) = fit(scenario).capacity
-    assert (use.tier, use.scope, use.capacity) == ("dram", "per host", 128 * GIB)
+    assert (use.tier, use.scope, use.capacity) == ("dram", "per host", round(119.61 * GIB))
     sizes = {term.name: term.size for term in use.terms}
     assert sizes["weights"] == scenario.model.weight_bytes
     assert sizes["operating system and processes"] == scenario.machine.host.reserved_bytes

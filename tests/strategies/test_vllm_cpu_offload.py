@@ -18,12 +18,14 @@ LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
 """[B] of a layer of Llama-2-7B."""
 
 
-def scenario(*, model: str = "llama-2-7b", **strategy: Any) -> LoadedScenario:
+def scenario(
+    *, model: str = "llama-2-7b", platform: str = "dgx-a100-80g", prompt: int = 32, **strategy: Any
+) -> LoadedScenario:
     text = {
         "name": "offloaded",
         "model": model,
-        "platform": "dgx-a100-80g",
-        "workload": {"batch_size": 1, "prompt_length": 32, "output_length": 4},
+        "platform": platform,
+        "workload": {"batch_size": 1, "prompt_length": prompt, "output_length": 4},
         "strategy": {"kind": "vllm_cpu_offload", **strategy},
     }
     return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
@@ -63,7 +65,8 @@ def test_the_verdict_names_host_memory_only_where_it_is_used() -> None:
 def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
     """vLLM merges and fuses with ``--enforce-eager`` too."""
     graphs, eager = (scenario(cpu_offload_gb=1, compiled=flag).plan() for flag in (True, False))
-    assert graphs.memory_stages == eager.memory_stages
+    terms = [one for one in graphs.memory_stages[0].terms if one.name != "CUDA graphs"]
+    assert terms == list(eager.memory_stages[0].terms)
     assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
     slower, faster = (simulated(compiled=flag) for flag in (False, True))
     assert slower.tpot_s > faster.tpot_s
@@ -97,11 +100,79 @@ def test_kernels_take_the_longer_of_their_time_and_the_transfer() -> None:
     step = found.to_dict()["passes"][-1]
     exposed = {one["cause"]: one["exposed_ps"] for one in step["time_by_cause"]}
     busy = simulated().tpot_s
-    path = scenario().machine.host_to_device(0, pinned=True)
-    link = 32 * LAYER / path.curve.points[-1][1]
+    machine = scenario().machine
+    path = machine.host_to_device(0, pinned=True)
+    link = 32 * LAYER / (path.curve.points[-1][1] * machine.accelerator.reads.rate_share.value)
     assert exposed["weights read in host memory"] * 1e-12 > 0.95 * found.tpot_s
     assert link < found.tpot_s < link + busy
     assert found.bottleneck == "weights read in host memory"
+
+
+def read(tokens: int, *, keys: dict[str, Any], sequences: int = 1) -> dict[str, int]:
+    """Bytes that a pass of some tokens of each sequence reads in host memory, by module."""
+    plan: Any = scenario(**keys).plan()
+    schedule = plan.step([Sequences(sequences, tokens, max(tokens, 33))]).schedule({})
+    found: dict[str, int] = {}
+    for block in schedule.blocks:
+        for op in block.ops:
+            if op.kind == "copy":
+                found[op.label] = found.get(op.label, 0) + op.size * block.repeat
+    return found
+
+
+H200: dict[str, Any] = {"model": "llama-3.1-8b", "platform": "dgx-h200", "cpu_offload_gb": 8}
+
+
+@pytest.mark.parametrize(("tokens", "times"), [(1, 1), (256, 1), (257, 2), (512, 2), (2048, 8), (8192, 32)])
+def test_products_read_weights_again_for_every_tile_of_tokens(tokens: int, times: int) -> None:
+    """256 tokens on Hopper; the weight of a norm is read for every token."""
+    once, found = read(1, keys=H200), read(tokens, keys=H200)
+    for label, size in once.items():
+        assert found[label] == size * (tokens if "layernorm" in label else times), label
+
+
+def test_decode_steps_of_a_batch_read_products_once() -> None:
+    once, found = read(1, keys=H200), read(1, keys=H200, sequences=16)
+    assert found["mlp.down_proj"] == once["mlp.down_proj"]
+
+
+def test_experts_are_read_again_for_every_tile_of_their_own_tokens() -> None:
+    """2,048 tokens of Mixtral are 512 for each of eight experts, 4 tiles of at most 128."""
+    mixtral: dict[str, Any] = {"model": "mixtral-8x7b", "platform": "dgx-h200", "cpu_offload_gb": 1000}
+    experts = (
+        2
+        * next(
+            one for one in load_model("mixtral-8x7b").layers[0] if one.name == "mlp.experts"
+        ).num_parameters
+    )
+    assert read(2048, keys=mixtral)["mlp.experts"] == 32 * 4 * experts
+
+
+def test_a_prefill_from_host_memory_as_on_an_h200() -> None:
+    """vLLM 0.25.1, 8 GiB of Llama-3.1-8B: a decode step 171 ms, 2,048 tokens 1.424 s."""
+    found = so.simulate(scenario(**H200, prompt=2048))
+    assert isinstance(found, so.InferenceResult)
+    assert found.tpot_s == pytest.approx(0.1707, rel=0.05)
+    assert found.ttft_s == pytest.approx(1.424, rel=0.05)
+    low, high = found.intervals()["ttft_s"]
+    assert low < 1.424 < high
+    (warning,) = found.warnings
+    assert warning.startswith(
+        "a prefill brings weights in host memory over the link 8 times, again for every 256"
+    )
+    assert found.prefill_weight_moves == 8
+    copied = so.simulate(
+        scenario(model="llama-3.1-8b", platform="dgx-h200", offload_group_size=2, prompt=2048)
+    )
+    assert isinstance(copied, so.InferenceResult)
+    assert copied.prefill_weight_moves == 1
+    assert copied.ttft_s is not None
+    assert copied.ttft_s < 0.3
+
+
+def test_a_gpu_whose_profile_does_not_say_reads_as_any() -> None:
+    gpu = scenario(**H200).machine.accelerator
+    assert gpu.model_copy(update={"host_reads": None}).reads.rows.value == 192
 
 
 def test_only_routed_experts_are_read() -> None:

@@ -261,8 +261,7 @@ class _Profiles:
         fitted: dict[str, Fitted] = {}
         gpu = self._machine.get("gpu")
         if gpu and not base.is_unified:
-            size = self._machine.get("hbm") or gpu["memory"]
-            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver reports", 1)
+            fitted["hbm_capacity"] = Fitted(bytes_text(gpu["memory"]), "memory that CUDA has of the GPU", 1)
         fitted |= fit_gpu(self._sections, base)
         measured = Accelerator.model_validate(self._replaced("accelerator", fitted))
         fitted |= fit_attention(self._sections, measured)

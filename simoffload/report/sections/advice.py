@@ -27,7 +27,7 @@ from simoffload.report.presentation import BRACKETS, presentation, ranged
 from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.costs import money
 from simoffload.results import SimulationResult
-from simoffload.units import format_number, plural
+from simoffload.units import format_number, format_seconds, plural
 
 GAINS = "Changes that help"
 PURCHASES = "Verdict on purchases"
@@ -41,6 +41,8 @@ _FEW = 5
 """Number of changes that are listed with a result."""
 _CLEAR = 1.02
 """Gain from which a verdict mentions a setting (our choice, the same as for faster storage)."""
+_DELAYED = 1.25
+"""Time to first token over that without a change from which a change is said to delay it; our choice."""
 _MOST_BARS = 15
 """Number of gains that are drawn."""
 _MOST_REASONS = 3
@@ -125,27 +127,27 @@ def advice_verdict(advice: Advice) -> str:
     if not result.fits:
         return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
     limit = limited_by(result.step) if result.step is not None else ""
-    gains = [f"largest gain: {_with_gain(one)}" for one in advice.helping[:1]]
+    gains = [f"largest gain: {_with_gain(one, result)}" for one in advice.helping[:1]]
     if advice.helping and not advice.helping[0].change.same_work:
         same = [one for one in advice.helping if one.change.same_work]
-        gains += [f"with the same answers: {_with_gain(one)}" for one in same[:1]]
+        gains += [f"with the same answers: {_with_gain(one, result)}" for one in same[:1]]
     gains += _as_asked(advice)
-    gains += [f"largest gain per cost: {_with_gain(one)}" for one in advice.by_cost[:1]]
+    gains += [f"largest gain per cost: {_with_gain(one, result)}" for one in advice.by_cost[:1]]
     settings_found = [
         one for one in advice.helping if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR
     ]
-    gains += [f"best setting: {_with_gain(one)}" for one in settings_found[:1]]
+    gains += [f"best setting: {_with_gain(one, result)}" for one in settings_found[:1]]
     helps = "; ".join(gains) or "no change that was tried helps"
     return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}; {BRACKETS}."
 
 
 def _as_asked(advice: Advice) -> list[str]:
     """Return the largest gain with the GPUs that were asked for, where the largest of all needs more."""
-    asked = advice.scenario.scenario.strategy.gpus
+    asked, result = advice.scenario.scenario.strategy.gpus, advice.result
     if not advice.helping or advice.helping[0].scenario.scenario.strategy.gpus <= asked:
         return []
     same = (one for one in advice.helping if one.scenario.scenario.strategy.gpus == asked)
-    return [f"on {plural(asked, 'GPU')}: {_with_gain(one)}" for one in islice(same, 1)]
+    return [f"on {plural(asked, 'GPU')}: {_with_gain(one, result)}" for one in islice(same, 1)]
 
 
 def _what_fits(advice: Advice) -> str:
@@ -156,24 +158,39 @@ def _what_fits(advice: Advice) -> str:
     helping = [one for one in advice.helping if one.change.same_work] or advice.helping
     fastest = helping[0]
     cheapest = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
-    text = f"Fastest change that makes it fit: {fastest.change.description}"
-    text += "" if cheapest is fastest else f"; cheapest: {cheapest.change.description}"
+    text = f"Fastest change that makes it fit: {_with_times(fastest)}"
+    text += "" if cheapest is fastest else f"; cheapest: {_with_times(cheapest)}"
     first = advice.helping[0]
-    return (
-        f"{text}."
-        if first is fastest
-        else f"{text}; faster, but not the same work: {first.change.description}."
-    )
+    return f"{text}." if first is fastest else f"{text}; faster, but not the same work: {_with_times(first)}."
+
+
+def _with_times(one: Tried) -> str:
+    """Describe a change with the times of a token where it has two."""
+    values = one.result.metrics()
+    named = [(name, values.get(f"{name.lower()}_s")) for name in ("TPOT", "TTFT")]
+    times = ", ".join(f"{name} {format_seconds(value)}" for name, value in named if value)
+    return f"{one.change.description} ({times})" if times else one.change.description
 
 
 def _took(result: SimulationResult) -> str:
     """Return the time as a sentence: "A step takes 1.2 s [1 to 1.5]", "TPOT is 1.2 s [1 to 1.5]"."""
     what, time = presentation(result).step, ranged(result, result.step_by)
-    return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
+    first = f", TTFT {ranged(result, 'ttft_s')}" if what == "TPOT" else ""
+    return f"{what} is {time}{first}" if what.isupper() else f"A {what} takes {time}"
 
 
-def _with_gain(one: Tried) -> str:
-    return f"{one.change.description} ({_times(one)})"
+def _with_gain(one: Tried, before: SimulationResult | None = None) -> str:
+    """Describe a change with its gain, and with the time to first token where that suffers."""
+    return f"{one.change.description} ({_times(one)}{_delayed(one, before)})"
+
+
+def _delayed(one: Tried, before: SimulationResult | None) -> str:
+    """Return the time to first token with a change, if it is much longer than ``before`` for the same
+    work."""
+    now, then = (None if each is None else each.metrics().get("ttft_s") for each in (one.result, before))
+    if now is None or then is None or now < _DELAYED * then:
+        return ""
+    return f", but TTFT {format_seconds(now)} instead of {format_seconds(then)}"
 
 
 def _described(one: Tried, advice: Advice) -> str:
@@ -261,11 +278,21 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
                 "" if gain is None else Datum(f"{'+' if gain > 0 else ''}{format_number(gain)}", gain),
                 _step(one.result),
                 largest(step) + limited_by(step) if step is not None else "",
+                _first_tokens(one.result),
             )
         )
     step_name = presentation(advice.result).step
-    head = ("change", "kind", "gain", "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
-    return ReportTable("", head, tuple(rows), (2, 3, 4, 5))
+    head = ("change", "kind", "gain", "cost", f"per 1,000 {currency}", step_name, "new bottleneck", "TTFT")
+    table = ReportTable("", head, tuple(rows), (2, 3, 4, 5, 7))
+    return table if any(row[-1] for row in rows) else table.without_last_column()
+
+
+def _first_tokens(result: SimulationResult) -> Entry:
+    """Return the time to first token of a result that is compared by another time."""
+    first = result.metrics().get("ttft_s")
+    if first is None or presentation(result).step == "TTFT":
+        return ""
+    return Datum(format_seconds(first), first, "s", ends=confidence(result).interval("ttft_s"))
 
 
 def _step(result: SimulationResult) -> Entry:

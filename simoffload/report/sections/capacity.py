@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Listing, ReportSection, ReportTable, held
 from simoffload.report.formatting import counted, stage_needs
-from simoffload.results import Change, Remedies, SimulationResult, TierUse, TrainingResult
+from simoffload.results import (
+    CacheBlocks,
+    Change,
+    InferenceResult,
+    Remedies,
+    SimulationResult,
+    TierUse,
+    TrainingResult,
+)
 from simoffload.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,14 +39,24 @@ _UNITS = (
 
 def capacity(result: SimulationResult) -> ReportSection:
     """Return every tier with the parts of its memory."""
-    tables = [_peaks(result.capacity)]
+    tables, sentences = [_peaks(result.capacity)], list[str]()
+    if isinstance(result, InferenceResult) and result.cache_blocks is not None:
+        sentences.append(_blocks(result.cache_blocks))
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))
     if isinstance(result, TrainingResult):
         tables += [*_memory_stages(result), *_estimates(result)]
         if len(result.memory_stages) > 1:
             label = "what each tier must hold at each stage of the run"
             chart = Chart(label, partial(charts.memory, result))
-    return ReportSection(CAPACITY, tables=tuple(tables), notes=(_UNITS,), charts=(chart,))
+    return ReportSection(CAPACITY, tuple(sentences), tuple(tables), (_UNITS,), charts=(chart,))
+
+
+def _blocks(cache: CacheBlocks) -> str:
+    """Return the number of blocks and tokens of a paged cache on each GPU."""
+    tokens = f"{cache.number:,} blocks of {cache.size} tokens, {cache.tokens:,} tokens in all sequences"
+    if cache.stated:
+        return f"key-value cache of each GPU: {tokens}, as stated (kv_blocks)"
+    return f"room for the key-value cache of each GPU at {cache.utilization:g} of its memory: {tokens}"
 
 
 def _peaks(uses: Iterable[TierUse]) -> ReportTable:

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Estimate, MemoryStage, StorageRequests, StorageTraffic
+from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Tunable
+from simoffload.strategies.base import Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.coordinator import Tensor

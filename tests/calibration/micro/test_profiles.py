@@ -210,3 +210,13 @@ def test_text_of_the_machine_cannot_break_a_profile(tmp_path: Path) -> None:
     raw["machine"]["cpu"] = 'odd: "CPU" {x}\n\x1b[2J' + "x" * 3000
     platform = written(tmp_path, raw)
     assert "\x1b" not in platform.host.deepspeed.hook.source
+
+
+def test_memory_of_a_gpu_is_what_cuda_has(tmp_path: Path) -> None:
+    """615 MiB less than nvidia-smi shows of an H200, which records keep, too."""
+    raw = record()
+    cuda, shown = 150_109_880_320, 143_771 << 20
+    gpu = {**raw["machine"]["gpu"], "memory": cuda}
+    platform = written(tmp_path, {**raw, "machine": {**raw["machine"], "gpu": gpu, "hbm": shown}})
+    assert platform.accelerator.hbm_capacity is not None
+    assert platform.accelerator.hbm_capacity.value == cuda
