@@ -171,13 +171,13 @@ class Host(Profile):
         """The host's own costs under FSDP, or those of the reference host scaled to it."""
         if self.fsdp is not None:
             return self.fsdp
-        cpu, pages = self.cpu_optimizer, self.fresh_memory
+        cpu = self.cpu_optimizer
         return scaled_costs(
             self._elsewhere.fsdp,
             operation_s=self.deepspeed.operation.value,
             loops_thread=2 * self.memcpy_rate.value,
             loops_limit=cpu.limit.value / cpu.numa_nodes.value,
-            pages={"page_thread": pages.page_thread, "page_limit": pages.page_limit},
+            pages=self.fresh_memory,
         )
 
     @property

@@ -3,13 +3,13 @@ Hugging Face Accelerate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from simoffload.documents import Frozen
+from simoffload.hardware.memory_costs import NewMemory
 from simoffload.hardware.quantities import (
     Count,
     PositiveMultiple,
@@ -199,18 +199,14 @@ class EagerReference(Frozen):
     """Multiple of a result that the GPUs of tensor parallelism sum or gather."""
 
 
+@cache
 def scaled_costs(
-    reference: FsdpReference,
-    *,
-    operation_s: float,
-    loops_thread: float,
-    loops_limit: float,
-    pages: Mapping[str, Sourced[int]],
+    reference: FsdpReference, *, operation_s: float, loops_thread: float, loops_limit: float, pages: NewMemory
 ) -> FsdpCosts:
     """Return the costs of a host on which FSDP was not measured.
 
     Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
-    tensors run at the host's own rates; ``pages`` are the rates of new pages, by key.
+    tensors run at the host's own rates, and new pages come at those of ``pages``.
     """
     slowdown = operation_s / reference.inference_operation.value
     provenance: dict[str, Any] = {
@@ -225,7 +221,9 @@ def scaled_costs(
             values[key] = {"value": text, **provenance, "spread": cost.spread}
     for key, rate in (("adam_thread", loops_thread), ("adam_limit", loops_limit)):
         values[key] = {"value": f"{rate / 1e9:.4f} GB/s", **provenance}
-    return FsdpCosts.model_validate({**values, **pages})
+    return FsdpCosts.model_validate(
+        {**values, "page_thread": pages.page_thread, "page_limit": pages.page_limit}
+    )
 
 
 @cache
