@@ -20,7 +20,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.split import Split
+from simoffload.strategies.terms import Split, Tunable
 
 if TYPE_CHECKING:
     from simoffload.results import StorageRequests, StorageTraffic
@@ -42,8 +42,7 @@ class Earlier(NamedTuple):
     repeat: Fraction = Fraction(1)
     """How often the phase occurs in one step."""
     unfinished_s: float = 0.0
-    """Time [s] for which work that the phase started continues after its end, such as an update on the CPU.
-    """
+    """Time [s] for which work of the phase continues after its end, such as an update on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseSeries:
-    """A PhaseSeries is a set of phases that differ only in their position in the series, such as decode
-    steps."""
+    """A PhaseSeries is a set of phases that differ only in their position, such as decode steps."""
 
     kind: PhaseKind
     steps: int
@@ -105,18 +103,6 @@ class Facts:
     """Memory estimates by published rules of thumb; () if none applies to the strategy."""
     hypothetical: str = ""
     """What the plan does that no program does, as a clause; "" for the plan of a program."""
-
-
-class Tunable(NamedTuple):
-    """A Tunable is a setting with other values that may need less memory."""
-
-    word: str
-    """Name by which the remedies of a :class:`MemoryTerm` refer to the setting."""
-    path: tuple[str, ...]
-    """Path of the setting in a scenario."""
-    now: int | bool
-    values: Callable[[Any], Iterator[int | bool]]
-    """Function that yields other values, the nearest first."""
 
 
 class Placement(NamedTuple):
@@ -176,21 +162,18 @@ class Plan(ABC):
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of the host thread that make up most of its time, whose spreads are that of its speed: by
-        default DeepSpeed's launches and hooks, each about half of it."""
+        """Costs of the host thread whose spreads are that of its speed: launches and hooks, half of it each."""
         costs = self.machine.host.deepspeed
         return costs.linear_call, costs.hook
 
     @property
     def gpu_rates(self) -> tuple[Provenance, ...]:
-        """Rates of the GPU's kernels whose spreads are that of its time, beside those of its memory and its
-        products."""
+        """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
         return ()
 
     @property
     def uncompared(self) -> tuple[str, ...]:
-        """What no real run of the program did with which predictions were compared, each to follow the words
-        "no real run"."""
+        """What no real run did with which predictions were compared, each to follow "no real run"."""
         return ()
 
     def tunables(self) -> Iterator[Tunable]:
@@ -223,10 +206,6 @@ class Plan(ABC):
         """Return the plan of the same work with a full copy of the model on every GPU; None if this plan has
         one."""
         return None
-
-
-SERVED = "vllm"
-"""Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
 
 
 class Strategy(Frozen, ABC):

@@ -25,7 +25,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import SERVED, Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import (
@@ -38,6 +38,7 @@ from simoffload.strategies.kv_cache import (
 )
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.staged_plan import StagedPlan
+from simoffload.strategies.terms import SERVED
 from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference

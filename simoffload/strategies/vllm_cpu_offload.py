@@ -29,11 +29,10 @@ from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Op
-from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights
-from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
@@ -42,6 +41,7 @@ from simoffload.strategies.tensor_parallel import (
     arrangements,
     vllm_command,
 )
+from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.units import plural
 from simoffload.workload import Inference

@@ -11,7 +11,8 @@ from simoffload.strategies.timing import (
     TORCH_ADAM,
     TORCH_WEIGHT_DECAY,
 )
-from validation.published import PLAN_METRICS, PublishedRow, Reference, predict, published_tables
+from validation.published import PLAN_METRICS, predict, published_tables
+from validation.references import PublishedRow, Reference
 
 
 def reference(**changes: str) -> Reference:
