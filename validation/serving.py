@@ -107,7 +107,8 @@ def serving_rows(steps: Iterable[ServedStep]) -> Iterator[CalibrationError]:
             errors = [one.error for one in steps if (one.part, one.work) == (part, work)]
             if errors:
                 mean = sum(map(abs, errors)) / len(errors)
-                numbers = len(errors), round(mean, 4), round(max(errors, key=abs), 4)
+                worst: float = max(errors, key=abs)
+                numbers = len(errors), round(mean, 4), round(worst, 4)
                 yield CalibrationError("shipped", SERVED, part, work, "memory", *numbers, 1, 1)
 
 

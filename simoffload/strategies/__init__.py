@@ -4,7 +4,6 @@ A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import (
-    SERVED,
     Earlier,
     Phase,
     PhaseSeries,
@@ -12,10 +11,9 @@ from simoffload.strategies.base import (
     Plan,
     Strategy,
     TierChoice,
-    Tunable,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
-from simoffload.strategies.split import Split
+from simoffload.strategies.terms import SERVED, Split, Tunable
 
 __all__ = [
     "SERVED",

@@ -22,7 +22,7 @@ from simoffload.strategies.accelerate_plan import AccelerateOptions, AccelerateP
 from simoffload.strategies.base import Placement, Plan
 from simoffload.strategies.device_map import Home, ModuleTree, tree_of
 from simoffload.strategies.kv_cache import CachingStrategy
-from simoffload.strategies.split import Split
+from simoffload.strategies.terms import Split
 from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference

@@ -26,7 +26,7 @@ from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate_writer import AccelerateWriter, NewTensors
-from simoffload.strategies.base import Plan, Tunable
+from simoffload.strategies.base import Plan
 from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
@@ -34,6 +34,7 @@ from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.streamed_cache import CacheUpdate
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference

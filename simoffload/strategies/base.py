@@ -19,7 +19,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Change, Facts, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.split import Split
+from simoffload.strategies.terms import Split, Tunable
 
 if TYPE_CHECKING:
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
@@ -68,8 +68,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseSeries:
-    """A PhaseSeries is a set of phases that differ only in their position in the series, such as decode
-    steps."""
+    """A PhaseSeries is a set of phases that differ only in their position, such as decode steps."""
 
     kind: PhaseKind
     steps: int
@@ -79,18 +78,6 @@ class PhaseSeries:
     """Function from the number of a phase to the GPU time of each module [ps]."""
     cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
-
-
-class Tunable(NamedTuple):
-    """A Tunable is a setting with other values that may need less memory."""
-
-    word: str
-    """Name by which the remedies of a :class:`MemoryTerm` refer to the setting."""
-    path: tuple[str, ...]
-    """Path of the setting in a scenario."""
-    now: float | bool
-    values: Callable[[Any], Iterator[float | bool]]
-    """Function that yields other values, the nearest first."""
 
 
 class Placement(NamedTuple):
@@ -152,21 +139,18 @@ class Plan(ABC):
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of the host thread that make up most of its time, whose spreads are that of its speed: by
-        default DeepSpeed's launches and hooks, each about half of it."""
+        """Costs of the host thread whose spreads are that of its speed: launches and hooks."""
         costs = self.machine.host.deepspeed
         return costs.linear_call, costs.hook
 
     @property
     def gpu_rates(self) -> tuple[Provenance, ...]:
-        """Rates of the GPU's kernels whose spreads are that of its time, beside those of its memory and its
-        products."""
+        """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
         return ()
 
     @property
     def uncompared(self) -> tuple[str, ...]:
-        """What no real run of the program did with which predictions were compared, each to follow the words
-        "no real run"."""
+        """What no real run did with which predictions were compared, each to follow "no real run"."""
         return ()
 
     def tunables(self) -> Iterator[Tunable]:
@@ -199,10 +183,6 @@ class Plan(ABC):
         """Return the plan of the same work with a full copy of the model on every GPU; None if this plan has
         one."""
         return None
-
-
-SERVED = "vllm"
-"""Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
 
 
 class Strategy(Frozen, ABC):

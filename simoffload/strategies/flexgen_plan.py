@@ -16,7 +16,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Tunable
+from simoffload.strategies.base import Plan
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.flexgen_kernels import (
     EXPAND_CACHE,
@@ -41,6 +41,7 @@ from simoffload.strategies.flexgen_writer import FlexGenWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import PassTimings, Timing, picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference

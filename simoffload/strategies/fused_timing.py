@@ -204,12 +204,12 @@ class FusedTiming(Timing):
         peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
         rows = _ROUNDED if decodes else code.least_rows.value
         computed = self._padded_work(module, cost, rows) / peak
-        seconds = (moved**_TOGETHER + computed**_TOGETHER) ** (1 / _TOGETHER)
+        seconds: float = (moved**_TOGETHER + computed**_TOGETHER) ** (1 / _TOGETHER)
         return seconds + decodes * code.weight_latency.value * (2 if module.parallel == "experts" else 1)
 
     def _stored(self, module: Module) -> float:
         """Return the bytes of quantized weights that a call of ``module`` reads [B]."""
-        stored = sum(one.storage.bytes for one in module.parameters if one.storage is not None)
+        stored = sum(one.storage.read for one in module.parameters if one.storage is not None)
         return stored * self._model.touched_share(module, self._tokens(module))
 
     def _fuses(self, module: Module) -> bool:

@@ -238,13 +238,6 @@ class PassWriter:
             return
         self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
 
-    def _launch(self, name: str, seconds: float) -> None:
-        """Add work of the host; a CUDA graph of the whole pass has been launched already."""
-        if self._plan.compiled and self._graphs[self._number] == "whole":
-            return
-        if seconds or not self._plan.compiled:
-            self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
-
     def _exchange(self, module: Module) -> None:
         """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
         divided, tensor = self._plan.divided, self._degrees.tensor

@@ -24,11 +24,12 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, peak_uses
-from simoffload.strategies.base import SERVED, Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
+from simoffload.strategies.terms import SERVED
 from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks, default_tokens
 from simoffload.strategies.zero import inference_moves

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Facts, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Tunable
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.staged_plan import StagedPlan
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.vllm_engine import FULLER, VllmEngine, block_bytes
 from simoffload.workload import Inference
 

@@ -28,11 +28,10 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Placement, Plan, Tunable, refused
+from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights
-from simoffload.strategies.split import Split
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
@@ -41,6 +40,7 @@ from simoffload.strategies.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
+from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.vllm_engine import FULLER
 from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
 from simoffload.strategies.vllm_prefetch import groups, prefetching, stored_bytes_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.split import Split
+from simoffload.strategies.terms import Split
 from simoffload.units import plural
 
 

@@ -18,7 +18,7 @@ from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Tunable
+from simoffload.strategies.base import Plan
 from simoffload.strategies.called_experts import (
     fetches_called,
     only_called,
@@ -46,8 +46,8 @@ from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
-from simoffload.strategies.split import Split
 from simoffload.strategies.streamed_cache import CacheUpdate, Parts
+from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.zero import (
     ZeroStrategy,
     check_buffer_size,

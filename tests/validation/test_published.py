@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from validation.published import PublishedRow, Reference, published_tables
+from validation.published import published_tables
+from validation.references import PublishedRow, Reference
 
 
 def reference(**changes: Any) -> Reference:

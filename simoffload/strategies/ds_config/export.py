@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Tunable
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
     LATEST,
@@ -23,6 +22,7 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
+from simoffload.strategies.terms import Tunable
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""

@@ -11,7 +11,6 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.coordinator import Tensor
@@ -22,6 +21,7 @@ from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for

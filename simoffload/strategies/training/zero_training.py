@@ -21,12 +21,13 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Plan, Tunable, refused
+from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (
