@@ -162,7 +162,7 @@ class Plan(ABC):
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of the host thread whose spreads are that of its speed: launches and hooks, half of it each."""
+        """Costs of the host thread whose spreads are those of its speed: launches and hooks, half each."""
         costs = self.machine.host.deepspeed
         return costs.linear_call, costs.hook
 
