@@ -22,11 +22,11 @@ from simoffload.strategies import SERVED
 __all__ = ["ServedStep", "serving_rows", "serving_steps", "serving_table"]
 
 _FOLDER = Path(__file__).parent / "serving"
-_PLATFORMS = {"h100": "dgx-h100", "h200": "dgx-h200"}
+_PLATFORMS = {"h100": "h100-1gpu-vm", "h200": "h200-1gpu-vm"}
 """Shipped machine with the GPU of a file."""
 _SCENARIO = """\
 name: {model} served
-model: {{name: {model}{quantization}}}
+model: {{name: {model}{quantization}{routing}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
 strategy: {{kind: tensor_parallel, compiled: true}}
@@ -77,6 +77,7 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
     text = _SCENARIO.format(
         model=row["model"],
         quantization=quantization,
+        routing=_routing(row["routing"]),
         platform=_PLATFORMS[file.partition("-")[0]],
         batch=row["batch"],
         prompt=context - decodes,
@@ -97,6 +98,14 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
         predicted,
         *confidence(result).interval(metric),
     )
+
+
+def _routing(chosen: str) -> str:
+    """Return the key of a model of whose experts the router of dummy weights chose the same, "4 of 32"."""
+    if not chosen:
+        return ""
+    used, experts = map(int, chosen.split(" of "))
+    return f", routing: {{frequencies: {[1] * used + [0] * (experts - used)}}}"
 
 
 def serving_rows(steps: Iterable[ServedStep]) -> Iterator[CalibrationError]:

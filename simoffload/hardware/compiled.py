@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, EfficiencyCurve, Provenance, Share, Sourced
+from simoffload.hardware.quantities import Count, EfficiencyCurve, Provenance, RowsCurve, Share, Sourced
 from simoffload.units import BytesPerSecond, Seconds
 
 Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
@@ -28,7 +28,7 @@ class ServingKernels(NamedTuple):
     least_rows: Sourced[Count]
     products: EfficiencyCurve
     pointwise: Sourced[BytesPerSecond] | None
-    grouped: EfficiencyCurve
+    grouped: RowsCurve
     float8_products: Sourced[Share]
     weight_latency: Sourced[Seconds]
     int4: Sourced[Share]
@@ -62,9 +62,9 @@ class CompiledKernels(Frozen):
     products: EfficiencyCurve | None = None
     """Share of the peak rate that the products of a model reach one after the other, at the clock that the
     power limit then allows; None: ``matmul_efficiency``."""
-    grouped: EfficiencyCurve | None = None
-    """Share of the peak rate that grouped products of experts reach, by the operations of the product of one
-    expert; None: an estimate."""
+    grouped: RowsCurve | None = None
+    """Share of the peak rate that grouped products of experts reach, by the tokens of each expert; None: an
+    estimate."""
     float8_products: Sourced[Share] | None = None
     """Efficiency of products in FP8 over that of products with 16 bits, each of its own peak; None: an
     estimate."""
@@ -119,7 +119,7 @@ def estimated_kernels() -> CompiledKernels:
                 16, "rows of mma.m16n8k16, which kernels for few tokens use (PTX ISA)", 0.0
             ),
             "grouped": _estimate(
-                [["10 MFLOP", 0.02], ["0.21 GFLOP", 0.224], ["0.83 GFLOP", 0.432], ["3.3 GFLOP", 0.52]],
+                [[16, 0.15], [24, 0.224], [96, 0.432], [384, 0.52]],
                 "as a100-80g-sxm",
                 0.3,
             ),
@@ -171,15 +171,15 @@ class CompiledCosts(Frozen):
     Python."""
 
 
-_OPERATIONS = {"step": 60.0, "kernel": 0.415, "attention": 8.0, "experts": 65.0, "mxfp4": 81.0}
+_OPERATIONS = {"step": 60.0, "kernel": 0.415, "attention": 8.0, "experts": 65.0, "mxfp4": 73.0}
 """Times per event as multiples of a PyTorch operation under DeepSpeed (24.8 us on machines with an H100, 19.2
 with an H200: the medians in their profiles).
 
 A mixture of experts that leaves the GPU idle (24 layers, hidden size 512, 64 experts; vLLM 0.25.1, one H100,
 2026-11-24) takes 49.2 ms for 513 tokens: 80 operations in each layer beside a step. With CUDA graphs of the
 pieces between attention it takes 6.8 ms for 64 tokens: 9 in each layer. A kernel is an operation without
-DeepSpeed (``thread_costs``). That of MXFP4 is from a step of gpt-oss-20b with 512 tokens on an H200 (45.7 ms;
-validation/serving), which is in view, not judged.
+DeepSpeed (``thread_costs``). ``triton_kernel_moe_forward``, with 7 kernels, takes the host 1.88 ms (median of
+12 sizes, experts of gpt-oss-20b and -120b): 76 operations.
 """
 
 

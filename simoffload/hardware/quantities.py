@@ -163,6 +163,22 @@ class EfficiencyCurve(Provenance):
         return Curve(self.points).at(work)
 
 
+class RowsCurve(Provenance):
+    """The fraction of the peak that grouped products of experts reach, by the rows of each group."""
+
+    points: Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=200)]
+    """Pairs (rows, fraction)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RowsCurve:
+        _must_increase([float(rows) for rows, _ in self.points])
+        return self
+
+    def at(self, rows: float) -> float:
+        """Return the fraction of products with ``rows`` in each group."""
+        return Curve(self.points).at(rows)
+
+
 class AttentionCurve(Provenance):
     """The fraction of their ideal speed that attention kernels reach, by the new tokens of each sequence.
 

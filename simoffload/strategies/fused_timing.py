@@ -201,7 +201,8 @@ class FusedTiming(Timing):
         moved = (cost.bytes - stored + stored / code.share(kernel)) / read
         decodes = bool(kernel) and not native
         peak = gpu.peak("float8" if native else self._model.dtype)
-        peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
+        if kernel != "mxfp4":  # whose experts are as fast as those of 16 bits
+            peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
         rows = _ROUNDED if decodes else code.least_rows.value
         computed = self._padded_work(module, cost, rows) / peak
         seconds: float = (moved**_TOGETHER + computed**_TOGETHER) ** (1 / _TOGETHER)
@@ -229,7 +230,7 @@ class FusedTiming(Timing):
         touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
         rows = tokens * model.experts_per_token / touched
         work = cost.flops * max(rows, _ROUNDED) / rows
-        return work / code.grouped.at(work / touched / 2)  # of one of the two products of one expert
+        return work / code.grouped.at(max(rows, _ROUNDED))
 
     def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a product with weights that no kernel of vLLM reads [s]."""

@@ -208,7 +208,7 @@ def test_only_blocks_share_a_link_by_their_size() -> None:
 def test_a_pass_does_not_wait_for_stores_except_layer_by_layer() -> None:
     slow: dict[str, Any] = {"tier": "nfs", "output": 1, "prefix": 0, "batch": 8}
     free, storing = (simulated(store=store, **slow) for store in (False, True))
-    assert storing.kv_store_s > 1.5 * free.ttft_s
+    assert storing.kv_store_s > 1.2 * free.ttft_s
     assert storing.ttft_s == free.ttft_s
     assert simulated(layerwise=True, **slow).ttft_s > storing.kv_store_s
 

@@ -60,7 +60,7 @@ def test_fp8_is_decoded_where_tensor_cores_do_not_take_it(platform: str, *, deco
     if decoded:
         assert fp8 == pytest.approx(int8, rel=0.002)
     else:
-        assert 0 < fp8 < 0.9 * int8
+        assert 0 < fp8 < 0.95 * int8
 
 
 def test_compiled_code_multiplies_in_fp8() -> None:

@@ -1,0 +1,166 @@
+"""Kernels of compiled serving: how many there are, how long they take, and what the host adds."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.documents import parse_yaml
+from simoffload.models import Sequences
+from simoffload.planning.confidence import confidence
+from simoffload.results.inference import InferenceResult
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies.fused_timing import FusedTiming, graphs_of
+from validation.serving import ServedStep, serving_steps
+
+_SCENARIO = """\
+name: served
+model: {{name: {model}{more}}}
+platform: {platform}
+workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
+strategy: {{kind: tensor_parallel, compiled: true}}
+"""
+
+
+def scenario(model: str, quantization: str = "", **keys: Any) -> LoadedScenario:
+    more = f", quantization: {quantization}" if quantization else ""
+    given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **keys}
+    return resolve(parse_yaml(_SCENARIO.format(model=model, more=more, **given), name="served.yaml"))
+
+
+def simulated(model: str, quantization: str = "", **keys: Any) -> InferenceResult:
+    result = so.simulate(scenario(model, quantization, **keys))
+    assert isinstance(result, InferenceResult)
+    return result
+
+
+def timing(model: str, quantization: str = "", *, tokens: int = 1, context: int = 512) -> FusedTiming:
+    plan: Any = scenario(model, quantization).plan()
+    found = plan.stage_timings[0].timing((Sequences(1, tokens, context),))
+    assert isinstance(found, FusedTiming)
+    return found
+
+
+# -- numbers of kernels ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "kernels"),
+    [
+        ("llama-3.1-8b", "", 11),
+        ("qwen3-30b-a3b", "", 17),
+        ("gpt-oss-20b", "mxfp4", 17),
+        ("llama-3.1-8b", "fp8", 12),
+        ("deepseek-v2-lite", "", 24),
+    ],
+)
+def test_kernels_of_a_layer_are_counted_by_family(model: str, quantization: str, kernels: int) -> None:
+    """As in traces of vLLM 0.25.1: 11 in a layer of Llama, 17 in one of gpt-oss, 18 with a copy in one of
+    Qwen3-30B."""
+    found = timing(model, quantization)
+    layer, _ = max(found._model.kinds, key=lambda kind: kind[1])
+    worked = [one for one in layer if found.compute(one)]
+    assert sum(map(found.kernels, worked)) == kernels
+
+
+def test_steps_are_whole_graphs_short_prefills_pieces_and_long_ones_none() -> None:
+    plan: Any = scenario("llama-3.1-8b").plan()
+    model = plan.divided.stages[0]
+    assert graphs_of(model, [Sequences(8, 1, 600)]) == "whole"
+    assert graphs_of(model, [Sequences(1, 512, 512)]) == "pieces"
+    assert graphs_of(model, [Sequences(2, 512, 512)]) == "none"
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+def test_the_host_is_the_floor_of_a_prefill_of_experts() -> None:
+    """From 513 to 2,048 tokens it takes the same time, since the host launches kernels one by one."""
+    short, longer, four = (simulated("qwen3-30b-a3b", prompt=one).ttft_s for one in (512, 513, 2048))
+    assert longer > 2 * short
+    assert four == pytest.approx(longer, rel=0.01)
+
+
+def test_experts_in_mxfp4_are_launched_by_python() -> None:
+    """Its Triton kernels take the host 1.9 ms a layer where their call was measured alone: 24 layers."""
+    assert 0.04 < simulated("gpt-oss-20b", "mxfp4", prompt=512).ttft_s < 0.08
+    assert simulated("gpt-oss-20b", "mxfp4", prompt=256).ttft_s < 0.02
+
+
+def test_a_decode_step_waits_for_the_next_one_to_be_prepared() -> None:
+    """A model whose kernels take less time than the host's part of a step: 60 operations."""
+    host = scenario("opt-125m").machine.host
+    assert simulated("opt-125m").tpot_s == pytest.approx(host.compiled_costs.step.value, rel=0.2)
+
+
+def test_grouped_products_depend_on_the_rows_of_each_expert() -> None:
+    """Those of a layer of Mixtral with 2,048 tokens take 3.2 ms on an H100, of Qwen3-30B 0.6 ms, with the
+    tokens sorted."""
+    for model, tokens, measured in (("mixtral-8x7b", 2048, 3202e-6), ("qwen3-30b-a3b", 2048, 586e-6)):
+        found = timing(model, tokens=tokens, context=tokens)
+        layer, _ = found._model.kinds[-1]
+        experts = sum(found.compute(one) for one in layer if one.parallel == "experts") / 1e12
+        assert experts == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(1, 51e-6), (8, 135e-6), (64, 196e-6), (2048, 995e-6)])
+def test_experts_in_mxfp4_are_read_and_multiplied_as_measured(tokens: int, measured: float) -> None:
+    """Both products of the experts of gpt-oss-20b on an H100, and the three kernels that sort the tokens."""
+    found = timing("gpt-oss-20b", "mxfp4", tokens=tokens, context=tokens + 1)
+    layer, _ = found._model.kinds[-1]
+    experts = sum(found.compute(one) for one in layer if one.parallel == "experts") / 1e12
+    assert experts == pytest.approx(measured, rel=0.3)
+
+
+def test_fewer_bits_cost_a_latency_of_their_own_kernels() -> None:
+    """A step of Llama-3.1-8B with 4 bits takes 4.1 ms on an H100 and 6.5 with 16: not a quarter."""
+    plain, four = (simulated("llama-3.1-8b", one).tpot_s for one in ("", "int4-g128"))
+    assert plain is not None
+    assert four is not None
+    assert 1.4 < plain / four < 1.9
+
+
+@pytest.mark.parametrize(
+    "step",
+    [one for one in serving_steps() if one.part == "fit"],
+    ids=lambda one: f"{one.model}-{one.work}-{one.batch}-{one.context}",
+)
+def test_steps_in_view_are_predicted_within_a_tenth(step: ServedStep) -> None:
+    assert abs(step.error) < 0.1
+    assert step.inside
+
+
+# -- intervals ------------------------------------------------------------------------------------
+
+
+def width(result: InferenceResult, metric: str = "tpot_s") -> float:
+    """Factor either way of the 80 % interval."""
+    low, high = confidence(result).interval(metric)
+    return sqrt(high / low)
+
+
+@pytest.mark.parametrize("metric", ["tpot_s", "ttft_s"])
+def test_what_was_not_compared_has_an_interval_of_twice_the_width(metric: str) -> None:
+    """Real runs are of single H100 and H200; of an A100 there is none."""
+    near = width(simulated("llama-3.1-8b", platform="dgx-h200"), metric)
+    far = width(simulated("llama-3.1-8b", platform="dgx-a100"), metric)
+    assert far - 1 >= 2 * (near - 1)
+
+
+@pytest.mark.parametrize("platform", ["dgx-a100-80g", "dgx-h100"])
+def test_no_interval_is_wider_than_a_factor_of_two(platform: str) -> None:
+    keys = {"platform": platform, "batch": 128}
+    for model, quantization in (("qwen3-30b-a3b", "int4-g128"), ("gpt-oss-20b", "mxfp4")):
+        assert width(simulated(model, quantization, **keys)) <= 2.0001
+
+
+def test_the_confidence_names_what_no_real_run_did() -> None:
+    known = confidence(simulated("llama-3.1-8b"))
+    assert known.unlike == ""
+    assert known.runs > 10
+    other = confidence(simulated("qwen3-30b-a3b", "int4-g128", platform="dgx-a100-80g"))
+    assert "A100" in other.unlike
+    assert "experts" in other.unlike
