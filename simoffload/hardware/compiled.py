@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 from simoffload.documents import Frozen
 from simoffload.hardware.quantities import (
@@ -93,10 +93,6 @@ class CompiledKernels(Frozen):
     decoded: Sourced[Share] | None = None
     """Rate of large products with weights that are decoded over that of products with 16 bits; None: an
     estimate."""
-
-    def filled(self, other: CompiledKernels) -> Self:
-        """Return these numbers, with those of ``other`` in place of the ones that are left out."""
-        return self.model_copy(update={key: one for key, one in other if getattr(self, key) is None})
 
     def serving(self, **of_gpu: Provenance) -> ServingKernels:
         """Return all numbers of a GPU whose profile is completed: those that are stated, others ``of_gpu``,

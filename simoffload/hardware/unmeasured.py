@@ -7,10 +7,10 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
-from simoffload.hardware.compiled import CompiledReference, UnmeasuredKernels
+from simoffload.hardware.compiled import CompiledKernels, CompiledReference, UnmeasuredKernels
 from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
 from simoffload.hardware.profiles import HostReads, Profile
-from simoffload.hardware.quantities import Sourced
+from simoffload.hardware.quantities import Provenance, Sourced
 from simoffload.hardware.thread_costs import EagerReference, FsdpReference, Multiples
 from simoffload.shipped import shipped_folder
 from simoffload.units import BytesPerSecond
@@ -69,8 +69,12 @@ class Unmeasured(Profile):
                 if own is None:
                     yield f"{part}.{key}"
                 elif isinstance(section, UnmeasuredKernels):
-                    lacking = (one for one, number in section if number and getattr(own, one) is None)
-                    yield from (f"{part}.{key}.{one}" for one in lacking)
+                    yield from (f"{part}.{key}.{one}" for one in _lacking(own, section))
+
+
+def _lacking(own: CompiledKernels, kernels: UnmeasuredKernels) -> dict[str, Provenance]:
+    """Return the numbers of ``kernels`` that others lack, by key."""
+    return {key: one for key, one in kernels if one is not None and getattr(own, key) is None}
 
 
 P = TypeVar("P", bound=Profile)
@@ -79,11 +83,11 @@ P = TypeVar("P", bound=Profile)
 def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> P:
     """Return a profile with the numbers of another machine in place of those that it lacks, but for those
     that must be scaled first."""
-    update = {}
+    update: dict[str, Frozen] = {}
     for key, section in elsewhere:
         own = getattr(profile, key)
         if isinstance(section, UnmeasuredKernels):
-            update[key] = own.filled(section)
+            update[key] = own.model_copy(update=_lacking(own, section))
         elif own is None and not isinstance(section, FsdpReference | Multiples):
             update[key] = section
     return profile.model_copy(update=update)
