@@ -1,7 +1,8 @@
 """This module predicts recorded steps of vLLM with CUDA graphs, on one GPU and with dummy weights.
 
 ``serving/<platform>-<program>.csv`` has a row per kind of step: its median time, and the set of the run: fit
-if it was in view while kernels were counted, else holdout. Rates of kernels come from microbenchmarks.
+if it was in view while kernels were counted and times of the host's thread worked out, else holdout. No time
+of either set is an input.
 """
 
 from __future__ import annotations

@@ -7,13 +7,21 @@ prefills are not: the host launches their kernels from Python, layer by layer (v
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, EfficiencyCurve, Provenance, RowsCurve, Share, Sourced
+from simoffload.hardware.quantities import (
+    Count,
+    EfficiencyCurve,
+    PositiveMultiple,
+    Provenance,
+    RowsCurve,
+    Share,
+    Sourced,
+)
+from simoffload.hardware.thread_costs import Multiples
 from simoffload.units import BytesPerSecond, Seconds
 
 Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
@@ -49,7 +57,7 @@ class ServingKernels(NamedTuple):
 
 
 class CompiledKernels(Frozen):
-    """Speed of the kernels of compiled serving on a GPU; what is left out is estimated."""
+    """Speed of the kernels of compiled serving on a GPU; what is left out is as in ``unmeasured``."""
 
     kernel_latency: Sourced[Seconds] | None = None
     """Time that each kernel of a CUDA graph costs in addition to its work; None: ``kernel_latency`` of the
@@ -87,16 +95,15 @@ class CompiledKernels(Frozen):
     """Rate of large products with weights that are decoded over that of products with 16 bits; None: an
     estimate."""
 
-    def completed(self, **of_gpu: Provenance) -> ServingKernels:
-        """Return all numbers: those that are stated, others ``of_gpu``, measured with other kernels, or
-        estimates."""
-        stated = {key: one for key, one in self if one is not None}
+    def serving(self, **of_gpu: Provenance) -> ServingKernels:
+        """Return all numbers of a GPU whose profile is completed: those that are stated, others ``of_gpu``,
+        measured with other kernels."""
         others = {
             key: type(one).model_construct(**{**dict(one), "spread": _OTHER_KERNELS})
             for key, one in of_gpu.items()
         }
-        assumed = {key: one for key, one in estimated_kernels() if one is not None}
-        return ServingKernels(**{"pointwise": None, **assumed, **others, **stated})
+        stated = {key: one for key, one in self if one is not None}
+        return ServingKernels(**{"pointwise": None, **others, **stated})
 
 
 _OTHER_KERNELS = 0.2
@@ -104,54 +111,28 @@ _OTHER_KERNELS = 0.2
 another machine of the kind (``spreads``; our choice)."""
 
 
-def _estimate(value: Any, source: str, spread: float) -> dict[str, Any]:
-    statement = {"points": value} if isinstance(value, list) else {"value": value}
-    date = datetime.date(2026, 11, 24)
-    return {**statement, "origin": "estimate", "source": source, "date": date, "spread": spread}
+class UnmeasuredKernels(CompiledKernels):
+    """What is assumed of GPUs on which the kernels of compiled serving were not measured, apart from what
+    their other kernels tell."""
 
-
-@cache
-def estimated_kernels() -> CompiledKernels:
-    """Return what is assumed of GPUs on which the kernels were not measured."""
-    return CompiledKernels.model_validate(
-        {
-            "least_rows": _estimate(
-                16, "rows of mma.m16n8k16, which kernels for few tokens use (PTX ISA)", 0.0
-            ),
-            "grouped": _estimate(
-                [[16, 0.15], [24, 0.224], [96, 0.432], [384, 0.52]],
-                "as a100-80g-sxm",
-                0.3,
-            ),
-            "float8_products": _estimate(
-                0.84,
-                "torch._scaled_mm on an H100, a layer of Llama-3.1-8B with 2,048 tokens: 1156 TFLOP/s, 685 "
-                "with 16 bits (2026-11-24)",
-                0.15,
-            ),
-            "weight_latency": _estimate(
-                "4 us",
-                "Marlin on an H100, the products of a layer of Llama-3.1-8B with 1 token: 10.8, 9.2, 30.4 "
-                "and 22.0 us, less their bytes at 0.9 of the rate of 16 bits and 2.9 us each (2026-11-24)",
-                0.5,
-            ),
-            "int4": _estimate(
-                0.8,
-                "Marlin, 1 token: 3.12 times as fast as 16 bits with 3.88 times fewer bytes (vllm-project/"
-                "vllm pull request 2497; the GPU is not named)",
-                0.3,
-            ),
-            "int8": _estimate(0.9, "between 4 and 16 bits; not measured", 0.2),
-            "float8": _estimate(1.0, "read as they are; not measured", 0.2),
-            "mxfp4": _estimate(0.8, "as weights of 4 bits; not measured", 0.35),
-            "decoded": _estimate(
-                0.8,
-                "Marlin, 512 tokens and more: 0.60 to 0.74 of torch.matmul in its first version (vllm-"
-                "project/vllm pull request 2497), about equal in that of 2025 on Turing (pull request 29901)",
-                0.25,
-            ),
-        }
-    )
+    least_rows: Sourced[Count]
+    """Rows that tensor cores multiply at least."""
+    grouped: RowsCurve
+    """Share of the peak rate that grouped products of experts reach."""
+    float8_products: Sourced[Share]
+    """Efficiency of products in FP8 over that of products with 16 bits."""
+    weight_latency: Sourced[Seconds]
+    """Time that a product with weights that its kernel decodes costs in addition."""
+    int4: Sourced[Share]
+    """Rate of reading weights of 4 bits over that of 16 bits."""
+    int8: Sourced[Share]
+    """The same for weights of 8 bits that are decoded."""
+    float8: Sourced[Share]
+    """The same for weights in FP8 that tensor cores multiply as they are."""
+    mxfp4: Sourced[Share]
+    """The same for experts in MXFP4."""
+    decoded: Sourced[Share]
+    """Rate of large products with weights that are decoded over that of products with 16 bits."""
 
 
 class CompiledCosts(Frozen):
@@ -171,25 +152,23 @@ class CompiledCosts(Frozen):
     Python."""
 
 
-_OPERATIONS = {"step": 60.0, "kernel": 0.415, "attention": 8.0, "experts": 65.0, "mxfp4": 73.0}
-"""Times per event as multiples of a PyTorch operation under DeepSpeed (24.8 us on machines with an H100, 19.2
-with an H200: the medians in their profiles).
+class CompiledReference(Multiples):
+    """The numbers of ``CompiledCosts`` as multiples of ``deepspeed.operation`` of the same host."""
 
-A mixture of experts that leaves the GPU idle (24 layers, hidden size 512, 64 experts; vLLM 0.25.1, one H100,
-2026-11-24) takes 49.2 ms for 513 tokens: 80 operations in each layer beside a step. With CUDA graphs of the
-pieces between attention it takes 6.8 ms for 64 tokens: 9 in each layer. A kernel is an operation without
-DeepSpeed (``thread_costs``). ``triton_kernel_moe_forward``, with 7 kernels, takes the host 1.88 ms (median of
-12 sizes, experts of gpt-oss-20b and -120b): 76 operations.
-"""
+    step: Sourced[PositiveMultiple]
+    """Multiple of a step before its first kernel."""
+    kernel: Sourced[PositiveMultiple]
+    """Multiple of launching a kernel of compiled code."""
+    attention: Sourced[PositiveMultiple]
+    """Multiple of calling attention between two pieces of compiled code."""
+    experts: Sourced[PositiveMultiple]
+    """Multiple of calling the experts of a layer."""
+    mxfp4: Sourced[PositiveMultiple]
+    """Multiple of calling those in MXFP4."""
 
 
 @cache
-def estimated_compiled_costs(*, operation_s: float) -> CompiledCosts:
-    """Return the costs of a host on which they were not measured, from its time of a PyTorch operation."""
-    source = "vLLM 0.25.1 on a host with one H100, scaled with the time of a PyTorch operation"
-    return CompiledCosts.model_validate(
-        {
-            key: _estimate(f"{count * operation_s * 1e6:.4f} us", source, 0.3)
-            for key, count in _OPERATIONS.items()
-        }
-    )
+def estimated_compiled_costs(reference: CompiledReference, *, operation_s: float) -> CompiledCosts:
+    """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
+    DeepSpeed."""
+    return CompiledCosts.model_validate(reference.times(operation_s))

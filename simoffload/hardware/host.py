@@ -190,7 +190,9 @@ class Host(Profile):
     @property
     def compiled_costs(self) -> CompiledCosts:
         """The host's own costs in a serving engine, or estimates from its time of a PyTorch operation."""
-        return self.compiled or estimated_compiled_costs(operation_s=self.deepspeed.operation.value)
+        if self.compiled is not None:
+            return self.compiled
+        return estimated_compiled_costs(self._elsewhere.compiled, operation_s=self.deepspeed.operation.value)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

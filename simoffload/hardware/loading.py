@@ -117,9 +117,13 @@ class _Loader:
         ):
             raise InputError(sorted(self._problems, key=self._order))
         entries = self._library.entries()
-        missing = tuple(unmeasured.used_by(host, accelerator))
+        missing = {f"{key}." for key in unmeasured.used_by(host, accelerator)}
         stated = [
-            [line for line in entry.inputs() if entry.use.kind != UNMEASURED or line.key.startswith(missing)]
+            [
+                line
+                for line in entry.inputs()
+                if entry.use.kind != UNMEASURED or f"{line.key}.".startswith(tuple(missing))
+            ]
             for entry in entries
         ]
         added = self._equipment.inputs(platform.id) if self._equipment else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -204,7 +203,7 @@ class Accelerator(Profile):
     kernel_latency: Sourced[Seconds]
     """Time that each kernel costs on the GPU in addition to its work."""
     host_reads: HostReads | None = None
-    """How kernels read weights in host memory; None: not known, as estimated for any GPU."""
+    """How kernels read weights in host memory; None: not known, so that it is as estimated for any GPU."""
     compiled: CompiledKernels = CompiledKernels()
     """Speed of the kernels of compiled serving engines."""
     allocation: GpuAllocation | None = None
@@ -242,8 +241,9 @@ class Accelerator(Profile):
 
     @property
     def reads(self) -> HostReads:
-        """How kernels read weights in host memory, where nothing is stated an estimate."""
-        return self.host_reads or _ANY_READS
+        """How kernels read weights in host memory."""
+        assert self.host_reads is not None, "machines complete their profiles"
+        return self.host_reads
 
     @property
     def reserved_bytes(self) -> int:
@@ -269,33 +269,13 @@ class Accelerator(Profile):
 
     @cached_property
     def kernels(self) -> ServingKernels:
-        """Kernels of compiled serving: the numbers of the profile, others of its section ``compiled`` left
-        out, or estimates."""
-        return self.compiled.completed(
+        """Kernels of compiled serving: the numbers of the section ``compiled``, or else others of the
+        profile."""
+        return self.compiled.serving(
             kernel_latency=self.kernel_latency,
             read_efficiency=self.hbm_efficiency,
             products=self.matmul_efficiency,
         )
-
-
-_ANY_READS = HostReads.model_validate(
-    {
-        "rows": {
-            "value": 192,
-            "origin": "estimate",
-            "source": "tiles of 128 or 256 tokens, as in the largest kernels of cuBLAS and CUTLASS",
-            "date": datetime.date(2026, 11, 24),
-            "spread": 0.3,
-        },
-        "rate_share": {
-            "value": 0.93,
-            "origin": "estimate",
-            "source": "PCIe packets of 128 B for reads of kernels, of 256 B for copies, with 20 B of headers",
-            "date": datetime.date(2026, 11, 24),
-            "spread": 0.05,
-        },
-    }
-)
 
 
 class Nic(Profile):

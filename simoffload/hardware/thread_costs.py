@@ -186,7 +186,19 @@ class FsdpReference(FsdpTimes):
     longer by the ratio of its ``deepspeed.operation`` to this one."""
 
 
-class EagerReference(Frozen):
+class Multiples(Frozen):
+    """Times of a host's thread as multiples of its time of a PyTorch operation under DeepSpeed
+    (``deepspeed.operation``)."""
+
+    def times(self, operation_s: float) -> dict[str, Any]:
+        """Return the statements of a profile about a host with such a time [s] of an operation."""
+        return {
+            key: {"value": f"{count.value * operation_s * 1e6:.4f} us", **_provenance(count)}
+            for key, count in self
+        }
+
+
+class EagerReference(Multiples):
     """The numbers of ``EagerCosts`` as multiples of ``deepspeed.operation`` of the same host."""
 
     operation: Sourced[PositiveMultiple]
@@ -230,11 +242,7 @@ def scaled_costs(
 def estimated_eager_costs(reference: EagerReference, *, operation_s: float) -> EagerCosts:
     """Return the costs of a host on which they were not measured, from its time of a PyTorch operation under
     DeepSpeed."""
-    statements = {
-        key: {"value": f"{count.value * operation_s * 1e6:.4f} us", **_provenance(count)}
-        for key, count in reference
-    }
-    return EagerCosts.model_validate(statements)
+    return EagerCosts.model_validate(reference.times(operation_s))
 
 
 def _provenance(given: Provenance) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
+from simoffload.hardware.compiled import CompiledKernels, CompiledReference, UnmeasuredKernels
 from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
-from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Sourced
-from simoffload.hardware.thread_costs import EagerReference, FsdpReference
+from simoffload.hardware.profiles import HostReads, Profile
+from simoffload.hardware.quantities import Provenance, Sourced
+from simoffload.hardware.thread_costs import EagerReference, FsdpReference, Multiples
 from simoffload.shipped import shipped_folder
 from simoffload.units import BytesPerSecond
 
@@ -35,6 +36,8 @@ class UnmeasuredHost(Frozen):
     """Times under FSDP, which are scaled to the host's own thread."""
     eager: EagerReference
     """Multiples of the host's own time of an operation under DeepSpeed."""
+    compiled: CompiledReference
+    """The same for the thread of a serving engine."""
 
 
 class UnmeasuredAccelerator(Frozen):
@@ -42,6 +45,10 @@ class UnmeasuredAccelerator(Frozen):
 
     allocation: GpuAllocation
     """Times for accelerators that do not state ``allocation``."""
+    host_reads: HostReads
+    """Rows and rate for accelerators that do not state ``host_reads``."""
+    compiled: UnmeasuredKernels
+    """Kernels of compiled serving for accelerators that do not state them, number by number."""
 
 
 class Unmeasured(Profile):
@@ -54,11 +61,20 @@ class Unmeasured(Profile):
     """Sections for accelerators that do not state them."""
 
     def used_by(self, host: Profile, accelerator: Profile) -> Iterator[str]:
-        """Yield the keys of the sections that stand for those that two profiles lack."""
+        """Yield the keys of the sections, or of their numbers, that stand for those that two profiles
+        lack."""
         for part, profile in (("host", host), ("accelerator", accelerator)):
-            for key in type(getattr(self, part)).model_fields:
-                if getattr(profile, key) is None:
+            for key, section in getattr(self, part):
+                own = getattr(profile, key)
+                if own is None:
                     yield f"{part}.{key}"
+                elif isinstance(section, UnmeasuredKernels):
+                    yield from (f"{part}.{key}.{one}" for one in _lacking(own, section))
+
+
+def _lacking(own: CompiledKernels, kernels: UnmeasuredKernels) -> dict[str, Provenance]:
+    """Return the numbers of ``kernels`` that others lack, by key."""
+    return {key: one for key, one in kernels if one is not None and getattr(own, key) is None}
 
 
 P = TypeVar("P", bound=Profile)
@@ -67,10 +83,14 @@ P = TypeVar("P", bound=Profile)
 def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> P:
     """Return a profile with the numbers of another machine in place of those that it lacks, but for those
     that must be scaled first."""
-    plain = {key: one for key, one in elsewhere if not isinstance(one, FsdpReference | EagerReference)}
-    return profile.model_copy(
-        update={key: one for key, one in plain.items() if getattr(profile, key) is None}
-    )
+    update: dict[str, Frozen] = {}
+    for key, section in elsewhere:
+        own = getattr(profile, key)
+        if isinstance(section, UnmeasuredKernels):
+            update[key] = own.model_copy(update=_lacking(own, section))
+        elif own is None and not isinstance(section, FsdpReference | Multiples):
+            update[key] = section
+    return profile.model_copy(update=update)
 
 
 @cache

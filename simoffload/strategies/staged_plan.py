@@ -15,7 +15,7 @@ from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.fused_timing import FusedPassTimings
+from simoffload.strategies.fused_timing import FusedPassTimings, experts_kernel
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.streamed_cache import Parts
@@ -92,9 +92,13 @@ class StagedPlan(InferencePlan):
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of launching kernels that are not in CUDA graphs, and of preparing a step."""
+        """Costs of launching kernels that are not in CUDA graphs, of calling experts, and of preparing a
+        step."""
+        if not self.compiled:
+            return super().host_costs
         costs = self.machine.host.compiled_costs
-        return (costs.kernel, costs.step) if self.compiled else super().host_costs
+        called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
+        return (costs.kernel, costs.step, *([called] if self.model.num_experts else []))
 
     @property
     def gpu_rates(self) -> tuple[Provenance, ...]:

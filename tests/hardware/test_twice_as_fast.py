@@ -10,6 +10,7 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
+from simoffload.hardware.unmeasured import completed, shipped_unmeasured
 from simoffload.shipped import shipped_folder
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) ?([A-Za-z]*)(?P<unit>B/s|b/s|FLOPS|IOPS|s)")
@@ -19,6 +20,18 @@ LLAMA = {"family": "llama", "num_hidden_layers": 4, "hidden_size": 2048, "num_at
 LLAMA |= {"num_key_value_heads": 4, "intermediate_size": 8192, "vocab_size": 32000, "dtype": "float16"}
 OPT = {"family": "opt", "num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 16}
 OPT |= {"ffn_dim": 8192, "vocab_size": 50272, "dtype": "float16"}
+EXPERTS = {"family": "mixtral", "num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 16}
+EXPERTS |= {"num_key_value_heads": 4, "intermediate_size": 1408, "vocab_size": 32000, "dtype": "bfloat16"}
+EXPERTS |= {"num_local_experts": 16, "num_experts_per_tok": 4}
+SERVED = {
+    "int4": {**LLAMA, "quantization": "int4-g128"},
+    "fp8": {**LLAMA, "quantization": "fp8"},
+    "experts": EXPERTS,
+    "experts in MXFP4": {**EXPERTS, "quantization": "mxfp4"},
+}
+"""Models whose kernels these GPUs do not state, in whole or in part."""
+LONG = {"batch_size": 4, "prompt_length": 2048, "output_length": 4}
+"""Prompts of more tokens than CUDA graphs are captured for."""
 INFERENCE = {"batch_size": 4, "prompt_length": 200, "output_length": 4}
 TRAINING = {"kind": "training", "batch_size": 2, "sequence_length": 256}
 
@@ -54,6 +67,19 @@ PROGRAMS = {
     "vLLM": _work({"kind": "vllm_cpu_offload", "cpu_offload_gb": 0.5}),
     "vLLM, prefix": _work(
         {"kind": "vllm_cpu_offload", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}
+    ),
+    **{
+        f"vLLM, {name} on {platform}": _work(
+            {"kind": "tensor_parallel", "compiled": True},
+            LONG | {"batch_size": 1 if "experts" in name else 4},
+            model=model,
+            platform=platform,
+        )
+        for platform in ("dgx-a100", "rtx-4090-desktop")
+        for name, model in SERVED.items()
+    },
+    "vLLM, read in place": _work(
+        {"kind": "vllm_cpu_offload", "cpu_offload_gb": 0.5}, LONG, platform="rtx-4090-desktop"
     ),
     "streamed cache": _work(
         {
@@ -150,6 +176,63 @@ def test_sensitivity_has_numbers_of_other_machines(
     rows = so.sensitivity(so.load_scenario(str(tmp_path / "one.yaml"))).rows
     found = {(row.number.profile, row.number.key): row.elasticity * slower for row in rows}
     assert found[ELSEWHERE, key] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "platform", "keys"),
+    [
+        ("int4", "dgx-a100", {"accelerator.compiled.decoded": -1, "accelerator.compiled.weight_latency": 1}),
+        ("fp8", "rtx-4090-desktop", {"accelerator.compiled.float8_products": -1, "host.compiled.step": 1}),
+        ("experts", "dgx-a100", {"host.compiled.experts": 1, "host.compiled.attention": 1}),
+        ("experts", "rtx-4090-desktop", {"accelerator.compiled.grouped": -1, "host.compiled.kernel": 1}),
+        ("experts in MXFP4", "dgx-a100", {"accelerator.compiled.mxfp4": -1, "host.compiled.mxfp4": 1}),
+    ],
+)
+def test_sensitivity_has_the_kernels_and_the_thread_of_compiled_serving(
+    model: str, platform: str, keys: dict[str, int], tmp_path: Path
+) -> None:
+    prefill = {"batch_size": 1, "prompt_length": 900, "output_length": 1}
+    scenario = {"name": "one", **PROGRAMS[f"vLLM, {model} on {platform}"], "workload": prefill}
+    (tmp_path / "one.yaml").write_text(yaml_text(scenario), encoding="utf-8")
+    rows = so.sensitivity(so.load_scenario(str(tmp_path / "one.yaml"))).rows
+    found = {row.number.key: row.elasticity for row in rows if row.number.profile == ELSEWHERE}
+    assert {key: found[key] * slower > 0 for key, slower in keys.items()} == dict.fromkeys(keys, True)
+
+
+def test_a_gpu_states_its_own_kernels_number_by_number(tmp_path: Path) -> None:
+    def machine(**profiles: Any) -> Any:
+        scenario = {"name": "one", **PROGRAMS["vLLM, experts on dgx-a100"], "profiles": profiles}
+        (tmp_path / "one.yaml").write_text(yaml_text(scenario), encoding="utf-8")
+        return so.load_scenario(str(tmp_path / "one.yaml")).machine
+
+    def inputs(of: Any) -> set[str]:
+        return {one.key.rpartition(".")[2] for one in of.inputs() if one.key.startswith("accelerator.comp")}
+
+    number = {"value": 0.5, "origin": "measured", "source": "here", "date": "2026-11-24"}
+    shipped, own = machine(), machine(**{"accelerator/a100-40g-sxm": {"compiled": {"float8": number}}})
+    assert (shipped.accelerator.kernels.float8.value, own.accelerator.kernels.float8.value) == (1.0, 0.5)
+    assert own.accelerator.kernels.weight_latency.value == 4e-6
+    assert "float8_products" in inputs(own)
+    assert inputs(shipped) - inputs(own) == {"float8"}
+    assert "grouped" not in inputs(shipped)  # in the profile of the GPU
+
+
+def test_a_gpu_that_does_not_state_how_it_reads_host_memory() -> None:
+    elsewhere = shipped_unmeasured().accelerator
+    gpu = so.load_scenario("ddn/bloom-176b").machine.accelerator
+    other = completed(gpu.model_copy(update={"host_reads": None}), elsewhere)
+    assert (other.reads.rows.value, other.reads.rate_share.value) == (192, 0.93)
+
+
+def test_spreads_of_the_thread_of_compiled_serving(tmp_path: Path) -> None:
+    def spread(**profiles: Any) -> float:
+        scenario = {"name": "one", **PROGRAMS["vLLM, experts on dgx-a100"], "profiles": profiles}
+        (tmp_path / "one.yaml").write_text(yaml_text(scenario), encoding="utf-8")
+        result = so.simulate(so.load_scenario(str(tmp_path / "one.yaml")))
+        return result.provenance.spreads["host thread"].value
+
+    assert spread() == 0.3
+    assert spread(elsewhere={"host": {"compiled": {"experts": {"value": 65.0, "spread": 0.7}}}}) == 0.7
 
 
 def test_spreads_of_other_machines_are_those_of_the_work(tmp_path: Path) -> None:

@@ -170,11 +170,6 @@ def test_a_prefill_from_host_memory_as_on_an_h200() -> None:
     assert copied.ttft_s < 0.3
 
 
-def test_a_gpu_whose_profile_does_not_say_reads_as_any() -> None:
-    gpu = scenario(**H200).machine.accelerator
-    assert gpu.model_copy(update={"host_reads": None}).reads.rows.value == 192
-
-
 def test_only_routed_experts_are_read() -> None:
     """One token of Mixtral goes to two of eight."""
     layer = load_model("mixtral-8x7b").layers[0]
