@@ -108,8 +108,8 @@ def _value(text: str) -> float:
 
 
 def _plain(text: str) -> str | float:
-    """Return a value as a scenario file holds it: text where there is a unit."""
-    return text if " " in text else float(text)
+    """Return a value as a scenario file holds it: text where there is a unit, and counts as whole numbers."""
+    return text if " " in text else int(text) if text.isdecimal() else float(text)
 
 
 def edit_of(profile: str, key: str, value: Any) -> Edit:
