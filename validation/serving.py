@@ -30,8 +30,11 @@ name: {model} served
 model: {{name: {model}{quantization}{routing}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
-strategy: {{kind: tensor_parallel, compiled: true}}
+strategy: {strategy}
 """
+_SERVED = "{kind: tensor_parallel, compiled: true}"
+_OFFLOADED = "{{kind: vllm_cpu_offload, cpu_offload_gb: {gb}}}"
+"""Strategies without and with weights that kernels read in host memory."""
 
 
 class ServedStep(NamedTuple):
@@ -41,6 +44,8 @@ class ServedStep(NamedTuple):
     file: str
     model: str
     quantization: str
+    cpu_offload_gb: str
+    """Size [GiB] of the weights that kernels read in host memory; empty for none."""
     work: Work
     batch: int
     context: int
@@ -80,6 +85,7 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
         quantization=quantization,
         routing=_routing(row["routing"]),
         platform=_PLATFORMS[file.partition("-")[0]],
+        strategy=_OFFLOADED.format(gb=row["cpu_offload_gb"]) if row["cpu_offload_gb"] else _SERVED,
         batch=row["batch"],
         prompt=context - decodes,
         output=3 if decodes else 1,
@@ -92,6 +98,7 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
         file,
         row["model"],
         row["quantization"],
+        row["cpu_offload_gb"],
         "decode" if decodes else "prefill",
         int(row["batch"]),
         context,
@@ -132,7 +139,8 @@ def serving_table(steps: Iterable[ServedStep]) -> str:
     """Write the steps as a Markdown table."""
     lines = []
     for one in steps:
-        name = f"{one.model} {one.quantization}".strip()
+        place = f"{one.cpu_offload_gb} GiB in place" if one.cpu_offload_gb else ""
+        name = " ".join(filter(None, (one.model, one.quantization, place)))
         times = f"{one.measured_s * 1e3:,.2f} | {one.predicted_s * 1e3:,.2f} | {one.error:+.1%}"
         about = f"{one.part} | {one.file} | {name} | {one.work} | {one.batch} | {one.context:,}"
         lines.append(f"| {about} | {times} | {'yes' if one.inside else '**no**'} |")
