@@ -133,7 +133,7 @@ class AccelerateWriter(StreamWriter):
         if not self._plan.cached:
             route, latency = mapped_read(self, self._plan.target, size, traffic=traffic)
             self.add("read", HOST, fixed=latency, size=size, route=route)
-            left -= int(rate * size / self.builder.cap(route))
+            left -= int(rate * self.transfer_s(route, 0, size))
         if left > 0:
             self.add("cpu", HOST, size=left, route=self.cpu_work("copying mapped files", rate))
 

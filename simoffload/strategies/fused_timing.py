@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences, absorbed_kernels
 from simoffload.models.formats import Kernel
@@ -118,7 +118,7 @@ class FusedTiming(Timing):
     @property
     def decodes(self) -> bool:
         """Whether every sequence feeds in one token that follows others."""
-        return self.graphs == "whole"
+        return all(one.new_tokens == 1 < one.context for one in self._batch)
 
     @cached_property
     def graphs(self) -> Graphs:
@@ -155,7 +155,8 @@ class FusedTiming(Timing):
         if module.name.endswith("kv_b_proj") and self.decodes:
             return 1
         quantizes = kernel_of(module) == "float8" and self.machine.accelerator.compute.float8
-        return int(bool(quantizes) and module.parallel == "row" and ".o_proj" in module.name)
+        attends = "attn" in module.name or "attention" in module.name
+        return int(bool(quantizes) and module.parallel == "row" and attends)
 
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline, and the latency of its
@@ -182,6 +183,8 @@ class FusedTiming(Timing):
     def _pointwise_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a kernel that works element by element [s]: one of Inductor's, or of vLLM's own
         around experts."""
+        if module.kind == "activation" and not self.kernels(module):
+            return 0.0  # its data never leave the product
         gpu, rate = self.machine.accelerator, self.machine.accelerator.kernels.pointwise
         inductor = module.kind in ("norm", "activation") and module.share == 1
         if rate is None or not inductor or cost.bytes < _CACHED:
@@ -248,11 +251,26 @@ class FusedTiming(Timing):
         return super()._kernels(module, sequences, backward=backward)
 
 
+class LaunchedTiming(FusedTiming):
+    """A LaunchedTiming has the durations of fused kernels that the host launches one by one, as with
+    ``--enforce-eager``."""
+
+    graphs = "none"
+
+
 class FusedPassTimings(PassTimings):
     """FusedPassTimings are the durations of modules with fused kernels."""
 
+    _kind: ClassVar = FusedTiming
+
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return FusedTiming(
+        return self._kind(
             machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
         )
+
+
+class LaunchedPassTimings(FusedPassTimings):
+    """LaunchedPassTimings are the durations of modules with fused kernels that the host launches."""
+
+    _kind: ClassVar = LaunchedTiming

@@ -46,5 +46,7 @@ def mapped_read(
     rate = min(rate, loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
         rate = min(rate, host.mapped_read.value)
+    links = [int(writer.capacity(writer.machine.resources[link]) / each) for link, each in path.hops]
+    rate = min([rate, *links])  # a drive that is faster than its slot hides no less of the copying
     route = writer.builder.route(name=cache_route(f"{tier} read", cache), hops=hops, cap=rate)
     return route, picoseconds(path.latency)

@@ -124,8 +124,8 @@ class PassWriter:
         self._number, self._timing, self._sequences = number, timing, sum(one.number for one in batch)
         updates, written = self._plan.cache_updates(batch, stage), dict[Hashable, int]()
         self._tokens = sum(one.number * one.new_tokens for one in batch)
-        end = max(one.context for one in batch)
-        self._finished = sum(one.number for one in batch if one.context == end)
+        prompt = self._plan.workload.prompt_length
+        self._finished = sum(one.number for one in batch if one.context >= prompt)  # not those of a chunk
         if number > 0:
             previous = (number - 1) * len(self._names) + SEND
             self._awaited = [(previous, self._builder.written[previous] - 1, self._before)]
@@ -238,6 +238,15 @@ class PassWriter:
             return
         self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
 
+    def _exchange_s(self, *, within_graphs: bool) -> float:
+        """Return the host time of an exchange among GPUs [s]: in transformers' code that of its wrappers, in
+        an engine's the launch of a kernel, unless it is one ``within_graphs``."""
+        host = self._machine.host
+        if not self._plan.fused:
+            return host.eager_costs.all_reduce.value
+        captured = within_graphs and self._graphs.get(self._number, "none") != "none"
+        return 0.0 if captured else host.compiled_costs.kernel.value
+
     def _exchange(self, module: Module) -> None:
         """Combine the results of the GPUs of a stage, if ``module`` leaves them in parts."""
         divided, tensor = self._plan.divided, self._degrees.tensor
@@ -253,7 +262,7 @@ class PassWriter:
         """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
         the next stage."""
         machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
-        self._launch(name, self._machine.host.eager_costs.all_reduce.value)
+        self._launch(name, self._exchange_s(within_graphs=ring))
         size = max(1, round(elements * self._plan.model.dtype_bytes))
 
         def path_of(rank: int, gpu: int) -> Path:

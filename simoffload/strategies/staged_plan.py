@@ -15,7 +15,7 @@ from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.fused_timing import FusedPassTimings, experts_kernel
+from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.streamed_cache import Parts
@@ -55,7 +55,8 @@ class StagedPlan(InferencePlan):
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules of each stage."""
-        kind = FusedPassTimings if self.fused else PassTimings
+        fused = FusedPassTimings if self.compiled else LaunchedPassTimings
+        kind = fused if self.fused else PassTimings
         return tuple(
             kind(
                 machine=self.machine,

@@ -58,6 +58,12 @@ def moves(found: LoadedScenario) -> BlockMoves:
     return moved
 
 
+def prefills(found: LoadedScenario) -> list[Schedule]:
+    """Schedules of all chunks of a prompt."""
+    phases: Any = found.plan().phases
+    return [one.schedule({}) for one in phases if one.kind == "prefill"]
+
+
 def phase(found: LoadedScenario, kind: str) -> Schedule:
     return next(one for one in found.plan().phases if one.kind == kind).schedule({})  # type: ignore[union-attr]
 
@@ -122,6 +128,16 @@ def test_both_halves_of_the_way_carry_all_bytes(tier: str, *, layerwise: bool) -
     if tier != "dram":
         assert written(prefill, f"{tier} read") == traffic.read
         assert written(prefill, f"{tier} write") == traffic.written
+
+
+def test_a_prompt_in_chunks_is_stored_once() -> None:
+    """Layer by layer, too: 5 chunks of 1,000 tokens are not 5 prompts."""
+    for tokens in (1000, 5000):
+        found = scenario(
+            layerwise=True, output=1, batch=1, prompt=5000, strategy={"max_num_batched_tokens": tokens}
+        )
+        stored = sum(written(one, "GPU to host") for one in prefills(found))
+        assert stored == moves(found).traffic.written > 0
 
 
 def test_direct_reads_do_not_touch_host_memory() -> None:

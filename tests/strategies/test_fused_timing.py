@@ -21,13 +21,14 @@ name: served
 model: {{name: {model}{more}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
-strategy: {{kind: tensor_parallel, compiled: true}}
+strategy: {{kind: {kind}, compiled: {compiled}}}
 """
 
 
 def scenario(model: str, quantization: str = "", **keys: Any) -> LoadedScenario:
     more = f", quantization: {quantization}" if quantization else ""
-    given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **keys}
+    served = {"kind": "tensor_parallel", "compiled": "true"}
+    given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **served, **keys}
     return resolve(parse_yaml(_SCENARIO.format(model=model, more=more, **given), name="served.yaml"))
 
 
@@ -72,6 +73,45 @@ def test_steps_are_whole_graphs_short_prefills_pieces_and_long_ones_none() -> No
     assert graphs_of(model, [Sequences(8, 1, 600)]) == "whole"
     assert graphs_of(model, [Sequences(1, 512, 512)]) == "pieces"
     assert graphs_of(model, [Sequences(2, 512, 512)]) == "none"
+
+
+def test_without_graphs_the_host_launches_every_kernel() -> None:
+    """``--enforce-eager``: a decode step takes at least the launches of 11 kernels and the call of attention
+    in each of 32 layers."""
+    eager = scenario("llama-3.1-8b", kind="vllm_cpu_offload", compiled="false")
+    costs = eager.machine.host.compiled_costs
+    launches = 32 * (11 * costs.kernel.value + costs.attention.value)
+    assert launches < (so.simulate(eager).tpot_s or 0.0) < 1.5 * launches
+    assert (simulated("llama-3.1-8b").tpot_s or launches) < launches
+
+
+def test_all_reduces_of_an_engine_are_kernels() -> None:
+    """They are within the graphs of short prefills, and in long ones launched as any kernel; not as by
+    transformers, whose wrappers take 0.5 ms of the host each."""
+    for prompt, most in ((512, 1.0), (2048, 0.7)):
+        one, two = (
+            simulated("llama-3.1-8b", kind=f"tensor_parallel, tensor_parallel_size: {gpus}", prompt=prompt)
+            for gpus in (1, 2)
+        )
+        assert 0.5 < (two.ttft_s or 0.0) / (one.ttft_s or 1.0) < most
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "opt-6.7b", "bloom-7b1", "pythia-6.9b", "falcon-7b"])
+def test_fp8_quantizes_the_input_of_the_product_behind_attention(model: str) -> None:
+    """Whatever the family calls it; norms and activations quantize the inputs of the other products."""
+
+    def kernels(quantization: str) -> int:
+        found = timing(model, quantization)
+        layer, _ = max(found._model.kinds, key=lambda kind: kind[1])
+        return sum(map(found.kernels, layer))
+
+    assert kernels("fp8") - kernels("") == 1
+
+
+def test_an_activation_that_a_product_contains_takes_no_time() -> None:
+    found = timing("gpt-oss-20b", "mxfp4", tokens=2048, context=2048)
+    layer, _ = max(found._model.kinds, key=lambda kind: kind[1])
+    assert [found.compute(one) for one in layer if one.kind == "activation" and one.share < 1] == [0]
 
 
 # -- times ----------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import simoffload as so
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.hardware import load_platform
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.schedule import Schedule
 
 MIB = 1 << 20
@@ -86,3 +87,15 @@ def test_new_pages_are_hidden_by_a_slow_drive_only() -> None:
         )
 
     assert cpu("dgx-a100", "raid") > 0 == cpu("gcp-t4", "nvme")
+
+
+def test_a_faster_drive_does_not_slow_accelerate_down() -> None:
+    """Behind a slot of four lanes of PCIe 4 a drive of 20 GB/s is as fast as one of 9."""
+    times = []
+    for rate in (5, 7, 9, 20):
+        given = load_scenario(
+            "serving/llama-3.1-70b", overrides=[f'profiles."drive/samsung-980-pro-2tb".read={rate} GB/s']
+        )
+        times.append(so.simulate(given).tpot_s or 0.0)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == pytest.approx(times[-2], rel=1e-4)
