@@ -73,6 +73,7 @@ class AccelerateWriter(StreamWriter):
         tokens = sum(one.number * one.new_tokens for one in forward.batch)
         self._hidden = tokens * plan.model.hidden_size * plan.model.dtype_bytes
         self._emptied, self._releasing = False, 0.0
+        self._loops: dict[int, int] = {}  # rate [B/s] of copying a file of a size
 
     def begin(self, segment: str) -> None:
         """Begin a layer, or the part before or after the layers."""
@@ -128,7 +129,8 @@ class AccelerateWriter(StreamWriter):
         """
         self.flush()
         traffic = 2 * size
-        rate = loops_rate(self.machine.host, traffic=traffic, new=size)
+        rate = self._loops.get(size) or loops_rate(self.machine.host, traffic=traffic, new=size)
+        self._loops[size] = rate
         left = traffic
         if not self._plan.cached:
             route, latency = mapped_read(self, self._plan.target, size, traffic=traffic)

@@ -316,7 +316,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         latency of one request (Little's law).
         """
         key = (tier, size, written, gds)
-        if key not in self._known:
+        if key not in self.known:
             machine, settings = self.machine, self._place.settings
             way = machine.storage_write if written else machine.storage_read
             path, hops = self.way((tier, written, gds), lambda rank: way(tier, rank, gds=gds))
@@ -325,5 +325,5 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             name = f"{tier} write" if written else f"{tier} read"
             rate = path.file_rate(size, outstanding=outstanding, block=block)
             route = self.builder.route(name=name, hops=hops, cap=rate)
-            self._known[key] = route, picoseconds(path.latency)
-        return self._known[key]
+            self.known[key] = route, picoseconds(path.latency)
+        return self.known[key]

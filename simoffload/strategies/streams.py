@@ -43,7 +43,8 @@ class StreamWriter:
         self.ranks = len(gpus)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
-        self._known: dict[tuple[object, ...], tuple[int, int]] = {}
+        self.known: dict[tuple[object, ...], tuple[int, int]] = {}
+        """Route and latency [ps] of transfers that were asked for, by what they are."""
         self._routes: Routes = {} if routes is None else routes
 
     def build(self) -> Schedule:
@@ -68,11 +69,11 @@ class StreamWriter:
         ``path`` returns the path of each rank; all routes with the same ``name`` must be equal.
         """
         key = name, tuple(sizes)
-        if key not in self._known:
+        if key not in self.known:
             first, hops = self.way((name,), path)
             route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
-            self._known[key] = route, picoseconds(first.latency * len(sizes))
-        return self._known[key]
+            self.known[key] = route, picoseconds(first.latency * len(sizes))
+        return self.known[key]
 
     def copies(
         self, sizes: Sequence[int], *, to_device: bool, pinned: bool, cache: str = ""
