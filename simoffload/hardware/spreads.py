@@ -53,7 +53,7 @@ DEFAULT_SPREADS = {
 P90 = 1.2816
 """Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
 _FEW_READINGS = 5
-"""Number of readings from which on one more is within the spread of the rows of each reading, 0.15 and more in
+"""Number of readings from which on one more is within the spread of the rows of a reading, 0.15 and more in
 profiles (``repeated_reads``)."""
 _SEVERAL = 0.26
 """Spread of the rate of three and more GPUs of a host that copy simultaneously, where that was not measured;

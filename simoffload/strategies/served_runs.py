@@ -6,7 +6,7 @@ They are the rows of validation/serving (vLLM 0.25.1, one GPU each); a test comp
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from simoffload.models import Module
 from simoffload.models.formats import Kernel
@@ -66,9 +66,8 @@ def stored_weights(modules: Sequence[Module], *, native_float8: bool) -> tuple[S
     found: list[Stored] = []
     for module in modules:
         for one in module.parameters:
-            form, kernel = "", cast("Kernel", "")
-            if one.storage is not None:
-                form, kernel = one.storage.format.name, one.storage.format.dequantization.kernel
+            form = "" if one.storage is None else one.storage.format.name
+            kernel = "" if one.storage is None else one.storage.format.dequantization.kernel
             if kernel == "float8" and not native_float8:
                 kernel = "int8"
             found.append(Stored(form, kernel, module.share < 1))

@@ -234,7 +234,7 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     @property
     def uncompared(self) -> tuple[str, ...]:
-        """Also of weights in host memory: runs had some that kernels read there, none that were prefetched."""
+        """Also of weights in host memory: kernels of runs read some there, but none were prefetched."""
         if not any(map(_total, self.offloaded)):
             return super().uncompared
         gpu = self.machine.accelerator.name
