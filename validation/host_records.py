@@ -15,10 +15,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.calibration.micro.record import read_record
-from simoffload.hardware import Host, load_platform
+from simoffload.hardware import P90, Host, load_platform
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import Provenance, Sourced
-from simoffload.planning.confidence import P90
 
 __all__ = [
     "GPUS",

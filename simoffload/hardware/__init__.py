@@ -20,7 +20,14 @@ from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
 from simoffload.hardware.sharing import Demand, fair_rates, loads
-from simoffload.hardware.spreads import DEFAULT_SPREADS, Spread, TimeInput, machine_spreads
+from simoffload.hardware.spreads import (
+    DEFAULT_SPREADS,
+    P90,
+    Spread,
+    TimeInput,
+    machine_spreads,
+    repeated_reads,
+)
 from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
@@ -34,6 +41,7 @@ __all__ = [
     "LEAST_DRIVES",
     "LOCAL_KINDS",
     "MEMORY",
+    "P90",
     "STORAGE_KINDS",
     "SWITCHES",
     "Accelerator",
@@ -88,5 +96,6 @@ __all__ = [
     "platform_from",
     "profile_evidence",
     "profile_warnings",
+    "repeated_reads",
     "spelled",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot, inf, log, sqrt
 from typing import Any, NamedTuple
 
-from simoffload.hardware import Spread, TimeInput
+from simoffload.hardware import P90, Spread, TimeInput
 from simoffload.planning.calibration_errors import (
     CalibrationError,
     ErrorProfile,
@@ -35,8 +35,6 @@ _WITH = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
-P90 = 1.2816
-"""Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
 _UNKNOWN = 2.0
 """Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
 first predicted, and 6.0 % once such runs were known (docs/measurements/training.md)."""
@@ -93,8 +91,8 @@ class Confidence:
     row: CalibrationError
     """Errors of the most similar real runs, predicted with the profiles of their own machines."""
     unlike: str
-    """What no real run did, as the end of a sentence: "used a parallel filesystem"; empty where some did. The
-    error is then expected to be larger than that of ``row``."""
+    """What no real run did, as the end of a sentence, "used a parallel filesystem; none saved a checkpoint";
+    empty where some did. The error is then expected to be larger than that of ``row``."""
     extrapolates: bool
     """Whether the work is outside the range in which the machine was measured."""
     unknowns: int = 0
@@ -119,13 +117,15 @@ class Confidence:
 
         It is the mean error of real runs. Their standard deviation is 1.25 times that, but spreads of inputs
         explain 38 % of its square (docs/explanations.md), and must not count twice. Errors of passes on one
-        machine are correlated, so that those of a sum are weighted by time.
+        machine are correlated, so that those of a sum are weighted by time. With the inputs it is at most
+        ``largest``.
         """
         passes = self._passes(metric)
         mean = sum(time * self._row(one).mean for one, time in passes) / sum(time for _, time in passes)
         phase = _PHASE if metric in _PHASES else 1.0
         unknown = _UNKNOWN**self.unknowns if self.unlike else _OUTSIDE if self.extrapolates else 1.0
-        return mean * phase * unknown
+        room = self.largest**2 - sum(term.contribution**2 for term in self.terms(metric))
+        return min(mean * phase * unknown, sqrt(max(0.0, room)))
 
     def sigma_of(self, metric: str) -> float:
         """Return the relative standard deviation of a predicted time or rate.
@@ -270,7 +270,7 @@ def confidence(result: SimulationResult) -> Confidence:
     unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
     return Confidence(
         row=_row(group, _work(result), "nvme" if far else place_of(held)),
-        unlike=" and ".join(unlike),
+        unlike="; none ".join(unlike),
         unknowns=len(unlike),
         largest=_SERVED if _evidence(result) == SERVED else inf,
         extrapolates=bool(result.extrapolations),
@@ -306,7 +306,7 @@ def _unseen(result: SimulationResult) -> str:
     found = {key: value for key, value in values.items() if value in strategy.unseen[key]}
     named = [key if value is True else f"{key}: {value}" for key, value in found.items() if value is not None]
     with_settings = f" with {' and '.join(named)}" if named else ""
-    return f"used strategy.kind {kind}{with_settings}" if found or not strategy.evidence else ""
+    return f"used strategy.kind {kind}{with_settings}" if found or not _evidence(result) else ""
 
 
 def _setting(settings: Any, key: str) -> Any:

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from simoffload.hardware import Path, Provenance
 from simoffload.models import Module, Sequences
-from simoffload.models.formats import Kernel
 from simoffload.results import Facts
 from simoffload.schedule import Hops, Schedule
 from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
@@ -17,15 +16,17 @@ from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.served_runs import (
+    FEW_SEQUENCES,
+    MOST_SEQUENCES,
+    Stored,
+    served_runs,
+    stored_weights,
+    unserved,
+)
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.streamed_cache import Parts
 from simoffload.strategies.timing import PassTimings
-
-_MOST_SEQUENCES = 128
-"""Most sequences of a decode step in those runs."""
-_FEW_SEQUENCES = 32
-"""Sequences from which on decode steps of another GPU have products that arithmetic limits, too (our
-choice)."""
 
 
 class StagedPlan(InferencePlan):
@@ -79,17 +80,10 @@ class StagedPlan(InferencePlan):
         return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
 
     @property
-    def weight_kernels(self) -> dict[str, Kernel]:
-        """Kernels that read quantized weights, by the format of these."""
+    def stored_weights(self) -> tuple[Stored, ...]:
+        """Forms in which the weights are stored, and the kernels that read them."""
         native = self.machine.accelerator.compute.float8 is not None
-        found: dict[str, Kernel] = {}
-        for module in self.modules:
-            for one in module.parameters:
-                if one.storage is not None:
-                    kernel = one.storage.format.dequantization.kernel
-                    decoded = kernel == "float8" and not native
-                    found[one.storage.format.name] = "int8" if decoded else kernel
-        return found
+        return stored_weights(self.modules, native_float8=native)
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
@@ -106,30 +100,23 @@ class StagedPlan(InferencePlan):
         """Rates of the kernels of compiled code, with those of the weights' formats and of experts."""
         if not self.fused:
             return ()
-        experts = bool(self.model.num_experts)
-        return self.machine.accelerator.kernels.deciding(self.weight_kernels.values(), experts=experts)
+        experts, kernels = bool(self.model.num_experts), [one.kernel for one in self.stored_weights]
+        return self.machine.accelerator.kernels.deciding(kernels, experts=experts)
 
     @property
     def uncompared(self) -> tuple[str, ...]:
-        """What no run of vLLM did: they were of 16-bit weights and of some formats, dense and with experts,
-        on GPUs whose kernels were measured."""
+        """What no run of vLLM did with which predictions were compared: see ``served_runs``."""
         if not self.fused:
             return ()
-        kernels, gpu = self.machine.accelerator.kernels, self.machine.accelerator
-        known = kernels.kernel_latency.origin == "measured"
-        batch = self.workload.batch_size
-        found = [] if known else [f"was served on {gpu.name}"]
-        for name, kernel in self.weight_kernels.items():
-            if kernel == "" or getattr(kernels, kernel).origin != "measured":
-                found.append(f"had weights as {name} there")
-        if self.model.num_experts and not (known and kernels.grouped.origin == "measured"):
-            found.append("had experts there")
+        gpu, batch = self.machine.accelerator.name, self.workload.batch_size
+        found = list(unserved(self.stored_weights, gpu))
         if self.model.latent_width is not None:
-            found.append("had latent attention")
+            found.append("served latent attention")
         if self.degrees.ranks > 1:
-            found.append("was on several GPUs")
-        if batch > (_MOST_SEQUENCES if known else _FEW_SEQUENCES):
-            found.append(f"had {batch} sequences at once")
+            found.append("served from several GPUs")
+        known = served_runs(gpu) is not None
+        if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
+            found.append(f"served {batch} sequences at once on {gpu}")
         return tuple(found if self.compiled else [*found, "launched fused kernels one by one"])
 
     @property

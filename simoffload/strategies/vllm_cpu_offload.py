@@ -32,6 +32,7 @@ from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights
+from simoffload.strategies.served_runs import unserved_in_place
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
@@ -40,7 +41,7 @@ from simoffload.strategies.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
-from simoffload.strategies.terms import Split, Tunable
+from simoffload.strategies.terms import SERVED, Split, Tunable
 from simoffload.strategies.vllm_engine import FULLER
 from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
 from simoffload.strategies.vllm_prefetch import groups, prefetching, stored_bytes_of
@@ -68,7 +69,7 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
-    evidence: ClassVar = ""
+    evidence: ClassVar = SERVED
     cache_engine: ClassVar = VLLM
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
@@ -230,6 +231,15 @@ class VllmOffloadPlan(TensorParallelPlan):
             return found
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
         return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """Also of weights in host memory: kernels of runs read some there, but none were prefetched."""
+        if not any(map(_total, self.offloaded)):
+            return super().uncompared
+        gpu = self.machine.accelerator.name
+        found = unserved_in_place(self.stored_weights, gpu)
+        return (*super().uncompared, *(["served prefetched layers"] if self.options.group else found))
 
     @property
     def repacked(self) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
-from simoffload.hardware import TimeInput
+from simoffload.hardware import TimeInput, repeated_reads
 from simoffload.models import Layer, Module
 from simoffload.schedule import Op
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _EXPERT_ROWS = 128
 """Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
 files in ``fused_moe/configs`` is 16 to 128)."""
+_READ_ONCE = 112
+"""Most rows of a product for which one reading of its weights is certain: of 128 rows and more, kernels on an
+H100 read some of them again (``repeated_reads``)."""
 
 
 class OffloadWriter(PassWriter):
@@ -72,11 +75,12 @@ class InPlaceWriter(OffloadWriter):
             rows = min(rows, _EXPERT_ROWS)
         elif module.kind == "norm":
             rows = 1
-        times = max(1, ceil(self._tokens * module.share / touched / rows))
+        computed = self._tokens * module.share / touched
+        times = max(1, ceil(computed / rows))
         sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
-        copied = self._fetch(
-            TimeInput.IN_PLACE if times == 1 else TimeInput.TILES, module.name, sizes, calls=0
-        )
+        once = times == 1 and computed <= _READ_ONCE
+        name = TimeInput.IN_PLACE if once else repeated_reads(times)
+        copied = self._fetch(name, module.name, sizes, calls=0)
         self._awaited.append((self._copies, copied, -1))
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.hardware import P90
 from simoffload.planning import confidence as module
 from simoffload.planning.compare import Comparison
-from simoffload.planning.confidence import P90, CalibrationError
+from simoffload.planning.confidence import CalibrationError
 from simoffload.report.comparison import group_verdict, groups
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.html import write_comparison

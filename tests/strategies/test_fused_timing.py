@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from math import sqrt
+import csv
+from dataclasses import replace
+from math import hypot, log, sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml
+from simoffload.documents import Edit, parse_yaml
+from simoffload.hardware import P90
 from simoffload.models import Sequences
-from simoffload.planning.confidence import confidence
+from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.fused_timing import FusedTiming, graphs_of
@@ -190,11 +194,82 @@ def test_what_was_not_compared_has_an_interval_of_twice_the_width(metric: str) -
     assert far - 1 >= 2 * (near - 1)
 
 
-@pytest.mark.parametrize("platform", ["dgx-a100-80g", "dgx-h100"])
-def test_no_interval_is_wider_than_a_factor_of_two(platform: str) -> None:
-    keys = {"platform": platform, "batch": 128}
-    for model, quantization in (("qwen3-30b-a3b", "int4-g128"), ("gpt-oss-20b", "mxfp4")):
-        assert width(simulated(model, quantization, **keys)) <= 2.0001
+def five_unknowns() -> InferenceResult:
+    """Another GPU, a format, experts, several GPUs and many sequences."""
+    text = _SCENARIO.replace("compiled: true", "compiled: true, tensor_parallel_size: 2")
+    keys = {"model": "qwen3-30b-a3b", "more": ", quantization: int4-g128", "platform": "dgx-a100-80g"}
+    found = so.simulate(
+        resolve(parse_yaml(text.format(**keys, batch=128, prompt=512, output=3), name="served.yaml"))
+    )
+    assert isinstance(found, InferenceResult)
+    return found
+
+
+def test_no_time_and_no_part_of_it_is_more_uncertain_than_a_factor_of_two() -> None:
+    """The part of the model gives way, so that origin, interval and gains say the same."""
+    result = five_unknowns()
+    found, most = confidence(result), log(2) / P90
+    assert found.unknowns == 5
+    assert width(result) == pytest.approx(2)
+    assert found.sigma == pytest.approx(most)
+    of_model = found.of_model()
+    assert hypot(of_model, *(term.contribution for term in found.terms())) == pytest.approx(most)
+    assert f"model ±{of_model * 100:.1f} %" in found.origin
+    other = replace(result, model="other")
+    assert ratio_sigma(result, other) == pytest.approx(sqrt(2) * of_model)
+
+
+def test_clauses_of_what_no_real_run_did_are_each_true() -> None:
+    gpu = "on NVIDIA A100 SXM4 80 GB"
+    assert confidence(five_unknowns()).unlike == (
+        f"served a model {gpu}; none served weights as int4-g128 {gpu}; none served experts {gpu}; "
+        f"none served from several GPUs; none served 128 sequences at once {gpu}"
+    )
+
+
+_FILES = {"h100": "h100-1gpu-vm", "h200": "h200-1gpu-vm"}
+
+
+@pytest.mark.parametrize("gpu", _FILES)
+def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
+    """The table of what real runs did has all rows of the records, and no sentence denies one of them."""
+    text = (repository / f"validation/serving/{gpu}-vllm-0.25.csv").read_text("utf-8")
+    most: dict[tuple[str, str, str], int] = {}
+    for row in csv.DictReader(text.splitlines()):
+        key = row["model"], row["quantization"], row["cpu_offload_gb"]
+        most[key] = max(most.get(key, 1), int(row["batch"]))
+    assert len(most) >= 4
+    for (model, quantization, offloaded), batch in most.items():
+        loaded = scenario(model, quantization, platform=_FILES[gpu], batch=batch)
+        if offloaded:
+            strategy = {"kind": "vllm_cpu_offload", "cpu_offload_gb": int(offloaded)}
+            loaded = loaded.edited(Edit(("strategy",), strategy))
+        found = confidence(so.fit(loaded))
+        assert (found.unlike, found.row.group) == ("", "vllm"), (model, quantization, offloaded)
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "keys", "unlike"),
+    [
+        ("llama-3.1-8b", "int4-g128", {"platform": "h200-1gpu-vm"}, "served weights as int4-g128 on {}"),
+        ("qwen3-30b-a3b", "int4-g128", {"platform": "h100-1gpu-vm"}, "served experts as int4-g128 on {}"),
+        ("llama-3.1-8b", "fp8", {"platform": "h100-1gpu-vm"}, "served weights as fp8 on {}"),
+        ("llama-3.1-8b", "", {"platform": "h100-1gpu-vm", "batch": 256}, ""),
+        (
+            "llama-3.1-8b",
+            "",
+            {"platform": "h100-1gpu-vm", "batch": 257},
+            "served 257 sequences at once on {}",
+        ),
+    ],
+)
+def test_what_no_recorded_run_served_is_said(
+    model: str, quantization: str, keys: dict[str, Any], unlike: str
+) -> None:
+    """Measured rates of kernels are no real runs."""
+    loaded = scenario(model, quantization, **keys)
+    found = confidence(so.fit(loaded))
+    assert found.unlike == unlike.format(loaded.machine.accelerator.name)
 
 
 def test_the_confidence_names_what_no_real_run_did() -> None:

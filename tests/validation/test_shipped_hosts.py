@@ -11,6 +11,7 @@ import pytest
 from simoffload.calibration.reference import reference_costs
 from simoffload.hardware import (
     DEFAULT_SPREADS,
+    P90,
     Host,
     Pcie,
     TimeInput,
@@ -18,7 +19,6 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.hardware.unmeasured import shipped_unmeasured
-from simoffload.planning.confidence import P90
 from validation.host_records import (
     HostRecord,
     deviations,

@@ -29,9 +29,8 @@ from simoffload.calibration.micro.fitted import Fitted, non_negative, rate_text,
 from simoffload.calibration.micro.noise import probe_level
 from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import DEFAULT_SPREADS, Machine, TimeInput
+from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
 from simoffload.models import load_model
-from simoffload.planning.confidence import P90
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
