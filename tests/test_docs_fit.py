@@ -27,7 +27,7 @@ def test_programs_run(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program, "docs/fit.md", "exec"), {})
     rendered = capsys.readouterr().out
     assert rendered.startswith(
-        ("weights on dram ('strategy.weights=dram',)\n", "2 {'hbm': 3, 'raid': 1}\n", "57 366 627")
+        ("weights on dram ('strategy.weights=dram',)\n", "2 {'hbm': 3, 'raid': 1}\n", "57 363 622")
     )
 
 
