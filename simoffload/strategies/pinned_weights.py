@@ -16,12 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.strategies.memory import pinned_rounding
 
+_EXPERT_ROWS = 128
+"""Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
+files in ``fused_moe/configs`` is 16 to 128)."""
 _WIDTH, _HIDDEN = 128, 256
 """Multiples of the width of an expert and of the hidden size that Marlin's kernels take."""
 _WASTED = 0.5
@@ -96,3 +100,26 @@ def pinned_weights(sizes: Sequence[int]) -> PinnedWeights:
     if rounding <= _WASTED * size:
         return PinnedWeights(size, rounding, unrounded=False)
     return PinnedWeights(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
+
+
+class Readings(NamedTuple):
+    """Readings are how kernels read the weights of a module in place."""
+
+    touched: float
+    """Share of the weights that are read."""
+    rows: float
+    """Rows that are multiplied with each of them."""
+    times: int
+    """How often they are read."""
+
+
+def readings(model: ModelShape, module: Module, tokens: int, *, rows: int) -> Readings:
+    """Return how often kernels read the weights of a module in host memory for ``tokens`` computed at once:
+    for every tile of ``rows``, norms for every token, experts for those of their own."""
+    touched = 1.0
+    if module.share < 1:  # of experts, only those to which a token is routed
+        touched, rows = model.touched_share(module, tokens), min(rows, _EXPERT_ROWS)
+    elif module.kind == "norm":
+        rows = 1
+    computed = tokens * module.share / touched
+    return Readings(touched, computed, max(1, ceil(computed / rows)))

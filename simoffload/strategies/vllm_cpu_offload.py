@@ -31,7 +31,7 @@ from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.kv_cache import VLLM
-from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights
+from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights, readings
 from simoffload.strategies.served_runs import unserved_in_place
 from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.tensor_parallel import (
@@ -262,25 +262,36 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def _moved_again(self) -> Iterator[str]:
         """Yield a sentence about weights that a prefill brings over the link several times."""
-        moved = self.facts.weight_moves
+        moved = self.weight_moves
         if moved > 1:
-            each = f"again for every {self._rows} tokens that are computed at once"
+            each = f"again for every {self.machine.accelerator.reads.rows.value} tokens of a chunk at most"
             each = f"{each}; offload_group_size copies them once for a chunk"
             if self.options.group:
-                each = f"once for each of {len(self.chunks)} chunks"
-            yield f"a prefill brings weights in host memory over the link {moved} times, {each}"
+                each = f"once for each of {len(self.chunks):,} chunks"
+            yield f"a prefill brings weights in host memory over the link {moved:,} times, {each}"
 
-    @property
-    def _rows(self) -> int:
-        return self.machine.accelerator.reads.rows.value
+    @cached_property
+    def weight_moves(self) -> int:
+        """How often a prefill brings an offloaded weight over the link, on average over their bytes."""
+        stored = sum(map(_total, self.offloaded))
+        if not stored or self.options.group:
+            return len(self.chunks) if stored else 0
+        moved, rows = 0.0, self.machine.accelerator.reads.rows.value
+        for chunk in self.chunks:
+            tokens = sum(one.number * one.new_tokens for one in chunk)
+            for stage, layers in zip(self.divided.stages, self.offloaded, strict=True):
+                for modules, inside in zip(stage.layers, layers, strict=True):
+                    for module in modules if inside else ():
+                        read = readings(
+                            self.model, module, tokens, rows=self.machine.accelerator.reads.rows.value
+                        )
+                        moved += sum(inside.get(module.name, ())) * read.touched * read.times
+        return max(1, round(moved / stored))
 
     @property
     def facts(self) -> Facts:
-        """Also how often a prefill brings an offloaded weight over the link: in place once for every tile of
-        tokens, copied once for every chunk."""
-        tokens = [sum(one.number * one.new_tokens for one in chunk) for chunk in self.chunks]
-        moves = len(tokens) if self.options.group else sum(-(-one // self._rows) for one in tokens)
-        return replace(super().facts, weight_moves=moves if any(map(_total, self.offloaded)) else 0)
+        """Also how often a prefill brings an offloaded weight over the link."""
+        return replace(super().facts, weight_moves=self.weight_moves)
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
-from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.hardware import TimeInput, repeated_reads
 from simoffload.models import Layer, Module
 from simoffload.schedule import Op
+from simoffload.strategies.pinned_weights import readings
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 if TYPE_CHECKING:
     from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
 
-_EXPERT_ROWS = 128
-"""Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
-files in ``fused_moe/configs`` is 16 to 128)."""
 _READ_ONCE = 112
 """Most rows of a product for which one reading of its weights is certain: on an H100 every product of up to
 112 rows took at most 1.17 readings, some of 128 rows took 1.97 (the microbenchmark of ``repeated_reads``)."""
@@ -69,16 +66,10 @@ class InPlaceWriter(OffloadWriter):
         sizes = layers[self._entered].get(module.name) if self._entered >= 0 else None
         if not sizes:
             return
-        touched, rows = 1.0, self._machine.accelerator.reads.rows.value
-        if module.share < 1:  # of experts, only those to which a token is routed
-            touched = self._plan.model.touched_share(module, self._tokens)
-            rows = min(rows, _EXPERT_ROWS)
-        elif module.kind == "norm":
-            rows = 1
-        computed = self._tokens * module.share / touched
-        times = max(1, ceil(computed / rows))
+        tile = self._machine.accelerator.reads.rows.value
+        touched, rows, times = readings(self._plan.model, module, self._tokens, rows=tile)
         sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
-        once = times == 1 and computed <= _READ_ONCE
+        once = times == 1 and rows <= _READ_ONCE
         name = TimeInput.IN_PLACE if once else repeated_reads(times)
         copied = self._fetch(name, module.name, sizes, calls=0)
         self._awaited.append((self._copies, copied, -1))

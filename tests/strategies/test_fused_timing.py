@@ -196,13 +196,8 @@ def test_what_was_not_compared_has_an_interval_of_twice_the_width(metric: str) -
 
 def five_unknowns() -> InferenceResult:
     """Another GPU, a format, experts, several GPUs and many sequences."""
-    text = _SCENARIO.replace("compiled: true", "compiled: true, tensor_parallel_size: 2")
-    keys = {"model": "qwen3-30b-a3b", "more": ", quantization: int4-g128", "platform": "dgx-a100-80g"}
-    found = so.simulate(
-        resolve(parse_yaml(text.format(**keys, batch=128, prompt=512, output=3), name="served.yaml"))
-    )
-    assert isinstance(found, InferenceResult)
-    return found
+    keys: dict[str, Any] = {"kind": "tensor_parallel, tensor_parallel_size: 2", "batch": 128}
+    return simulated("qwen3-30b-a3b", "int4-g128", platform="dgx-a100-80g", **keys)
 
 
 def test_no_time_and_no_part_of_it_is_more_uncertain_than_a_factor_of_two() -> None:

@@ -317,3 +317,18 @@ def test_weights_in_place_were_compared_and_prefetched_ones_were_not(
 ) -> None:
     found = confidence(so.fit(scenario(model="llama-3.1-8b", platform="h200-1gpu-vm", **strategy)))
     assert (found.unlike, found.row.group) == (unlike, "vllm")
+
+
+def test_weights_of_experts_move_as_often_as_their_bytes_say() -> None:
+    """Each expert of Mixtral has a quarter of 4,096 tokens: 8 tiles of 128, not 16 of 256 tokens."""
+    text = """
+name: m
+model: mixtral-8x7b
+platform: dgx-h100
+workload: {kind: inference, batch_size: 1, prompt_length: 4096, output_length: 1}
+strategy: {kind: vllm_cpu_offload, cpu_offload_gb: 30}
+"""
+    plan: Any = resolve(parse_yaml(text, name="m.yaml")).plan()
+    (prefill,) = (one.schedule({}) for one in plan.phases if one.kind == "prefill")
+    moved = sum(op.size * block.repeat for block in prefill.blocks for op in block.ops if op.kind == "copy")
+    assert plan.weight_moves == round(moved / plan.pinned.size) == 8
