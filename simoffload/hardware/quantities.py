@@ -167,7 +167,7 @@ class RowsCurve(Provenance):
     """The fraction of the peak that grouped products of experts reach, by the rows of each group."""
 
     points: Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=200)]
-    """Pairs (rows, fraction)."""
+    """Pairs (rows of each group, fraction of the peak)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RowsCurve:

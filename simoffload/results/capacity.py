@@ -52,7 +52,7 @@ class CacheBlocks(NamedTuple):
     """CacheBlocks are the blocks of a paged key-value cache that each GPU has."""
 
     number: int
-    """Number of blocks."""
+    """Number of blocks on each GPU."""
     size: int
     """Number of tokens of a block."""
     utilization: float

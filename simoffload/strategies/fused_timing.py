@@ -201,14 +201,14 @@ class FusedTiming(Timing):
         native = kernel == "float8" and gpu.compute.float8 is not None
         kernel = "int8" if kernel == "float8" and not native else kernel
         read = gpu.hbm_bandwidth.value * code.read_efficiency.value
-        moved = (cost.bytes - stored + stored / code.share(kernel)) / read
+        reading_s = (cost.bytes - stored + stored / code.share(kernel)) / read
         decodes = bool(kernel) and not native
         peak = gpu.peak("float8" if native else self._model.dtype)
         if kernel != "mxfp4":  # whose experts are as fast as those of 16 bits
             peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
         rows = _ROUNDED if decodes else code.least_rows.value
-        computed = self._padded_work(module, cost, rows) / peak
-        seconds: float = (moved**_TOGETHER + computed**_TOGETHER) ** (1 / _TOGETHER)
+        arithmetic_s = self._padded_work(module, cost, rows) / peak
+        seconds: float = (reading_s**_TOGETHER + arithmetic_s**_TOGETHER) ** (1 / _TOGETHER)
         return seconds + decodes * code.weight_latency.value * (2 if module.parallel == "experts" else 1)
 
     def _stored(self, module: Module) -> float:

@@ -22,11 +22,11 @@ class ServedRuns(NamedTuple):
     """ServedRuns are what was served on GPUs of one kind."""
 
     gpu: str
-    """Beginning of their names."""
+    """Words with which the names of these GPUs begin in profiles."""
     weights: frozenset[Kernel]
     """Kernels of weights other than those of experts; empty for 16 bits."""
     experts: frozenset[Kernel]
-    """Kernels of experts."""
+    """Kernels of the weights of experts; empty for 16 bits."""
     in_place: frozenset[Kernel]
     """Kernels of weights other than those of experts that were read in host memory."""
 

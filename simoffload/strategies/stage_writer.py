@@ -227,8 +227,10 @@ class PassWriter:
         if not self._plan.compiled:
             return
         self._graphs[number] = graphs_of(self._plan.divided.stages[number], batch)
-        costs, whole = self._machine.host.compiled_costs, self._graphs[number] == "whole"
-        name, seconds = ("graph", costs.kernel.value) if whole else ("step", costs.step.value)
+        costs = self._machine.host.compiled_costs
+        name, seconds = "step", costs.step.value
+        if self._graphs[number] == "whole":
+            name, seconds = "graph", costs.kernel.value
         self._builder.segment("step")
         self._builder.add(Op("launch", name, self._stream(HOST), picoseconds(seconds)))
 

@@ -70,9 +70,9 @@ class TensorParallelPlan(StagedPlan):
         if moves is not None:  # activations are those of the tokens that are computed
             rest = work.prompt_length - moves.connector.loaded
             work = work.model_copy(update={"prompt_length": rest})
-        moved = moves.memory if moves is not None else ()
+        buffers = moves.memory if moves is not None else ()
         if self.engine is None:
-            return (*working_memory(stage, work, self.machine, cache=cache, fused=self.fused), *moved)
+            return (*working_memory(stage, work, self.machine, cache=cache, fused=self.fused), *buffers)
         libraries = self.engine.memory(
             stage,
             self.machine,
@@ -88,7 +88,7 @@ class TensorParallelPlan(StagedPlan):
         working = working_memory(
             stage, work, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
         )
-        return (*working, *moved)
+        return (*working, *buffers)
 
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))

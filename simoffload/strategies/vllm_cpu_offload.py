@@ -262,13 +262,13 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def _moved_again(self) -> Iterator[str]:
         """Yield a sentence about weights that a prefill brings over the link several times."""
-        moved = self.weight_moves
-        if moved > 1:
+        times = self.weight_moves
+        if times > 1:
             each = f"again for every {self.machine.accelerator.reads.rows.value} tokens of a chunk at most"
             each = f"{each}; offload_group_size copies them once for a chunk"
             if self.options.group:
                 each = f"once for each of {len(self.chunks):,} chunks"
-            yield f"a prefill brings weights in host memory over the link {moved:,} times, {each}"
+            yield f"a prefill brings weights in host memory over the link {times:,} times, {each}"
 
     @cached_property
     def weight_moves(self) -> int:
@@ -276,17 +276,15 @@ class VllmOffloadPlan(TensorParallelPlan):
         stored = sum(map(_total, self.offloaded))
         if not stored or self.options.group:
             return len(self.chunks) if stored else 0
-        moved, rows = 0.0, self.machine.accelerator.reads.rows.value
+        total, rows = 0.0, self.machine.accelerator.reads.rows.value
         for chunk in self.chunks:
             tokens = sum(one.number * one.new_tokens for one in chunk)
             for stage, layers in zip(self.divided.stages, self.offloaded, strict=True):
                 for modules, inside in zip(stage.layers, layers, strict=True):
                     for module in modules if inside else ():
-                        read = readings(
-                            self.model, module, tokens, rows=self.machine.accelerator.reads.rows.value
-                        )
-                        moved += sum(inside.get(module.name, ())) * read.touched * read.times
-        return max(1, round(moved / stored))
+                        read = readings(self.model, module, tokens, rows=rows)
+                        total += sum(inside.get(module.name, ())) * read.touched * read.times
+        return max(1, round(total / stored))
 
     @property
     def facts(self) -> Facts:

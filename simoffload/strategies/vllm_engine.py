@@ -73,10 +73,10 @@ class VllmEngine(NamedTuple):
         for one in batch:
             before, left, done = one.context - one.new_tokens, one.number, 0
             while left:
-                whole = 0 if done else min(left, room // one.new_tokens)
-                if whole:
-                    parts.append(one._replace(number=whole))
-                    left, room = left - whole, room - whole * one.new_tokens
+                prompts = 0 if done else min(left, room // one.new_tokens)
+                if prompts:
+                    parts.append(one._replace(number=prompts))
+                    left, room = left - prompts, room - prompts * one.new_tokens
                 elif room:
                     taken = min(room, one.new_tokens - done)
                     done, room = done + taken, room - taken

@@ -21,8 +21,8 @@ def groups(layers: int) -> tuple[tuple[int, int, int], ...]:
     found: dict[int, tuple[int, int]] = {}
     for group in range(1, layers + 1):
         for number in range(1, group + 1):
-            whole, rest = divmod(layers, group)
-            count = whole * number + max(0, rest - (group - number))
+            full, rest = divmod(layers, group)
+            count = full * number + max(0, rest - (group - number))
             found.setdefault(count, (group, number))
     return tuple((count, *found[count]) for count in sorted(found))
 

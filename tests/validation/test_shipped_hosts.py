@@ -41,9 +41,9 @@ from validation.shipped_hosts import (
 )
 
 FACTORS = {
-    "H100": "n 1.6, p 1.55, r 1.45, s 1.8, t 2.42, v 1.55, w 2.64",
-    "H200": "a 0.984, aa 1.38, c 1.02, e 1.04, f 0.984, g 1.01, o 1.36, q 1.3, u 1.24, w 1.22, x 1.74, "
-    "y 1.26, z 1.68",
+    "H100": "n 1.6, p 1.55, r 1.45, s 1.79, t 2.42, v 1.55, w 2.64",
+    "H200": "a 0.985, aa 1.38, c 1.02, e 1.04, f 0.984, g 1.01, o 1.36, q 1.3, u 1.24, w 1.22, x 1.74, "
+    "y 1.26, z 1.69",
 }
 """The machines with one and two GPUs, of both sets; four have an H200 of an empty socket."""
 
