@@ -126,6 +126,11 @@ def test_everything_shipped_passes(program, repository: Path, folder: str) -> No
     known += ["39.8 GB of files on nvme do not stay in the page cache"]
     # With more parts than key-value heads, vLLM keeps each head several times.
     known += ["qwen3-235b-a22b.yaml: each of 4 key-value heads is kept by 2 GPUs"]
+    # A device map "auto" fills its GPUs.
+    known += [
+        f"{one}.yaml: hbm fits with"
+        for one in ("serving/llama-3.1-70b", "serving/qwen3-235b-a22b", "accelerate/llama-3.1-70b")
+    ]
     rendered = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
     assert rendered == []
     assert answer.out.count(": ok (") == len(files)

@@ -73,8 +73,8 @@ def test_the_verdict_is_a_sentence(make_result: Make, make_refusal: Make) -> Non
     )
     assert (
         group_verdict(group)
-        == "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.84 to 2.21], "
-        "nfs 20.1 s [18.4 to 22.1] (10×); does not fit: hbm."
+        == "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.83 to 2.21], "
+        "nfs 20.1 s [18.3 to 22.1] (10×); does not fit: hbm."
     )
 
 

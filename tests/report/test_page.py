@@ -139,10 +139,10 @@ def test_a_result_without_timelines_says_so(make_result: Make, tmp_path: Path) -
 
 def test_the_comparison_reads_without_scripts(several: Page) -> None:
     for description in (
-        "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.84 to 2.21], raid 9.81 s [",
+        "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.83 to 2.21], raid 9.81 s [",
         "] (4.87×); does not fit: hbm.",
         "80 % interval weights TTFT TPOT tokens/s dram ",
-        " s 1.84 to 2.21 s ",
+        " s 1.83 to 2.21 s ",
         "Warning: dram: careful",
         "hbm does not fit: raid needs 14 GB in all, has 10 GB",
         "raid 9.81 s 9.81 s 0.815 4.87× 1.8× raid read 98 % 98 %",

@@ -216,7 +216,7 @@ def test_results_side_by_side(tmp_path: Path) -> None:
     (group,) = groups([checkpoint(), other])
     assert group_verdict(group) == (
         "llama-3.1-8b, time per checkpoint [80 % interval]: pfs 12 s [8.36 to 17.2], "
-        "nfs 48 s [33.4 to 68.9] (4×)."
+        "nfs 48 s [33.5 to 68.9] (4×)."
     )
     write_comparison([checkpoint(), other], tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()

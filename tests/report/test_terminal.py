@@ -93,7 +93,7 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [918 ms to 1.11 s],
+Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [917 ms to 1.11 s],
   raid 1.81 s [1.53 to 2.15] (1.8×), nfs 19.1 s [17.4 to 21] (19×); does not fit: hbm.
 Warning: nfs: slow
 
@@ -108,7 +108,7 @@ Comparison
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
   80 % interval
   weights            TTFT              TPOT       tokens/s
-  dram     1.15 to 1.36 s  918 ms to 1.11 s   7.04 to 8.45
+  dram     1.15 to 1.36 s  917 ms to 1.11 s   7.04 to 8.45
   raid     1.87 to 2.71 s    1.53 to 2.15 s   3.61 to 5.09
   nfs      21.9 to 25.8 s      17.4 to 21 s  0.37 to 0.445
   ttft_s = time to first token: time of the prefill pass, after a warm-up pass

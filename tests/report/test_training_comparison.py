@@ -20,7 +20,7 @@ MakeAny = Callable[..., SimulationResult]
 
 COMPARISON = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-Verdict: llama-2-7b, time per token [80 % interval]: dram+dram 160 us [142 to 180] (0.525×),
+Verdict: llama-2-7b, time per token [80 % interval]: dram+dram 160 us [142 to 181] (0.525×),
   hbm+raid 305 us [255 to 366]; does not fit: raid+raid.
 
 Comparison
@@ -34,7 +34,7 @@ Comparison
   raid     raid                                                                     does not fit
   80 % interval
   weights  optimizer            step         forward        backward       opt. step        tokens/s
-  hbm      raid       33.4 to 47.9 s  6.44 to 9.94 s  10.5 to 16.1 s  15.3 to 23.6 s  2,735 to 3,925
+  hbm      raid       33.4 to 47.9 s  6.44 to 9.93 s  10.5 to 16.1 s  15.3 to 23.6 s  2,736 to 3,925
   dram     dram       18.6 to 23.7 s  6.93 to 9.23 s    11.3 to 15 s                  5,540 to 7,032
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   optimizer_s = from the end of the last backward pass to the end of the step

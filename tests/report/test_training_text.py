@@ -20,7 +20,7 @@ Make = Callable[..., TrainingResult]
 RESULT = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
 Verdict: llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of
-  64 sequences takes 40 s [33.4 to 47.9], 3,277 tokens/s [2,735 to 3,925] in total; bottleneck: raid
+  64 sequences takes 40 s [33.4 to 47.9], 3,277 tokens/s [2,736 to 3,925] in total; bottleneck: raid
   write, 24 %; 80 % intervals in brackets.
 Warning: pinned memory is scarce
 
@@ -44,7 +44,7 @@ Speed
   time per step                            40 s    33.4 to 47.9         step_s = forward_s +
                                                                         backward_s + optimizer_s:
                                                                         one optimizer step
-  forward passes                            8 s    6.44 to 9.94   20 %  forward_s = forward passes
+  forward passes                            8 s    6.44 to 9.93   20 %  forward_s = forward passes
                                                                         of all micro-steps of a step
   backward passes                          13 s    10.5 to 16.1   32 %  backward_s = backward passes
                                                                         of all micro-steps, with
@@ -53,7 +53,7 @@ Speed
   optimizer step                           19 s    15.3 to 23.6   48 %  optimizer_s = from the end
                                                                         of the last backward pass to
                                                                         the end of the step
-  throughput                     3,277 tokens/s  2,735 to 3,925         tokens_per_s = batch_size x
+  throughput                     3,277 tokens/s  2,736 to 3,925         tokens_per_s = batch_size x
                                                                         sequence_length x
                                                                         gradient_accumulation_steps
                                                                         x replicas / step_s
@@ -64,7 +64,7 @@ Speed
                                                                         forward and backward /
                                                                         step_s / 1e12 (recomputation
                                                                         is not counted)
-  FLOP/s per GPU, with               99 TFLOP/s     82.6 to 119         hardware_tflops_per_gpu =
+  FLOP/s per GPU, with               99 TFLOP/s     82.7 to 119         hardware_tflops_per_gpu =
   recomputation                                                         FLOP carried out,
                                                                         recomputation included /
                                                                         step_s / 1e12

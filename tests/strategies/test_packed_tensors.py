@@ -264,7 +264,7 @@ def test_the_command_turns_off_rounding_that_doubles_memory() -> None:
     assert any("PYTORCH_ALLOC_CONF" in one for one in loaded.plan().warnings)
     plain = scenario("rtx-4090-desktop", "llama-3.1-70b", kind="vllm_cpu_offload", cpu_offload_gb=45)
     assert 0.1 < terms(plain, "dram")[ROUNDING] / terms(plain, "dram")["weights"] < 0.5
-    assert not plain.plan().warnings
+    assert not any("rounding" in one or "PYTORCH" in one for one in plain.plan().warnings)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

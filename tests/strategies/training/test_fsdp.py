@@ -285,7 +285,7 @@ def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> No
     assert spread(fsdp, plan_of(fsdp).host_costs) == (0.09, True)
     assert spread(fsdp, zero(fsdp).host_costs) == (0.23, False)
     assert spread(deepspeed, plan_of(deepspeed).host_costs) == (0.24, False)
-    assert spread(deepspeed, zero(deepspeed).host_costs) == (0.1331, True)
+    assert spread(deepspeed, zero(deepspeed).host_costs) == (0.1278, True)
 
 
 def test_accumulating_gradients_costs_the_gpu_but_saves_reductions(machine: Machine) -> None:
