@@ -163,9 +163,9 @@ class _MicroMeasurement:
         """Return the time of measurements and their probes on a host of a pace [s]."""
         first = {step.section.name: step for step in reversed(steps)}
         once = [step for step in steps if not step.section.once or step is first[step.section.name]]
-        building: float = sum(step.section.building for step in first.values())
-        sections: float = sum(step.section.seconds for step in once)
-        return (sections + building) * pace + len(once) * self._probe_time + _SPARE
+        seconds: float = sum(step.section.seconds for step in once)
+        seconds += sum(one.section.building for name, one in first.items() if name not in self._built)
+        return seconds * pace + len(once) * self._probe_time + _SPARE
 
     def carry_out(self, end: float | None) -> None:
         """Measure all rounds, and then again what a noisy host disturbed.
@@ -232,8 +232,8 @@ class _MicroMeasurement:
         needed = self._needed(step)
         if not self._is_due(step) or (not required and needed > self._remaining()):
             return
-        rest = sum(self._needed(one) for one in later if self._is_due(one))
-        remaining = max(needed, min(needed + rest, self._remaining()))
+        rest = self._seconds([step, *(one for one in later if self._is_due(one))], self._pace())
+        remaining = max(needed, min(rest, self._remaining()))
         self._progress(f"round {step.round}: {name} ({label}), about {remaining:.0f} s left")
         before = self._probe_before()
         begin = time.monotonic()
