@@ -120,7 +120,8 @@ class Comparison:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90
-        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs, bottleneck and its limit, ratio, tie, warnings.
+        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs (none where a price is missing) and
+        ``missing_prices``, bottleneck and its limit, ratio, tie, warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -152,13 +153,18 @@ class Comparison:
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
                 **with_intervals(result.metrics(), result.intervals()),
-                **(self.economics[label].metrics() if label in self.economics else {}),
+                **self._priced(label),
                 **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
         }
+
+    def _priced(self, label: str) -> dict[str, Any]:
+        """Return the costs of a result, with the parts of which a price or power is missing."""
+        one = self.economics.get(label)
+        return {} if one is None else {**one.metrics(), "missing_prices": ", ".join(one.missing) or None}
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
         """Return what tells results apart where some of them are not of inference."""

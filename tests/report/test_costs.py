@@ -54,7 +54,8 @@ def test_one_result_in_five_sentences(drive: Costed) -> None:
     )
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0878 USD per hour")
     assert f"a million output tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
-    assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
+    why = "the rent of accelerator/l40s (2 USD an hour) includes no storage"
+    assert first.sentences[3] == f"no cost on rented hardware: {why}"
     assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0135 USD")
     kwh = (found["energy_per_run_j"] or 0.0) * 2 / 3.6e6
     assert first.sentences[4].endswith(f" and takes {kwh:.3g} kWh (PUE included)")
@@ -94,7 +95,9 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
-    first, turns, gathered, estimates = section.sentences
+    first, turns, gathered, estimates, rent = section.sentences
+    assert rent.startswith(f"{ONE}: no cost on rented hardware, as the rent of accelerator/l40s")
+    assert [bool(row[-1]) for row in section.tables[0].texts] == [True, False], "the drive is not in the rent"
     assert first == f"{ONE} has the lowest cost per token; {SIX} costs 1.73 times as much"
     assert turns == (
         f"{SIX} would cost less per token than {ONE} if all hardware of {SIX} cost less than 38,600 USD (now "
