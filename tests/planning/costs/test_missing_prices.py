@@ -63,7 +63,7 @@ devices: {platform/dgx-a100: {price: 180000}}
     assert (one.purchase, one.bill.total, one.bill.known) == (None, None, 180_000.0)
     data = one.to_dict()
     assert (data["metrics"]["purchase"], data["at_least"]["purchase"]) == (None, 180_000.0)
-    assert data["missing"] == ("pfs/ddn-ai400x2",)
+    assert data["missing"] == ["pfs/ddn-ai400x2"]
     assert compared.cost_verdicts == ()
 
 
