@@ -50,7 +50,7 @@ class Priced(Sourced[T]):
 
 
 class Rental(Priced[_Amount]):
-    """A rent per hour."""
+    """A rent per hour, electricity included."""
 
     kind: RentKind = "on-demand"
     """Kind of the offer; costs are calculated from ``on-demand`` alone."""

@@ -141,11 +141,11 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     return Bill(tuple(items))
 
 
-def beyond_rent(scenario: LoadedScenario, result: SimulationResult, *, whole: bool) -> tuple[str, ...]:
-    """Return the parts in use that a rent does not include: of GPUs (``whole`` false) every storage tier, of
+def beyond_rent(scenario: LoadedScenario, result: SimulationResult, *, of_machines: bool) -> tuple[str, ...]:
+    """Return the parts in use that a rent does not include: of GPUs (``of_machines`` false) every storage tier, of
     whole machines what the platform's file does not have."""
     wanted = used_parts(scenario, result)
-    if whole:
+    if of_machines:
         each = _against_platform(scenario, wanted)
         wanted = tuple(one for _, added in each for one in added if one.number)
     else:

@@ -218,8 +218,8 @@ def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostLis
     """Return what an answer costs by a list of prices and powers, by default the shipped one."""
     scenario = loaded(scenario)
     known, machine = load_costs() if costs is None else costs, scenario.machine
-    whole, gpu = f"platform/{machine.platform}", f"accelerator/{machine.accelerator.id}"
-    rented = known.rent(whole)
+    platform, gpu = f"platform/{machine.platform}", f"accelerator/{machine.accelerator.id}"
+    rented = known.rent(platform)
     bought = bill(scenario, result, known)
     return Economics(
         bill=bought,
@@ -231,8 +231,8 @@ def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostLis
         setting=machine.setting,
         rent=rented or known.rent(gpu),
         rented=machine.nodes if rented else machine.gpus,
-        beyond_rent=beyond_rent(scenario, result, whole=rented is not None),
-        spot=known.rent(whole, "spot") or known.rent(gpu, "spot"),
+        beyond_rent=beyond_rent(scenario, result, of_machines=rented is not None),
+        spot=known.rent(platform, "spot") or known.rent(gpu, "spot"),
         tokens=result.tokens,
         idle=_idle_gpus(scenario),
     )
