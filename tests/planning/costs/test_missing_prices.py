@@ -64,7 +64,7 @@ devices: {platform/dgx-a100: {price: 180000}}
     data = one.to_dict()
     assert (data["metrics"]["purchase"], data["at_least"]["purchase"]) == (None, 180_000.0)
     assert data["missing"] == ["pfs/ddn-ai400x2"]
-    assert compared.cost_verdicts == ()
+    assert "ai400x2" not in {name for one in compared.cost_verdicts for name in (one.cheapest, one.next)}
 
 
 def test_without_the_price_of_a_part_every_cost_is_unknown_and_energy_is_not(tmp_path: Path) -> None:
