@@ -142,8 +142,8 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
 
 
 def beyond_rent(scenario: LoadedScenario, result: SimulationResult, *, of_machines: bool) -> tuple[str, ...]:
-    """Return the parts in use that a rent does not include: of machines what the platform's file does not have,
-    of GPUs (``of_machines`` false) every storage tier."""
+    """Return the parts in use that a rent does not include: of machines what their platform's file does not
+    have, of GPUs (``of_machines`` false) every storage tier."""
     wanted = used_parts(scenario, result)
     if of_machines:
         each = _against_platform(scenario, wanted)
