@@ -15,6 +15,7 @@ from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
+from simoffload.planning.nearer import NearerPlace, nearer_places
 from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
@@ -34,6 +35,18 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
+    nearer: tuple[NearerPlace, ...] = ()
+    """Memory that the machines have and that would do, where everything compared is on storage."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about nearer places that would do, for reports."""
+        if not self.nearer:
+            return ()
+        places = "; ".join(one.text for one in self.nearer)
+        shown = all(one.label in self.results for one in self.nearer)
+        rows = "" if shown else "; compare --nearer shows their rows"
+        return (f"memory that the machine has would do, without storage: {places}{rows}",)
 
     @property
     def economics(self) -> dict[str, Economics]:
@@ -105,6 +118,7 @@ class Comparison:
             "schema": SCHEMA,
             "ranking": list(self.ranking),
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
+            "nearer": [one.to_dict() for one in self.nearer],
             "compared": [
                 {
                     "label": label,
@@ -273,6 +287,7 @@ def compare(
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -281,7 +296,8 @@ def compare(
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
     machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
     is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
-    shipped one by default. What
+    shipped one by default. Where all targets are storage and memory that is there would do, ``nearer`` of the
+    comparison says so; the argument ``nearer`` adds the results as rows. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -292,6 +308,7 @@ def compare(
         retargeted,
         baseline=baseline,
         costs=costs,
+        nearer=nearer,
         keep_timelines=keep_timelines,
         progress=progress,
         unoffloaded=True,
@@ -303,6 +320,7 @@ def compare_scenarios(
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
     unoffloaded: bool = False,
@@ -333,12 +351,17 @@ def compare_scenarios(
                 del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
+    places = nearer_places({label: known[label] for label in scenarios}, results)
+    for place in places if nearer else ():
+        if place.label not in results:
+            known[place.label] = place.scenario
+            results[place.label] = simulate(place.scenario, keep_timelines=keep_timelines)
     prices = load_costs() if costs is None else costs
     results = {
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    return replace(capacities, results=results)
+    return replace(capacities, results=results, nearer=places)
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:
