@@ -49,7 +49,7 @@ class DriveSlots(NamedTuple):
         """
         host = platform.host
         if host.drive_slots is not None:
-            stated = {form: number.value for form, number in host.drive_slots.items()}
+            stated: dict[str, int] = {form: number.value for form, number in host.drive_slots.items()}
             return cls(f"host/{host.id}", stated, assumed=False)
         if platform.profile.setting != "desk":
             return cls(f"host/{host.id}", None, assumed=True)

@@ -28,7 +28,7 @@ _GB = float(1 << 30)
 """Bytes of memory that are sold as one GB [B]."""
 _TB = 1e12
 _HOURS_A_YEAR = 8766.0
-_ON_A_DESK = {"value": 1.0, "origin": "spec", "source": "by definition: a desk has no site that draws power"}
+_ON_A_DESK = "by definition: a desk has no site that draws power"
 _OLD = 365
 """Age after which a price is reported as old [d]."""
 
@@ -92,7 +92,9 @@ class CostList:
     def pue(self, setting: Setting | None) -> Figure:
         """Power usage effectiveness of the place where a machine stands; None is taken for a rack."""
         listed = self.assumption("pue")
-        return listed if setting != "desk" or self.states_pue else listed._replace(**_ON_A_DESK)
+        if setting != "desk" or self.states_pue:
+            return listed
+        return listed._replace(value=1.0, origin="spec", source=_ON_A_DESK)
 
     def sold(self, key: str) -> bool:
         """Whether a device can be bought separately."""
