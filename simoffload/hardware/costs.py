@@ -22,7 +22,7 @@ DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvm
 
 PriceOrigin = Literal["spec", "measured", "quote", "estimate"]
 """``spec``: the manufacturer's list; ``measured``: a statistic of many offers; ``quote``: what a named source
-asked or stated on that day; ``estimate``: everything else."""
+asked or stated on that day; ``estimate``: everything else, such as guesses and prices of similar things."""
 RentKind = Literal["on-demand", "spot"]
 """``on-demand``: kept as long as it is paid; ``spot``: may be taken away at any time."""
 _DETAILED = "{value: 6900, source: offer 4711, date: 2026-11-21}"
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Priced(Sourced[T]):
-    """A number of a price list; one with a source and a date of its own is a ``quote`` by default."""
+    """A number of a price list, by default a ``quote``: it has a source and a date."""
 
     origin: PriceOrigin  # type: ignore[assignment]  # prices have one origin more than properties
 
@@ -124,9 +124,8 @@ class Costs(Profile):
     """Date on which the bare numbers of the list were looked up."""
     source: Text | None = None
     """Source of the bare numbers; by default the name of the list."""
-    origin: PriceOrigin | None = None
-    """Origin of the numbers that state none; by default ``quote`` for numbers with a ``source``, their own or
-    that of the list, and ``estimate`` for others."""
+    origin: PriceOrigin = "quote"
+    """Origin of the numbers that state none."""
     electricity: Money | None = None
     """Price of electricity per kWh."""
     pue: Annotated[Priced[_Factor], _Bare] | None = None
@@ -159,29 +158,19 @@ class Costs(Profile):
     def _fill_in(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        origin, named, defaults = raw.get("origin"), raw.get("source"), dict[str, Any]()
+        defaults = {"origin": raw.get("origin", "quote")}
         if "date" in raw:
-            defaults = {
-                "origin": origin or ("quote" if named else "estimate"),
-                "source": named or raw.get("name", "the list of costs"),
-                "date": raw["date"],
-            }
-        sourced: PriceOrigin | None = None if origin else "quote"
-        return {
-            key: _filled(node, defaults, sourced) if key in _SECTIONS else node for key, node in raw.items()
-        }
+            source = raw.get("source", raw.get("name", "the list of costs"))
+            defaults |= {"source": source, "date": raw["date"]}
+        return {key: _filled(node, defaults) if key in _SECTIONS else node for key, node in raw.items()}
 
 
-def _filled(node: Any, defaults: Mapping[str, Any], quoted_origin: PriceOrigin | None) -> Any:
-    """Return the same tree with origin, source and date added to every number that lacks them.
-
-    ``quoted_origin`` is the origin of numbers with a source of their own, instead of that of the others.
-    """
+def _filled(node: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return the same tree with origin, source and date added to every number that lacks them."""
     if isinstance(node, Mapping):
         if "value" in node:
-            sourced = {"origin": quoted_origin} if quoted_origin and "source" in node else {}
-            return {**defaults, **sourced, **node}
-        return {key: _filled(child, defaults, quoted_origin) for key, child in node.items()}
+            return {**defaults, **node}
+        return {key: _filled(child, defaults) for key, child in node.items()}
     if "date" in defaults and isinstance(node, int | float | str) and not isinstance(node, bool):
         return {"value": node, **defaults}
     return node

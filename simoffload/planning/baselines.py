@@ -36,12 +36,12 @@ def without_offloading(
             change = Change("placement", f"added for comparison: {held}, without offloading", edits)
             change = replaced(Evaluator(scenario), change)
             twin = scenario.edited(*change.edits)
-            if not any(same_work(twin, one) for one in (*known.values(), *found.values())):
+            if not any(_same_work(twin, one) for one in (*known.values(), *found.values())):
                 found[name] = replace(twin, remarks=(change.description,))
     return list(found.items())
 
 
-def same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
+def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
     """Whether two scenarios differ in nothing but their names and descriptions."""
     keys = (one.document.data.keys() | other.document.data.keys()) - {"name", "description"}
     return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from simoffload.errors import InputError, SimulationError, WorkLimitError
-from simoffload.planning.baselines import in_place_of_target, same_work
+from simoffload.planning.baselines import in_place_of_target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import together
@@ -57,6 +58,11 @@ class NearerPlace:
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"
 
+    def is_as(self, other: NearerPlace) -> bool:
+        """Return whether two places are the same for the same work, whatever storage the offers have."""
+        mine, theirs = ((one.change.key, one.scenario.machine.platform, one.result) for one in (self, other))
+        return mine[:2] == theirs[:2] and mine[2].metrics() == theirs[2].metrics()
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         change = by_name(self.change, "description same_work changes=edits")
@@ -83,16 +89,14 @@ def nearer_places(
     for label in sorted(timed, key=timed.__getitem__):
         evaluator = Evaluator(offers[label])
         candidates = [one for one in _candidates(evaluator) if evaluator.fits(*one.edits)]
-        twins = [evaluator.edited(*one.edits) for one in candidates]
-        if any(same_work(twin, one.scenario) for twin in twins for one in found):
-            continue
         same = [one for one in candidates if one.same_work]
         fewer = [one for one in candidates if not one.same_work]
         places = [one for one in (_place(evaluator, each, label, timed[label]) for each in same) if one]
-        found += sorted(places, key=lambda one: -one.gain)[:1]
+        best = sorted(places, key=lambda one: -one.gain)[:1]
         if not any(one.result.targets[0] == "hbm" for one in places):
             fitting = (_place(evaluator, each, label, timed[label]) for each in fewer)
-            found += [one for one in fitting if one][:1]
+            best += list(islice((one for one in fitting if one), 1))
+        found += [one for one in best if not any(one.is_as(other) for other in found)]
     return tuple(found)
 
 

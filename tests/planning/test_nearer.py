@@ -81,6 +81,14 @@ def test_offers_given_as_scenarios_count_too() -> None:
     offers = so.on_targets(so.load_scenario("storage/llama-3.1-405b"), OFFERS)
     found = so.compare_scenarios({f"offer {label}": one for label, one in offers.items()})
     assert [one.label for one in found.nearer] == ["offer dram", "offer tensor_parallel-fp8"]
+    drives = [
+        so.load_scenario(
+            "storage/llama-3.1-405b", overrides=[f'profiles."raid0-4x-ps1010-7.68tb".count={count}']
+        )
+        for count in (4, 8)
+    ]
+    found = so.compare_scenarios(dict(zip(("four drives", "eight drives"), drives, strict=True)))
+    assert len(found.nearer) == 2, "the same memory whatever the offer"
 
 
 def test_checkpoints_are_never_kept_in_memory() -> None:

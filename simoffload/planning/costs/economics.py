@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isclose
 from typing import Any, Literal, NamedTuple
 
 from simoffload.hardware import Setting
@@ -291,8 +292,8 @@ def break_even_points(
             _line(one, what == rented or what, now, electricity=electricity)
             for one, rented in ((first, FIRST), (second, SECOND))
         )
-        if mine is None or other is None or mine.slope == other.slope:
-            continue
+        if mine is None or other is None or isclose(mine.slope, other.slope):
+            continue  # both pay it equally often, but for rounding
         at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
         if at >= 0:
             found.append(BreakEven(what, now, at, first_cheaper_above=mine.slope < other.slope))

@@ -125,7 +125,7 @@ def test_the_rent_of_a_machine_includes_its_own_drives_and_no_server(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "origin"),
     [
-        ("date: 2026-11-01\ndevices: {accelerator/l40s: {price: 7000}}", "estimate"),
+        ("date: 2026-11-01\ndevices: {accelerator/l40s: {price: 7000}}", "quote"),
         ("date: 2026-11-01\nsource: offer 4711\ndevices: {accelerator/l40s: {price: 7000}}", "quote"),
         (
             "date: 2026-11-01\ndevices: {accelerator/l40s: {price: {value: 7000, source: offer 4711}}}",
@@ -136,7 +136,7 @@ def test_the_rent_of_a_machine_includes_its_own_drives_and_no_server(tmp_path: P
             "quote",
         ),
         (
-            "date: 2026-11-01\nsource: offer\norigin: estimate\ndevices: {accelerator/l40s: {price: 7000}}",
+            "date: 2026-11-01\norigin: estimate\ndevices: {accelerator/l40s: {price: 7000}}",
             "estimate",
         ),
     ],
