@@ -63,7 +63,7 @@ class SimulatedPurchase(Evaluated):
         """Return everything as plain values."""
         return {
             **by_name(self, "description changes=edits meets units_per_s=rate"),
-            **by_name(self.economics, "purchase"),
+            **by_name(self.economics, "purchase missing_prices=missing"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }

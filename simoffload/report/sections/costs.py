@@ -95,8 +95,8 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
 
 def _pue(one: Economics) -> str:
     """Return the PUE, with the place that was assumed where the platform does not state it."""
-    assumed = "" if one.setting else " (a rack is assumed, as the platform states no setting)"
-    return f"{one.pue.value:g}{assumed}"
+    assumed = {None: " (a rack is assumed, as the platform states no setting)", "desk": " (on a desk)"}
+    return f"{one.pue.value:g}{assumed.get(one.setting, '')}"
 
 
 def _parts(bill: Bill, currency: str) -> str:

@@ -173,7 +173,7 @@ def test_a_machine_on_a_desk_has_a_pue_of_one(tmp_path: Path) -> None:
     watts = found["power_w"]
     assert watts is not None
     assert found["electricity_per_h"] == pytest.approx(watts / 1000 * 0.12)
-    assert any("with a PUE of 1, " in text for text in costs(result, one)[0].sentences)
+    assert any("with a PUE of 1 (on a desk), " in text for text in costs(result, one)[0].sentences)
     assumed = "with a PUE of 1.58 (a rack is assumed, as the platform states no setting), "
     assert any(assumed in text for text in costs(result, replace(one, setting=None))[0].sentences)
 
