@@ -125,7 +125,7 @@ class Search:
             "have a part without a price, which no budget allows": self.unpriced,
             "are refused by the program or the machine": self.refused,
             "are equal to others": self.duplicates,
-            "were not looked at by Optuna's NSGA-II": self.not_tried,
+            "were not looked at": self.not_tried,
         }
         return {text: number for text, number in counted.items() if number or text == "simulated"}
 

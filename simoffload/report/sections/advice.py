@@ -345,6 +345,7 @@ def searched(
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
     looked = f"{search.combinations:,} combinations of storage, drives, memory and batch"
+    looked += ", searched by Optuna's NSGA-II" if search.method == "optuna" else ""
     outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
     texts = [f"{looked}; {', '.join(limits)}" if limits else looked, outcomes, *search.limits]
     texts += [
