@@ -162,6 +162,11 @@ def _add_compare(parser: _Parser) -> None:
         "may be repeated",
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
+    parser.add_argument(
+        "--nearer",
+        action="store_true",
+        help="if everything compared is on storage: add rows for memory of the machine that would do",
+    )
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)

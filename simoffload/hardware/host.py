@@ -11,6 +11,7 @@ from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
+from simoffload.hardware.storage import FormFactor
 from simoffload.hardware.thread_costs import (
     DeepSpeedCosts,
     EagerCosts,
@@ -25,6 +26,9 @@ from simoffload.units import BytesPerSecond, PositiveBytes
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
 """Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a thread
 (docs/measurements/training.md)."""
+
+
+_Slots = Annotated[int, Field(strict=True, ge=0, le=1000)]
 
 
 class CpuOptimizer(Frozen):
@@ -94,6 +98,9 @@ class Host(Profile):
     """Installed memory. A memory module sold as 64 GB holds 64 GiB."""
     memory_maximum: Sourced[PositiveBytes] | None = None
     """Most memory that the board supports, and so the most that is proposed; None: not known."""
+    drive_slots: dict[FormFactor, Sourced[_Slots]] | None = None
+    """Number of slots for drives with data, by their form, and so the most drives that are proposed; an empty
+    list for machines whose drives cannot be changed. None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak bandwidth of all memory channels together."""
     stream_fraction: Sourced[Share]

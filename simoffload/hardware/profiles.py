@@ -282,6 +282,8 @@ class Nic(Profile):
     """One port of a network adapter."""
 
     kind: Literal["nic"]
+    fabric: Literal["ethernet", "infiniband"] | None = None
+    """Kind of network; both ends of a cable have the same one. None: not stated."""
     link_rate: Sourced[BytesPerSecond]
     """Rate on the wire, in one direction."""
     achieved: Sourced[BytesPerSecond]

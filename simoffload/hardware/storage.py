@@ -108,6 +108,10 @@ class WriteCache(Frozen):
     """Sequential write rate once the cache is full."""
 
 
+FormFactor = Literal["m2", "u2", "e1s", "e3s"]
+"""Form of a drive and of the slot that takes it: M.2, U.2 (also U.3), E1.S, E3.S."""
+
+
 class Drive(Profile):
     """An NVMe drive as its data sheet describes it."""
 
@@ -132,6 +136,9 @@ class Drive(Profile):
     """Measured read rate by the bytes in flight, where known; otherwise it follows from latency and rate."""
     endurance: Endurance | None = None
     """Rated endurance; None where no rating was found."""
+    form_factor: FormFactor | None = None
+    """Form of the drive, which decides the slots that take it; None: not known, as with drives of rented
+    machines."""
     pcie: Slot
     """The drive's own side of its slot."""
 

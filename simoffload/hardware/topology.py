@@ -91,6 +91,7 @@ class Platform:
             tiers=_tiers(self, nodes),
             count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
             profiles=self.profiles,
+            setting=profile.setting,
             numbers=self.inputs,
             build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
             with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),

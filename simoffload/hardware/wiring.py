@@ -20,6 +20,8 @@ CPU = "cpu"
 SWITCHES = "switches."
 """The begin of the keys of all numbers in a platform file: rates that switches state."""
 _TAKEN = {CPU, "hbm", "dram"}
+Setting = Literal["desk", "rack"]
+"""Where a machine stands: at home or in an office, or in a rack of a computing centre."""
 
 
 def name_fault(name: str, names: Sequence[str]) -> str | None:
@@ -110,6 +112,9 @@ class PlatformProfile(Profile):
     kind: Literal["platform"]
     wiring: Annotated[tuple[WiringStatement, ...], Field(min_length=1)]
     """The sources from which the wiring is known."""
+    setting: Setting | None = None
+    """Where the machine stands. On a desk it draws no power for the site (a PUE of 1), and has no rack for
+    servers; None: not stated, so that a rack is assumed, and results say so."""
     host: Reference
     """Profile of the host's CPU and memory."""
     accelerator: Reference

@@ -15,6 +15,7 @@ from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
+from simoffload.planning.nearer import NearerPlace, nearer_places
 from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
@@ -34,6 +35,18 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
+    nearer: tuple[NearerPlace, ...] = ()
+    """Memory that the machines have and that would do, where everything compared is on storage."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about nearer places that would do, for reports."""
+        if not self.nearer:
+            return ()
+        places = "; ".join(one.text for one in self.nearer)
+        shown = all(one.label in self.results for one in self.nearer)
+        rows = "" if shown else "; compare --nearer shows their rows"
+        return (f"memory that the machine has would do, without storage: {places}{rows}",)
 
     @property
     def economics(self) -> dict[str, Economics]:
@@ -105,6 +118,7 @@ class Comparison:
             "schema": SCHEMA,
             "ranking": list(self.ranking),
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
+            "nearer": [one.to_dict() for one in self.nearer],
             "compared": [
                 {
                     "label": label,
@@ -120,7 +134,8 @@ class Comparison:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90
-        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs, bottleneck and its limit, ratio, tie, warnings.
+        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs (none where a price is missing) and
+        ``missing_prices``, bottleneck and its limit, ratio, tie, warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -152,13 +167,18 @@ class Comparison:
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
                 **with_intervals(result.metrics(), result.intervals()),
-                **(self.economics[label].metrics() if label in self.economics else {}),
+                **self._priced(label),
                 **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
         }
+
+    def _priced(self, label: str) -> dict[str, Any]:
+        """Return the costs of a result, with the parts of which a price or power is missing."""
+        one = self.economics.get(label)
+        return {} if one is None else {**one.metrics(), "missing_prices": ", ".join(one.missing) or None}
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
         """Return what tells results apart where some of them are not of inference."""
@@ -267,6 +287,7 @@ def compare(
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -275,7 +296,8 @@ def compare(
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
     machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
     is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
-    shipped one by default. What
+    shipped one by default. Where all targets are storage and memory that is there would do, ``nearer`` of the
+    comparison says so; the argument ``nearer`` adds the results as rows. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -286,6 +308,7 @@ def compare(
         retargeted,
         baseline=baseline,
         costs=costs,
+        nearer=nearer,
         keep_timelines=keep_timelines,
         progress=progress,
         unoffloaded=True,
@@ -297,6 +320,7 @@ def compare_scenarios(
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
     unoffloaded: bool = False,
@@ -327,12 +351,17 @@ def compare_scenarios(
                 del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
+    places = nearer_places({label: known[label] for label in scenarios}, results)
+    for place in places if nearer else ():
+        if place.label not in results:
+            known[place.label] = place.scenario
+            results[place.label] = simulate(place.scenario, keep_timelines=keep_timelines)
     prices = load_costs() if costs is None else costs
     results = {
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    return replace(capacities, results=results)
+    return replace(capacities, results=results, nearer=places)
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

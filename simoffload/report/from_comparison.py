@@ -48,12 +48,14 @@ def comparison_document(
     *,
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
+    notes: Sequence[str] = (),
     command: str = "",
 ) -> ReportDocument:
     """Return the document of several results.
 
-    ``comparison.groups`` explains ``published`` and ``baseline``; ``command`` is the command line that
-    reproduces the comparison. Raises ValueError if there are no results or ``baseline`` names none of them.
+    ``comparison.groups`` explains ``published`` and ``baseline``; ``notes`` are sentences to begin with, and
+    ``command`` is the command line that reproduces the comparison. Raises ValueError if there are no results
+    or ``baseline`` names none of them.
     """
     if not results:
         raise ValueError("there is nothing to compare")
@@ -68,7 +70,7 @@ def comparison_document(
         None,
         tuple(map(group_verdict, found)),
         tuple(warnings(found)),
-        (*_side_by_side(found), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
+        (*_side_by_side(found, notes), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -83,13 +85,15 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Return a section for each kind of work, with a table for each model."""
+def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[ReportSection]:
+    """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
-    for kind, mine in kinds.items():
-        sentences = (
+    for number, (kind, mine) in enumerate(kinds.items()):
+        sentences = [
             text for group in mine for text in (*_missing(group), *_limits(group), *_reservations(group))
-        )
+        ]
+        if number == 0:
+            sentences = [*notes, *sentences]
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),

@@ -64,6 +64,7 @@ class Tried(Evaluated):
             "intervals": {name: list(ends) for name, ends in confidence(self.result).intervals().items()},
             **by_name(self.result, "bottleneck limit"),
             "economics": self.economics.metrics(),
+            **by_name(self.economics, "missing_prices=missing"),
             **by_name(self.result.provenance, "exports"),
         }
 

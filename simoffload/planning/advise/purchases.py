@@ -7,83 +7,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, SimulationError, shortened
-from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
+from simoffload.documents import Edit
+from simoffload.errors import InputError, SimulationError
+from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
+from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.results import Change, SimulationResult, by_name
+from simoffload.results import Change, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
-from simoffload.units import format_number, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     import optuna
-
-_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
-"""Short names of metrics with an upper limit [s]."""
-_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
-"""Names of metrics with a lower limit [1/s]."""
-_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
-
-
-class ServiceLevel(NamedTuple):
-    """A ServiceLevel is a metric and its limit."""
-
-    metric: str
-    limit: float
-    """Limit of the metric: [s], or [1/s] for rates."""
-
-    @property
-    def text(self) -> str:
-        """Return the limit as text, such as "tpot ≤ 200 ms"."""
-        if self.metric in _RATES:
-            return f"{self.metric} ≥ {format_number(self.limit)}"
-        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
-
-    def kept(self, result: SimulationResult) -> bool:
-        """Return whether a result keeps the limit; a result without this metric does not."""
-        return self.missed(result) <= 1
-
-    def missed(self, result: SimulationResult) -> float:
-        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
-        value = result.metrics().get(self.metric)
-        if not value:
-            return math.inf
-        return self.limit / value if self.metric in _RATES else value / self.limit
-
-
-def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
-    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    metric = _TIMES.get(name, name)
-    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
-    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
-    if not equals or not value:
-        raise _refusal(text, f"has no limit; {_EXAMPLE}")
-    if metric not in (*_TIMES.values(), *_RATES):
-        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
-    if metric not in result.formulas:
-        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
-    try:
-        limit = float(value) if metric in _RATES else parse_seconds(value)
-    except ValueError as error:
-        reason = (
-            str(error).partition("; write e.g.")[0]
-            if metric not in _RATES
-            else f"{quoted(value)} is not a number"
-        )
-        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
-    if not 0 < limit < math.inf:
-        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
-    return ServiceLevel(metric, limit)
-
-
-def _refusal(text: str, message: str) -> InputError:
-    return InputError.at(shortened(text), message, path="--slo")
-
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -126,14 +63,14 @@ class SimulatedPurchase(Evaluated):
         """Return everything as plain values."""
         return {
             **by_name(self, "description changes=edits meets units_per_s=rate"),
-            **by_name(self.economics, "purchase"),
+            **by_name(self.economics, "purchase missing_prices=missing"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
 
 
 def _purchase(one: Economics) -> float:
-    return math.inf if one.purchase is None or one.bill.missing else one.purchase
+    return math.inf if one.purchase is None else one.purchase
 
 
 @dataclass(frozen=True)
@@ -149,17 +86,23 @@ class Search:
     objective: Objective
     method: Method
     combinations: int
-    """Number of combinations in the catalogue."""
+    """Number of combinations in the catalogue: those that were simulated, and those counted below."""
     over_budget: int
-    """Number of combinations over the budget or with an unpriced part; they are not simulated."""
+    """Number of combinations over the budget; they are not simulated."""
+    unpriced: int
+    """Number of combinations with a part without a price, which no budget allows; they are not simulated."""
     too_large: int
     """Number of combinations that do not fit."""
     duplicates: int
     """Number of combinations that lead to the same scenario as another one."""
+    not_tried: int
+    """Number of combinations that the method did not look at."""
     refusals: dict[str, int]
-    """Number of refused combinations by the reason of DeepSpeed or the machine, most frequent first."""
+    """Number of refused combinations by the reason of the program or the machine, most frequent first."""
     missing: tuple[str, ...]
     """Parts without a price; combinations with them are within no budget, and not in ``front``."""
+    limits: tuple[str, ...]
+    """Sentences on what the machines cannot take, and on what was assumed about them."""
     currency: str
 
     @property
@@ -169,8 +112,22 @@ class Search:
 
     @property
     def refused(self) -> int:
-        """Number of combinations that DeepSpeed or the machine refuses."""
+        """Number of combinations that the program or the machine refuses."""
         return sum(self.refusals.values())
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Number of combinations by what became of them, which add up to all; without what became of none."""
+        counted = {
+            "simulated": self.simulated,
+            "do not fit": self.too_large,
+            "exceed the budget": self.over_budget,
+            "have a part without a price, which no budget allows": self.unpriced,
+            "are refused by the program or the machine": self.refused,
+            "are equal to others": self.duplicates,
+            "were not looked at": self.not_tried,
+        }
+        return {text: number for text, number in counted.items() if number or text == "simulated"}
 
     @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
@@ -184,13 +141,9 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = (
-            "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing"
-        )
-        return {
-            "schema": SCHEMA,
-            **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
-        }
+        counted = "combinations simulated over_budget unpriced too_large refused duplicates not_tried"
+        rest = "outcomes refusals missing_prices=missing limits best nearest front"
+        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} {rest}")}
 
 
 def search_catalogue(
@@ -216,9 +169,8 @@ def search_catalogue(
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
-    spaces = [
-        dimensions(evaluator.scenario, platform, known) for platform in dict.fromkeys((None, *platforms))
-    ]
+    names = tuple(dict.fromkeys((None, *platforms)))
+    spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     for space in spaces:
@@ -244,10 +196,13 @@ def search_catalogue(
         chosen,
         combinations,
         run.over_budget,
+        run.unpriced,
         run.too_large,
-        run.combined - run.distinct,
+        run.looked_at - run.distinct,
+        combinations - run.looked_at,
         dict(run.refusals.most_common()),
         tuple(run.missing),
+        tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
         known.currency,
     )
 
@@ -255,7 +210,7 @@ def search_catalogue(
 def _cost_per_unit(point: SimulatedPurchase) -> float:
     """Return the cost of a unit of work; infinite where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
-    return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
+    return per_h / point.rate if per_h is not None else math.inf
 
 
 class _PurchaseSearch:
@@ -275,17 +230,23 @@ class _PurchaseSearch:
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
-        self.over_budget = self.too_large = self.combined = 0
+        self.over_budget = self.unpriced = self.too_large = 0
+        self._chosen: set[tuple[int, tuple[int, ...]]] = set()
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = joined_edits(picked)
-        self.combined += 1
+        self._chosen.add((id(space), tuple(choice)))
         key = self._evaluator.identity(*edits)
         if key not in self._known:
             self._known[key] = self._simulated(picked, edits)
         return self._known[key]
+
+    @property
+    def looked_at(self) -> int:
+        """Number of combinations that were looked at, each once."""
+        return len(self._chosen)
 
     @property
     def distinct(self) -> int:
@@ -307,7 +268,8 @@ class _PurchaseSearch:
             cost = economics(scenario, capacity, self._costs)
             self.missing |= dict.fromkeys(cost.bill.missing)
             if self._budget is not None and _purchase(cost) > self._budget:
-                self.over_budget += 1
+                self.unpriced += bool(cost.bill.missing)
+                self.over_budget += not cost.bill.missing
                 return None
             if self._progress is not None:
                 description = ", ".join(one.description for one in changes if one.description)

@@ -340,18 +340,14 @@ def _places(one: Tried) -> bool:
 def searched(
     search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
 ) -> tuple[ReportSection, ...]:
-    """Return the section about a search for purchases: what was tried, the best purchase, the Pareto
-    front."""
+    """Return the section about a search for purchases: what became of every combination, the best purchase,
+    the Pareto front."""
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
-    how = "all simulated" if search.method == "grid" else "searched by Optuna's NSGA-II"
-    looked = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
-    duplicates = f", {search.duplicates} are equal to others" if search.duplicates else ""
-    counts = f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} exceed the"
-    texts = [
-        f"{looked}; {', '.join(limits)}" if limits else looked,
-        f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}",
-    ]
+    looked = f"{search.combinations:,} combinations of storage, drives, memory and batch"
+    looked += ", searched by Optuna's NSGA-II" if search.method == "optuna" else ""
+    outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
+    texts = [f"{looked}; {', '.join(limits)}" if limits else looked, outcomes, *search.limits]
     texts += [
         f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
     ]

@@ -23,7 +23,7 @@ from simoffload.simulation import Progress, simulate
 from tests.broken.training import FSDP
 from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
 
-MORE_DRIVES = {"stored": ("raid-5-drives", "raid-8-drives"), "hosted": ("raid-9-drives", "raid-16-drives")}
+MORE_DRIVES = ("raid-5-drives", "raid-8-drives")
 
 
 def gains(advice: Advice) -> dict[str, float]:
@@ -32,7 +32,7 @@ def gains(advice: Advice) -> dict[str, float]:
 
 def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
     assert stored.result.bottleneck == "raid read"
-    one, twice = (gains(stored)[key] for key in MORE_DRIVES["stored"])
+    one, twice = (gains(stored)[key] for key in MORE_DRIVES)
     assert WORTH < 1.1 < one < twice
     assert stored.by_cost[0].change.key == "raid-8-drives"
     assert "raid-5-drives" in [tried.change.key for tried in stored.uncertain]
@@ -41,7 +41,7 @@ def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
 def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice) -> None:
     assert hosted.result.bottleneck == "host thread"
     found = gains(hosted)
-    assert all(1 <= found[key] < WORTH for key in MORE_DRIVES["hosted"])
+    assert all(1 <= found[key] < WORTH for key in MORE_DRIVES)
     assert not [one for one in hosted.helping if "drives" in one.change.description]
     assert found["faster-thread"] > 1.1
     assert hosted.by_cost == ()
