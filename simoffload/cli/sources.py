@@ -48,7 +48,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
 
     Raises InputError with near names if there is no such file and nothing shipped of that name.
     """
-    from simoffload.documents import SUFFIXES, exists, suggest
+    from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
     from simoffload.scenario import find_scenario, list_scenarios
 
@@ -59,18 +59,18 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
         return read(str(shipped))
     profiles = list_profiles()
     ids = [name for one in profiles for name in (one.id, f"{one.kind}/{one.id}")]
-    if source in ids:
+    if named(source, ids):
         return find_profile(source).document
     what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
     list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
-    hint = suggest(source, names)
+    hint = candidates(source, names)
     message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
     raise InputError.at("", message, path=shortened(source))
 
 
 def find_profile(reference: str) -> Entry:
     """Find a profile by id, kind/id or path. Raises InputError if there is none or several share the id."""
-    from simoffload.documents import exists, quoted, suggest
+    from simoffload.documents import candidates, exists, named, quoted
     from simoffload.hardware import KINDS, Library, is_path
 
     kind, slash, name = reference.partition("/")
@@ -79,13 +79,15 @@ def find_profile(reference: str) -> Entry:
     if is_path(reference):
         return Library().read(Path(reference), tuple(KINDS))
     known = [(one.kind, one.id) for one in Library().summaries()]
-    kinds = [kind for kind, name in known if name == reference]
-    if len(kinds) == 1:
-        return Library().find(reference, (kinds[0],))
-    hint = suggest(reference, (name for _, name in known))
+    names = named(reference, (name for _, name in known))
+    meant = [(kind, name) for kind, name in known if name in names]
+    if len(meant) == 1:
+        return Library().find(meant[0][1], (meant[0][0],))
+    hint = candidates(reference, (name for _, name in known))
     message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
-    if kinds:
-        message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
+    if meant:
+        listed = ", ".join(f"{kind}/{name}" for kind, name in meant)
+        message = f"several profiles are called {quoted(reference)}: {listed}"
     raise InputError.at("", message)
 
 
@@ -106,9 +108,12 @@ def load(
 def _is_model(source: str) -> bool:
     """Whether the source is the name of a model, and of neither a file nor a shipped scenario."""
     from simoffload.models import is_model
-    from simoffload.scenario import find_scenario
+    from simoffload.scenario import find_scenario, list_scenarios
 
-    return is_model(source) and not Path(source).is_file() and find_scenario(source) is None
+    if Path(source).is_file() or find_scenario(source) is not None:
+        return False
+    folder = f"{source.partition('/')[0]}/"  # ddn/bloom-1b1 is a mistake, not an organisation of the hub
+    return is_model(source) and not any(name.startswith(folder) for name in list_scenarios())
 
 
 def _of_model(

@@ -16,21 +16,22 @@ from simoffload.documents import (
     Document,
     Edit,
     Location,
+    candidates,
     edited,
     exists,
+    named,
     parse_path,
     read_document,
     rename_keys,
     set_value,
     split_assignment,
-    suggest,
     validate,
     without,
 )
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
-from simoffload.models import ModelSpec, is_model, list_models
+from simoffload.models import ModelSpec, is_model, list_models, resembled_model
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
@@ -60,7 +61,8 @@ def list_scenarios() -> tuple[str, ...]:
 
 def find_scenario(name: str) -> Path | None:
     """Return the file of a shipped scenario; None if there is none of that name."""
-    return shipped_folder("scenarios") / f"{name}.yaml" if name in list_scenarios() else None
+    meant = named(name, list_scenarios())
+    return shipped_folder("scenarios") / f"{meant[0]}.yaml" if len(meant) == 1 else None
 
 
 @limited
@@ -252,13 +254,18 @@ def locate(source: str | Path) -> Path:
     shipped = find_scenario(str(source))
     if shipped is not None:
         return shipped
-    known = [*list_scenarios(), *list_models()]
-    message = f"no such file, and no shipped scenario or model of that name{suggest(str(source), known)}"
-    if is_model(str(source)):
-        message = (
-            "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
-        )
-    raise InputError([Problem(shortened(str(source)), None, None, "", message)])
+    raise InputError.at("", _no_scenario(str(source)), path=shortened(str(source)))
+
+
+def _no_scenario(name: str) -> str:
+    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    if is_model(name):
+        return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+    text = "no such file, and no shipped scenario or model of that name"
+    if looks := resembled_model(name):
+        return f"{text}: {looks}"
+    hint = candidates(name, [*list_scenarios(), *list_models()])
+    return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
