@@ -95,14 +95,18 @@ def load(
     source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
-    name of a model, on the platform that the first of ``targets`` names, if any does."""
-    from simoffload.scenario import load_scenario, resolve
+    name of a model, on the platform that the first of ``targets`` names, if any does.
 
+    For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
+    from simoffload.scenario import load_scenario, of_platform, resolve
+
+    if targets:
+        overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:
-        return resolve(read(source), overrides=overrides)
+        return resolve(read(source), overrides=overrides, placed=not targets)
     if _is_model(source):
         return _of_model(source, overrides, targets or (), console)
-    return load_scenario(source, overrides=overrides)
+    return load_scenario(source, overrides=overrides, placed=not targets)
 
 
 def _is_model(source: str) -> bool:
@@ -124,7 +128,8 @@ def _of_model(
     from simoffload.workload import Inference
 
     platforms = (target.rpartition(":")[0] for target in targets)
-    scenario = default_scenario(model, next(filter(None, platforms), None), overrides=overrides)
+    platform = next(filter(None, platforms), None)
+    scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     text = str(work.kind)
     if isinstance(work, Inference):
@@ -135,18 +140,21 @@ def _of_model(
     return scenario
 
 
-def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """Return the scenario on every target of ``--on``."""
-    from simoffload.planning.compare import on_targets
+def move(
+    scenario: LoadedScenario, targets: Sequence[str], *, overrides: Sequence[str] = ()
+) -> dict[str, LoadedScenario]:
+    """Return the scenario on every target of ``--on``, with the overrides of the platform."""
+    from simoffload.planning.targets import on_targets
+    from simoffload.scenario import of_platform
 
     try:
-        return on_targets(scenario, targets)
+        return on_targets(scenario, targets, overrides=[one for one in overrides if of_platform(one)])
     except InputError as error:
         named = (one if one.path else one._replace(path="--on") for one in error.problems)
         raise InputError(named) from None
 
 
-def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
+def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -> LoadedScenario:
     """Return the scenario with the section ``strategy`` of a file. Raises InputError.
 
     Its name ends in that of the file; if the file does not set the number of GPUs, it uses as many as the
@@ -158,10 +166,11 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     strategy = read_document(Path(file))
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache)
+    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache, placed=placed)
     after = found.scenario.strategy
     if not strategy.data.keys() & {"ranks", *after.gpu_keys} and after.gpus != before.gpus:
-        found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
+        document = edited(document, after.spread(before.gpus))
+        found = resolve(document, cache=scenario.cache, placed=placed)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 
 
@@ -181,12 +190,12 @@ def scenario_set(
     target. Raises InputError with all problems."""
     scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
     if len(sources) == 1 and not strategies and targets:
-        return _once(move(scenario_of(sources[0]), targets), console)
+        return _once(move(scenario_of(sources[0]), targets, overrides=overrides), console)
     named: dict[str, LoadedScenario] = {}
     for name, scenario in _by_name(sources, scenario_of, command).items():
         named[name] = scenario
         for file in strategies:
-            other = with_strategy(scenario, file)
+            other = with_strategy(scenario, file, placed=not targets)
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
@@ -194,7 +203,8 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        found |= _once(move(scenario, targets), console, before=f"{name} ")
+        moved = move(scenario, targets, overrides=overrides)
+        found |= _once(moved, console, before=f"{name} ")
     return found
 
 

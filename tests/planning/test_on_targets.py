@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.compare import compare, on_targets
+from simoffload.planning.compare import compare
 from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.targets import on_targets
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO
 
