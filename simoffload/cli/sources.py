@@ -98,26 +98,15 @@ def load(
     name of a model, on the platform that the first of ``targets`` names, if any does.
 
     For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
-    from simoffload.scenario import load_scenario, of_platform, resolve
+    from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
     if targets:
         overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:
         return resolve(read(source), overrides=overrides, placed=not targets)
-    if _is_model(source):
+    if names_model(source):
         return _of_model(source, overrides, targets or (), console)
     return load_scenario(source, overrides=overrides, placed=not targets)
-
-
-def _is_model(source: str) -> bool:
-    """Whether the source is the name of a model, and of neither a file nor a shipped scenario."""
-    from simoffload.models import is_model
-    from simoffload.scenario import find_scenario, list_scenarios
-
-    if Path(source).is_file() or find_scenario(source) is not None:
-        return False
-    folder = f"{source.partition('/')[0]}/"  # ddn/bloom-1b1 is a mistake, not an organisation of the hub
-    return is_model(source) and not any(name.startswith(folder) for name in list_scenarios())
 
 
 def _of_model(

@@ -146,8 +146,12 @@ class Changes(NamedTuple):
                 for key, value in change.items()
             }
             return {**node, **changed}
-        if node is None or (_is_number(node) and _is_number(change)):
-            return change
+        if node is None or _is_number(node):  # not stated, or one of the numbers that may be plain
+            if isinstance(change, Mapping) and change.keys() == {"value"}:
+                change = change["value"]
+            complete = isinstance(change, Mapping) and {"value", "origin"} <= change.keys()
+            if node is None or complete or _is_number(change):
+                return change
         text = "is not a number; only numbers can be changed here, anything else needs a profile of your own"
         if isinstance(node, dict):
             text = f"contains several numbers; name one of {', '.join(node)}"

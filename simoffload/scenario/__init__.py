@@ -14,6 +14,7 @@ from simoffload.scenario.loading import (
     load_scenario,
     loaded,
     locate,
+    names_model,
     resolve,
 )
 from simoffload.scenario.overrides import Changed, changed_platform, of_platform, opened, overridden
@@ -38,6 +39,7 @@ __all__ = [
     "load_scenario",
     "loaded",
     "locate",
+    "names_model",
     "of_platform",
     "opened",
     "other_work",

@@ -62,6 +62,14 @@ def find_scenario(name: str) -> Path | None:
     return shipped_folder("scenarios") / f"{meant[0]}.yaml" if len(meant) == 1 else None
 
 
+def names_model(source: str) -> bool:
+    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
+    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
+        return False
+    return not any(name.startswith(f"{source.partition('/')[0]}/") for name in list_scenarios())
+
+
 @limited
 def load_scenario(
     source: str | Path, *, overrides: Sequence[str] = (), placed: bool = True
@@ -238,7 +246,7 @@ def locate(source: str | Path) -> Path:
 
 def _no_scenario(name: str) -> str:
     """Return what is wrong with a name that is neither a file nor a shipped scenario."""
-    if is_model(name):
+    if names_model(name):
         return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
