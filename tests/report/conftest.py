@@ -212,6 +212,7 @@ def recorded(make_result: Callable[..., InferenceResult], timeline: Timeline) ->
     return make_result(
         prefill=one,
         first_pass=one,
+        first_pass_why="DeepSpeed does not know the order of modules yet and cannot prefetch",
         decode=(one,),
         decode_total_s=7 * one.time_s,
         timelines={"decode 1": timeline},

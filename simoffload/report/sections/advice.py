@@ -350,7 +350,7 @@ def searched(
     counts = f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} exceed the"
     texts = [
         f"{looked}; {', '.join(limits)}" if limits else looked,
-        f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}",
+        f"{counts} budget, {search.refused} are refused by the program or the machine{duplicates}",
     ]
     texts += [
         f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
