@@ -192,8 +192,8 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        moved = move(scenario, targets, overrides=overrides)
-        found |= _once(moved, console, before=f"{name} ")
+        on_them = move(scenario, targets, overrides=overrides)
+        found |= _once(on_them, console, before=f"{name} ")
     return found
 
 

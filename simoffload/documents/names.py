@@ -32,8 +32,8 @@ def _parts(text: str) -> list[str]:
     """Split a text around the hyphens that stand between two digits."""
     ends = [match.start() for match in _BETWEEN_DIGITS.finditer(text)]
     starts = [0, *(end + 1 for end in ends)]
-    words = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
-    return [part for word in words for part in ("-", word)][1:]
+    pieces = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
+    return [part for piece in pieces for part in ("-", piece)][1:]
 
 
 def same_name(one: str, other: str) -> bool:

@@ -113,8 +113,8 @@ class Changes(NamedTuple):
         """Return the names in the section that mean a profile; exact ones come first."""
         section, forms = self.by_profile, (identifier, f"{kind}/{identifier}")
         exact = [name for name in forms if name in section]
-        alike = [name for name in section if any(same_name(name, form) for form in forms)]
-        return tuple(dict.fromkeys([*exact, *alike]))
+        similar = [name for name in section if any(same_name(name, form) for form in forms)]
+        return tuple(dict.fromkeys([*exact, *similar]))
 
     def _unquoted(self, name: str, names: Collection[str]) -> str | None:
         """Return the path with quotes, where one without them was split at the dots of a profile's name."""

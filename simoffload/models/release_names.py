@@ -73,9 +73,9 @@ def meaning(wanted: str, rows: Mapping[str, str]) -> Meaning:
 def usual_form(form: str, known: Iterable[str]) -> str:
     """Return the ``quantization`` that the words of a :class:`Meaning` stand for, as far as they tell."""
     spelled = {name.replace("_", "-"): name for name in known}
-    words = form.split()
-    found = [spelled[word] for word in words if word in spelled]
-    return next(iter([*found, *(_USUAL_FORMS[word] for word in words if word in _USUAL_FORMS)]), "…")
+    parts = form.split()
+    found = [spelled[word] for word in parts if word in spelled]
+    return next(iter([*found, *(_USUAL_FORMS[word] for word in parts if word in _USUAL_FORMS)]), "…")
 
 
 def _is_dated(row: str, rows: Mapping[str, str]) -> bool:
