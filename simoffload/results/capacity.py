@@ -62,7 +62,7 @@ class CacheBlocks(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, of all sequences together, whose keys and values they hold."""
+        """Number of tokens, of all sequences of one replica together, whose keys and values they hold."""
         return self.number * self.size
 
     def to_dict(self) -> dict[str, Any]:

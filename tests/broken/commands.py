@@ -161,6 +161,11 @@ CASES: tuple[Case, ...] = (
         ("--set: strategy:", "a space is missing after the colon; write kind: x"),
     ),
     command(
+        "set-key-called-like-the-kind",
+        'run s.yaml --set strategy={"kind":"tensor_parallel","tensor_parallel":2}',
+        ("--set: strategy.tensor_parallel: unknown key", 'did you mean "tensor_parallel_size"?'),
+    ),
+    command(
         "set-bad-yaml",
         "run s.yaml --set workload.batch_size=[1",
         ("--set: workload.batch_size:", "not valid YAML: did not find expected ',' or ']' while parsing a"),
