@@ -166,8 +166,13 @@ def _json_events(text: str) -> Iterator[yaml.Event]:
             yield yaml.ScalarEvent(None, None, (True, False), token, mark, style="json")
 
 
-def _is_empty(event: yaml.Event) -> bool:
-    return isinstance(event, yaml.ScalarEvent) and event.value == "" and event.implicit[0]
+def _is_plain(event: Any) -> bool:
+    """Whether an event is a scalar without quotes."""
+    return isinstance(event, yaml.ScalarEvent) and bool(event.implicit[0])
+
+
+def _is_empty(event: Any) -> bool:
+    return _is_plain(event) and event.value == ""
 
 
 def _position(event: yaml.Event) -> Position:
@@ -287,7 +292,7 @@ class _Tree:
                 self._complain(entry, position, f"key given twice (first on line {lines[key]})")
             lines.setdefault(key, position.line)
             value = self._next()
-            if (joined := _JOINED.fullmatch(key)) and event.implicit[0] and _is_empty(value):
+            if (joined := _JOINED.fullmatch(key)) and _is_plain(event) and _is_empty(value):
                 text = f"a space is missing after the colon; write {joined[1]}: {shortened(joined[2])}"
                 self._complain(entry, position, text)
             entries[key] = self._node(value, entry, position)

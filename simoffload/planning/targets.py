@@ -124,11 +124,11 @@ class _Platforms:
         changed = changed_platform(document, self._overrides, cache)
         machine = cache.machine(changed.platform, nodes=scenario.scenario.nodes)
         self._left_out[machine.platform] = changed.left_out
-        remarks = (
+        left_out = (
             f"{assignment} is left out on {machine.platform}: {problems[0].message}"
             for assignment, problems in changed.left_out.items()
         )
-        remarks = (*scenario.remarks, *remarks)
+        remarks = (*scenario.remarks, *left_out)
         return replace(scenario, document=changed.document, machine=machine, remarks=remarks)
 
     def meaningless(self) -> Iterator[Problem]:

@@ -213,10 +213,10 @@ def _with_tiers(
 
     def resolved(part: M, section: str) -> M:
         for key, choice in keys[section].items():
-            part = named(part, key.split("."), choice, f"{section}.{key}")
+            part = with_name(part, key.split("."), choice, f"{section}.{key}")
         return part
 
-    def named(part: M, path: list[str], choice: TierChoice, place: str) -> M:
+    def with_name(part: M, path: list[str], choice: TierChoice, place: str) -> M:
         first, *inner = path
         value = getattr(part, first, None)
         if value is None:
@@ -224,7 +224,7 @@ def _with_tiers(
         if inner:
             if first not in part.model_fields_set:
                 return part
-            return part.model_copy(update={first: named(value, inner, choice, place)})
+            return part.model_copy(update={first: with_name(value, inner, choice, place)})
         read = partial(READ_TIER[choice], value, machine, place)
         return part.model_copy(update={first: _try(document, problems, place, read) or value})
 
