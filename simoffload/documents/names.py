@@ -12,10 +12,10 @@ _SEPARATORS = re.compile(r"[-_\s]+")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9])-(?=[0-9])")
 _MAKER = re.compile(r"^(?:(?:nvidia|amd|intel|geforce|tesla|quadro|radeon|instinct)-+)+(?=.)")
 """Makers and their lines of products, which no id begins with."""
+_LONGEST = 200  # characters of a name; no known one has as many
 _SHORTEST = 2  # characters of a beginning that still means something
 
 
-@lru_cache(maxsize=4096)
 def folded(name: str) -> str:
     """Return a name without what people write differently: case, hyphens, underscores, spaces and a maker in
     front. A separator between two digits stays, so that gemma-2-2b is not gemma-22b.
@@ -23,6 +23,11 @@ def folded(name: str) -> str:
     >>> folded("NVIDIA GeForce RTX 4090"), folded("rtx4090"), folded("gemma_2-2B")
     ('rtx4090', 'rtx4090', 'gemma2-2b')
     """
+    return _folded(name[:_LONGEST])
+
+
+@lru_cache(maxsize=4096)
+def _folded(name: str) -> str:
     text = _SEPARATORS.sub("-", name.strip().lower()).strip("-")
     text = _MAKER.sub("", text)
     return "".join(part if part == "-" else part.replace("-", "") for part in _parts(text))

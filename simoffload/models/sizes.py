@@ -15,6 +15,8 @@ from simoffload.models.quantization import QUANTIZATIONS, Quantization
 from simoffload.models.quantization_config import KEY, read_quantization
 from simoffload.models.release_names import Meaning, meaning, usual_form
 
+_LONGEST = 200  # characters of a name; no model has as many
+
 
 class Size(Frozen):
     """A Size is one row of ``sizes.yaml``: a released model."""
@@ -82,7 +84,7 @@ def resembled_model(name: str) -> str:
 
 
 def _wanted(name: str) -> str:
-    return name.strip().rsplit("/", maxsplit=1)[-1].lower()
+    return name.strip().rsplit("/", maxsplit=1)[-1][:_LONGEST].lower()
 
 
 def _distinct(wanted: str) -> str:

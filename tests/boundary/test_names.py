@@ -38,5 +38,9 @@ def test_what_begins_so_is_suggested_before_what_is_similar() -> None:
     assert candidates("rtx-4900", KNOWN) == '; did you mean "rtx-4090"?'
 
 
+def test_a_long_text_costs_no_time() -> None:
+    assert named("rtx-4090" + "-x" * 10**6, KNOWN) == ()
+
+
 def test_folding_is_stable() -> None:
     assert all(folded(folded(name)) == folded(name) for name in KNOWN)

@@ -69,6 +69,10 @@ def test_what_may_be_several_is_refused(name: str, message: str) -> None:
         load_model(name)
 
 
+def test_a_name_of_many_words_costs_no_time() -> None:
+    assert not is_model("qwen3-8b" + "-instruct-fp8" * 10**5)
+
+
 def test_every_id_of_the_hub_in_the_data_is_its_model() -> None:
     for name in list_models():
         for alias in find_size(name)[1].names:
