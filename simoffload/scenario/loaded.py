@@ -12,6 +12,7 @@ from simoffload.hardware import Machine, Platform, memory_warnings, spelled
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
+from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
@@ -74,7 +75,8 @@ class LoadedScenario:
     def edited(self, *edits: Edit) -> LoadedScenario:
         """Return the scenario with edits, resolved again.
 
-        Changes to profiles that the new machine does not have are dropped. Raises InputError.
+        Changes to profiles and of PCIe generations that the new machine does not have are dropped. Raises
+        InputError.
         """
         return self._resolved(self._possible(*edits))
 
@@ -84,6 +86,8 @@ class LoadedScenario:
 
     def _possible(self, *edits: Edit) -> Document:
         changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
+        if any(path == ("platform",) for path, _ in edits):
+            changed = with_its_slots(changed, self.cache)
         if not own:
             return changed
         uses = self.cache.platform(changed, changed=False).profiles

@@ -17,6 +17,9 @@ _OF_PLATFORM = {"equipment": 3, "profiles": 2}
 """Sections that change a platform, with the number of keys that name one change: equipment.pcie.gen5."""
 
 
+_PCIE = ("equipment", "pcie")
+
+
 def overridden(document: Document, overrides: Sequence[str], cache: ScenarioCache) -> Document:
     """Return the document with all overrides. Raises InputError."""
     for assignment in overrides:
@@ -101,3 +104,21 @@ def _concerns(problem: Problem, assignment: str) -> bool:
     return problem.path == "--set" and (
         f"{problem.key}.".startswith(f"{own}.") or f"{own}.".startswith(f"{problem.key}.")
     )
+
+
+def with_its_slots(document: Document, cache: ScenarioCache) -> Document:
+    """Return the document without the PCIe generations of ``equipment`` that its platform has no slot for."""
+    while True:
+        try:
+            cache.platform(document, changed=False)
+        except InputError as error:
+            pcie = (document.data.get("equipment") or {}).get("pcie") or {}
+            missing = {
+                one for one in pcie if key_path((*_PCIE, one)) in [each.key for each in error.problems]
+            }
+            if not missing:
+                raise
+            kept = {one: taken for one, taken in pcie.items() if one not in missing}
+            document = edited(document, [Edit(_PCIE, kept)], in_place=True)
+        else:
+            return document
