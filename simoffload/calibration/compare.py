@@ -341,8 +341,7 @@ def _file(file: ComparedFile) -> Iterator[str]:
 def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
     run = compared.run
     name = run.name if len(run.name) <= _LONGEST else f"{run.name[: _LONGEST - 1]}…"
-    offload = offload_words(run.offload, run.optimizer, training=run.training)
-    row_head = (name, str(run.ranks), offload)
+    row_head = (name, str(run.ranks), offload_words(run.offload, run.optimizer, training=run.training))
     for one in compared.passes:
         times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
         ends = f"{_ms(one.interval[0])} to {_ms(one.interval[1])}" if one.interval else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.planning.compare import compare
 from simoffload.planning.remedies import smallest_changes
@@ -155,3 +156,10 @@ def test_what_no_target_has_a_place_for_is_an_error(
     found = error.value.problems
     assert [one.path for one in found] == ["--set"] * len(messages)
     assert all(one.message.startswith(text) for one, text in zip(found, messages, strict=True))
+
+
+def test_a_purchase_of_another_platform_keeps_what_has_a_slot_there() -> None:
+    """As ``advise --platforms`` tries it: the slots of the scenario's own platform are not there."""
+    own = load_scenario("ddn/bloom-7b1", overrides=["equipment.pcie.gen4=gen5"])
+    other = own.edited(Edit.at("platform", "dgx-h100"), Edit.at("strategy.weights", "dram"))
+    assert (other.machine.platform, other.document.data["equipment"]) == ("dgx-h100", {"pcie": {}})
