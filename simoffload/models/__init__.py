@@ -35,7 +35,7 @@ from simoffload.models.modules import (
     ModuleKind,
 )
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
-from simoffload.models.sizes import is_model, list_models, resembled_model
+from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
 from simoffload.models.spec import ModelSpec, load_model
 from simoffload.models.stored_tensors import Parameter
 
@@ -62,6 +62,7 @@ __all__ = [
     "backward_cost",
     "backward_products",
     "batch_cost",
+    "canonical_model",
     "forward_cost",
     "is_model",
     "list_models",

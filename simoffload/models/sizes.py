@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -69,6 +69,15 @@ def is_model(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def canonical_model(name: str) -> str:
+    """Return the name in the list of models that a text means; the text itself where it means none."""
+    try:
+        return find_size(name)[0]
+    except ValueError:
+        return name
 
 
 def resembled_model(name: str) -> str:

@@ -56,6 +56,12 @@ def test_equal_scenarios_are_simulated_once_and_stay_points(define: Define) -> N
     assert (points.unique, points.duplicates) == ([0, 1, 4, 5], 8)
 
 
+def test_spellings_of_a_name_are_one_scenario(define: Define) -> None:
+    names = "model=bloom-560m,bigscience/bloom-560m,BLOOM_560m"
+    points = find_points(define(axes=[names, "platform=dgx-a100,DGX_A100"]))
+    assert (len(points), points.unique) == (6, [0])
+
+
 def test_files_count_by_their_content(define: Define, tmp_path: Path) -> None:
     config = {"zero_optimization": {"offload_param": {"buffer_size": 4e9}}}
     for name in ("a", "b"):
