@@ -55,9 +55,15 @@ def named(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if text and folded(name) == text)
 
 
+def _begins(name: str, text: str) -> bool:
+    """Whether a name begins with a text that ends in no number of it: a10 does not begin a100."""
+    after = name[len(text) : len(text) + 1]
+    return name.startswith(text) and not (text[-1].isdigit() and after.isdigit())
+
+
 def candidates(wanted: str, known: Iterable[str]) -> str:
     """Return ``; did you mean …?`` with all known names that begin with the text, or else the most similar
     ones; "" without any."""
     names, text = tuple(dict.fromkeys(known)), folded(wanted)
-    begin = [name for name in names if len(text) >= _SHORTEST and folded(name).startswith(text)]
+    begin = [name for name in names if len(text) >= _SHORTEST and _begins(folded(name), text)]
     return f"; did you mean {either([quoted(one) for one in begin])}?" if begin else suggest(wanted, names)

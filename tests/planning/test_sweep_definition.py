@@ -116,7 +116,7 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
             "small.yaml:10:",
             'did you mean "batch_size"?',
         ),
-        ("sweep: {axes: {model.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
+        ("sweep: {axes: {platform.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
         ("sweep: {axes: {nodes: [1]}}\n", {}, "small.yaml:10:23: sweep.axes.nodes", "write {choices: [1, 2,"),
         ("sweep: {constraints: 3}\n", {"axes": ["nodes=1"]}, "small.yaml:10:22", "must be a list, got 3"),
         ("", {"axes": ["workload.batch=1,2"]}, "--axis: workload.batch", 'did you mean "batch_size"?'),
