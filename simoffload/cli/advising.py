@@ -33,7 +33,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
-        scenario = _retargeted(scenario, arguments.on)
+        scenario = _retargeted(scenario, arguments.on, arguments.overrides)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
@@ -110,13 +110,13 @@ def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> Storag
         return None
 
 
-def _retargeted(scenario: LoadedScenario, targets: Sequence[str]) -> LoadedScenario:
+def _retargeted(scenario: LoadedScenario, targets: Sequence[str], overrides: Sequence[str]) -> LoadedScenario:
     from simoffload.cli.sources import move
 
     if len(targets) > 1:
         text = f"only one target is possible, not {len(targets)}; compare takes several"
         raise InputError.at(shortened(",".join(targets)), text, path="--on")
-    (retargeted,) = move(scenario, targets).values()
+    (retargeted,) = move(scenario, targets, overrides=overrides).values()
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
     return retargeted
 

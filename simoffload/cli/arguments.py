@@ -78,16 +78,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
-        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown)
+        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
 
 
-def _unrecognized(command: str, unknown: Sequence[str]) -> InputError:
+def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> InputError:
     """Return the error for arguments that a command does not have."""
     name = f"simoffload {command}".rstrip()
     text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
+    for option, key, value in zip(argv, argv[1:], argv[2:], strict=False):
+        if option in {"--set", "--axis"} and "=" not in key and not value.startswith("-"):
+            assignment = shlex.quote(f"{key}={value}")
+            text += f"; {option} takes one word, the key and its value: {option} {shortened(assignment)}"
     if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
         text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
     return InputError.at("", f"{text}; see {name} --help", path=name)

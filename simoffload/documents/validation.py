@@ -111,7 +111,7 @@ def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
 def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding:
     """Describe an error that pydantic found in the tree."""
     kind, context = error["type"], error.get("ctx", {})
-    place = place_of(model, tree, error["loc"], missing=kind == "missing")
+    place = place_of(model, tree, error["loc"], ends_in_key=kind in {"missing", "extra_forbidden"})
     location = place.location
     finding = _Finding(location, error["input"], unions=place.unions)
     # A discriminator may be a function, which has no place in the document.
@@ -246,25 +246,28 @@ class Place(NamedTuple):
     """The types of the mapping or list that contains it."""
 
 
-def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, missing: bool) -> Place:
+def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, ends_in_key: bool) -> Place:
     """Return the place in the tree of an error that pydantic found.
 
-    Pydantic puts labels for the members of unions into a location; these are removed. The last key of a
-    ``missing`` entry is not a label, although the tree does not have it.
+    Pydantic puts labels for the members of unions into a location; these are removed. The last part is a key
+    and no label where the error is about a key: one that is missing in the tree, or one that is unknown and
+    may be called like a label.
     """
     types, around = tuple(_members(model)), ()
     real: list[str | int] = []
     unions: list[Location] = []
     for index, part in enumerate(labelled):
+        is_key = ends_in_key and index == len(labelled) - 1
         is_tag = (
-            isinstance(tree, dict)
+            not is_key
+            and isinstance(tree, dict)
             and len(types) > 1
             and unions[-1:] != [tuple(real)]
             and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
         )
         keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
         has_part = part in keys
-        if is_tag or not (has_part or (missing and index == len(labelled) - 1)):
+        if is_tag or not (has_part or is_key):
             unions.append(tuple(real))
             continue
         around = _fitting(types, tree)

@@ -17,6 +17,7 @@ from simoffload.hardware.quantities import (
     Curve,
     EfficiencyCurve,
     Identifier,
+    NumberOfParts,
     RateCurve,
     Reference,
     Share,
@@ -63,7 +64,7 @@ class Pcie(Profile):
     """Payload share of the line code, e.g. 128/130."""
     packet_efficiency: Sourced[Share]
     """Share of the encoded rate that drives and adapters reach; the rest is packet headers."""
-    copy_lanes: Count
+    copy_lanes: NumberOfParts
     """Number of lanes over which the copy rates below were measured."""
     host_to_device: RateCurve
     """Rate of a copy from pinned host memory, by size."""

@@ -7,9 +7,9 @@ import re
 from bisect import bisect_left
 from itertools import pairwise
 from math import log
-from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
@@ -115,6 +115,21 @@ class Sourced(Provenance, Generic[T]):
     """How a value is written, for the error about a number without its origin."""
     value: T
     """The number, with its unit."""
+
+
+def _number(written: int | Sourced[int]) -> int:
+    return written.value if isinstance(written, Sourced) else written
+
+
+if TYPE_CHECKING:
+    NumberOfParts = int
+    RaidLevel = Literal[0, 5, 6, 10]
+else:
+    NumberOfParts = Annotated[Count | Sourced[Count], AfterValidator(_number)]
+    _Level = Literal[0, 5, 6, 10]
+    RaidLevel = Annotated[_Level | Sourced[_Level], AfterValidator(_number)]
+"""Number of equal parts (drives, ports, lanes), and a RAID level: facts of the construction, which are
+written plainly or, as all other numbers, with their origin."""
 
 
 def _must_increase(sizes: list[float]) -> None:

@@ -123,7 +123,9 @@ def machine_spreads(
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
     found |= _reads_in_place(machine, found[TimeInput.COPIES])
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
-    shared = [one for one in machine.inputs() if one.key.startswith(SWITCHES)]
+    shared = [
+        one for one in machine.inputs() if one.key.startswith(SWITCHES) and not one.key.endswith(".lanes")
+    ]
     measured = own.measured(f"host/{machine.host.id}", [memory])
     if shared:
         measured = measured and own.measured(f"platform/{machine.platform}", shared)

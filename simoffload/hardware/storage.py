@@ -11,7 +11,9 @@ from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile, Slot
 from simoffload.hardware.quantities import (
     Count,
+    NumberOfParts,
     PositiveSeconds,
+    RaidLevel,
     RateCurve,
     Reference,
     Share,
@@ -173,11 +175,11 @@ class Raid(Profile):
     """An array of equal drives in one host."""
 
     kind: Literal["raid"]
-    level: Literal[0, 5, 6, 10]
+    level: RaidLevel
     """RAID level: 0 none, 5 and 6 parity of one and two drives, 10 mirrors."""
     drive: Reference
     """Drive profile from which the array is built."""
-    count: Count
+    count: NumberOfParts
     """Number of drives in the array."""
     chunk: Sourced[PositiveBytes]
     """Bytes written to one drive before the next one follows."""
@@ -223,7 +225,7 @@ class Nfs(Profile):
     kind: Literal["nfs"]
     link: Reference
     """Network adapter of the server, as a profile."""
-    links: Count = 1
+    links: NumberOfParts = 1
     """Number of server ports that are used; mounts are distributed over them."""
     mounts: Sourced[Count]
     """Number of mounts of one client, each over one port of the server."""
@@ -264,7 +266,7 @@ class Pfs(Profile):
     """
 
     kind: Literal["pfs"]
-    count: Count = 1
+    count: NumberOfParts = 1
     """Number of such systems joined to one filesystem; all numbers except those of clients and RPCs are per
     system."""
     osts: Sourced[Count]
@@ -320,7 +322,7 @@ class NvmeOf(Profile):
     """The drive or array that is exported."""
     link: Reference
     """Network adapter of the target, as a profile."""
-    links: Count
+    links: NumberOfParts
     """Number of ports of the target that are used."""
     transport_latency: Sourced[Seconds]
     """Latency that the transport adds to that of the drive."""
@@ -344,7 +346,7 @@ class RemoteMemory(Profile):
     kind: Literal["remote"]
     link: Reference
     """Network adapter of the other host, as a profile."""
-    links: Count
+    links: NumberOfParts
     """Number of its ports over which transfers are striped."""
     latency: Sourced[Seconds]
     """Time from the beginning of a transfer until bytes move: look-up, requests, slicing."""

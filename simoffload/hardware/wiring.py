@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Sourced, Text
+from simoffload.hardware.quantities import Name, NumberOfParts, Provenance, Reference, Sourced, Text
 from simoffload.units import BytesPerSecond
 
 CPU = "cpu"
@@ -62,7 +62,7 @@ class Switch(Frozen):
     """PCIe generation of the slots at the switch, and of the cable if it has ``lanes``. A cable with stated
     rates has its share of both directions together (``both_ways``), whatever the equipment of a scenario
     replaces."""
-    lanes: Count | None = None
+    lanes: NumberOfParts | None = None
     """Number of lanes of the cable; instead of the two rates."""
     host_to_device: Sourced[BytesPerSecond] | None = None
     """Rate of simultaneous copies from pinned host memory to all GPUs at the switch. It stays with another

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simoffload.documents import Edit, edited, quoted, resolved
-from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
-from simoffload.hardware import is_path
+from simoffload.documents import quoted
+from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.planning.nearer import NearerPlace, nearer_places
+from simoffload.planning.targets import on_targets
 from simoffload.results import SimulationResult, by_name, with_intervals
-from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
+from simoffload.scenario import (
+    LoadedScenario,
+    ScenarioSource,
+    canonical_target,
+    loaded,
+)
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
-from simoffload.strategies import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,94 +194,6 @@ class Comparison:
 def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
     """Return whether the times of two results can be set in relation."""
     return (type(one), one.model, one.compared_by) == (type(other), other.model, other.compared_by)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Misplaced(LoadedScenario):
-    """A scenario on a target that its strategy cannot use: it stays as it was, and planning it raises
-    PlacementError."""
-
-    target: str
-    problems: tuple[Problem, ...]
-
-    @property
-    def places(self) -> tuple[str, str]:
-        """Tiers of the requested placement."""
-        asked = placement_of(self.target, self.machine)
-        return asked.weights, asked.optimizer or super().places[1]
-
-    def plan(self) -> Plan:
-        """Raise PlacementError with the reasons why the target is impossible."""
-        raise PlacementError(self.problems)
-
-
-def on_targets(scenario: ScenarioSource, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """Return the same work on every target, by target: the tier ("hbm" for "gpu"), with ``platform:`` before
-    it on another platform.
-
-    A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
-    ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
-    the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
-    a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
-    Raises InputError for unknown targets, all of them at once.
-    """
-    scenario = loaded(scenario)
-    problems: list[Problem] = []
-    retargeted: dict[str, LoadedScenario] = {}
-    written: dict[str, str] = {}
-    platform = ""
-    for target in targets:
-        before, colon, tier = target.rpartition(":")
-        if colon:
-            platform = "" if _is_own(before, scenario) else before
-        label = canonical_target(f"{platform}:{tier}" if platform else tier)
-        if label in retargeted:
-            names = f", as {written[label]} and {tier}" if written[label] != tier else ""
-            problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice{names}"))
-            continue
-        written[label] = tier
-        try:
-            retargeted[label] = _retargeted(scenario, platform, tier)
-        except InputError as error:
-            problems += [one if one.path else one._replace(key="") for one in error.problems]
-    if problems:
-        raise InputError(dict.fromkeys(problems))
-    return retargeted
-
-
-def _is_own(platform: str, scenario: LoadedScenario) -> bool:
-    """Return whether a name or path means the scenario's platform; the scenario's own path starts from its
-    folder."""
-    own, root = scenario.scenario.platform, scenario.document.root or Path()
-    if is_path(platform) and is_path(own):
-        return resolved(platform) == resolved(root / own)
-    return platform == own
-
-
-def _from_root(platform: str, scenario: LoadedScenario) -> str:
-    """Return a path as the scenario's file would write it; a path outside of its folder stays absolute."""
-    if not is_path(platform):
-        return platform
-    root, path = resolved(scenario.document.root or Path()), resolved(platform)
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-def _retargeted(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
-    """Return the scenario on a platform ("" means its own) and on a tier of it."""
-    there = scenario
-    if platform:
-        reference, cache = _from_root(platform, scenario), scenario.cache
-        if is_path(platform):
-            cache.name_platform(reference, Path(platform))
-        edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
-        document = edited(scenario.document, edits, in_place=True)
-        machine = cache.machine(cache.platform(document), nodes=scenario.scenario.nodes)
-        there = replace(scenario, document=document, machine=machine)
-    try:
-        return there.on(tier)
-    except PlacementError as error:
-        kept = {one.name: getattr(there, one.name) for one in fields(there)}
-        return Misplaced(**kept, target=tier, problems=error.problems)
 
 
 def compare(

@@ -39,7 +39,7 @@ from simoffload.report.sections.background import commands, inputs, limits, scen
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
-from simoffload.results import SimulationResult, TrainingResult
+from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
 
@@ -167,7 +167,8 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
         wording = presentation(timed[0])
-        yield from (f"{name} = {timed[0].formulas[name]}" for name in wording.formulas)
+        formulas = definitions(timed[0])
+        yield from (f"{name} = {formulas[name]}" for name in wording.formulas)
         yield wording.legend
     if any(group.throughput_apart for group in found):
         yield "throughput: ratio of tokens/s"

@@ -62,7 +62,7 @@ class CacheBlocks(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, of all sequences together, whose keys and values they hold."""
+        """Number of tokens, of all sequences of one replica together, whose keys and values they hold."""
         return self.number * self.size
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +111,8 @@ class Facts:
     """Number of parts in which a prefill is computed, one after the other."""
     weight_moves: int = 0
     """How often a prefill moves weights outside HBM to the GPU; 0: none are there, or this is not counted."""
+    first_pass: str = ""
+    """Why the first pass after loading takes longer than later ones, as a clause; "" where it does not."""
     hypothetical: str = ""
     """What the plan does that no program does, as a clause; "" for the plan of a program."""
 

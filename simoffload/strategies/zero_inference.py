@@ -191,9 +191,10 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Also the upper bound of the throughput with divided weights; None for one GPU and for weights
-        outside HBM."""
-        place, found = self.placement, super().facts
+        """Also why the first pass is slower, and the upper bound of the throughput with divided weights; None
+        for one GPU and for weights outside HBM."""
+        why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
+        place, found = self.placement, replace(super().facts, first_pass=why)
         if place.settings.device != "none" or place.ranks == 1:
             return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)

@@ -163,14 +163,15 @@ def _one_run(result: SimulationResult) -> str:
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
     """Return the lower bound of the cost of tokens if weights in HBM were not gathered for every token."""
-    bound = result.spread_bound_tokens_per_s if isinstance(result, InferenceResult) else None
+    if not isinstance(result, InferenceResult):
+        return []
+    bound = result.spread_bound_tokens_per_s
     if bound is None or found["cost_per_h"] is None:
         return []
     least = _amount(found["cost_per_h"] / 3600 / bound * 1e6, one.costs.currency)
-    gathers = "ZeRO-3 gathers every layer on every GPU for every token; without gathering,"
-    return [
-        f"{gathers} a million output tokens would cost at least {least} (upper bound: {per_second(bound)})"
-    ]
+    gathers = f"{result.gathers or 'the strategy'} gathers every layer on every GPU for every token"
+    cost = f"a million output tokens would cost at least {least} (upper bound: {per_second(bound)})"
+    return [f"{gathers}; without gathering, {cost}"]
 
 
 def _metrics(one: Economics) -> ReportTable:
