@@ -55,6 +55,7 @@ _EXPECTED = {
     for kind in kinds.split()
 }
 """The end of the sentence "must be …", for each pydantic error that has an expected value."""
+_LIMITS = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
 _BUILT_IN = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -136,6 +137,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return _not_among(finding, _literals(context["expected"]))
     if kind in {"value_error", "assertion_error"}:
         return finding._replace(message=str(context["error"]) or "is not valid")
+    if kind in _LIMITS and not math.isfinite(float(error["input"])):  # such as the text "nan"
+        return finding._replace(expected="a finite number")
     if kind in _EXPECTED:
         numbers = {name: _plain(value) for name, value in context.items()}
         expected = _EXPECTED[kind].format(**numbers)

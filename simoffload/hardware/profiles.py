@@ -174,6 +174,11 @@ class Accelerator(Profile):
     """A GPU with its memory, its peak rates and its links."""
 
     kind: Literal["accelerator"]
+    compute_capability: Sourced[Annotated[float, Field(strict=True, ge=1, le=99)]] | None = None
+    """NVIDIA's compute capability, such as 8.9, below which programs refuse a GPU; None: not known, or of
+    another manufacturer, so that nothing is refused for it."""
+    display: Sourced[Annotated[bool, Field(strict=True)]] | None = None
+    """Whether the GPU is one of a desktop, where a display takes some of its memory; None: it is not."""
     hbm_capacity: Sourced[PositiveBytes] | None = None
     """Memory of the GPU that programs can have, as CUDA or HIP reports it (``total_memory`` of PyTorch, which
     is less than nvidia-smi shows), including what is ``reserved``; required unless the memory is unified."""
@@ -229,6 +234,17 @@ class Accelerator(Profile):
     def is_unified(self) -> bool:
         """Whether the GPU works in the memory of its host."""
         return self.unified_memory is not None and self.unified_memory.value
+
+    @property
+    def has_display(self) -> bool:
+        """Whether a display may take some of its memory."""
+        return self.display is not None and self.display.value
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether its machine is a desktop or shares its memory with the CPU, where programs that compute on
+        CPU and GPU together are common."""
+        return self.has_display or self.is_unified
 
     @property
     def hbm_rate(self) -> float:

@@ -126,7 +126,8 @@ class ModelSpec(Frozen):
             raise InputError.at("model.routing", wrong)
         if self.quantization is not None and (quantization is None or quantization.name != self.quantization):
             quantization = QUANTIZATIONS.get(self.quantization)
-        dtype = self.dtype or (quantization and quantization.dtype) or "float16"
+        usual: Dtype = "float16" if config.own_traits.float16 else "bfloat16"
+        dtype = self.dtype or (quantization and quantization.dtype) or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         return shape if quantization is None else quantized(shape, quantization)
 

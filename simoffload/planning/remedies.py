@@ -17,7 +17,7 @@ from simoffload.results import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Tunable
-from simoffload.units import format_bytes
+from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
@@ -231,14 +231,14 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     """Return more host memory, in words and as an edit; None where its board does not take enough."""
     host = evaluator.scenario.machine.host
     size = -(-use.needed // _MODULE) * _MODULE
-    has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
+    needed, has = formatted_apart(use.needed, use.capacity, binary=True)
     need = f"it needs {needed}"
     if host.memory_maximum is None:
         need += f"; host/{host.id} has no memory_maximum, so check the limit of its board"
     elif use.needed > host.memory_maximum.value:
-        most = format_bytes(host.memory_maximum.value, binary=True)
+        needed, most = formatted_apart(use.needed, host.memory_maximum.value, binary=True)
         board = f"host/{host.id} supports no more than {most}"
-        evaluator.bar(f"more host memory is not enough: {need}, and {board}")
+        evaluator.bar(f"more host memory is not enough: it needs {needed}, and {board}")
         return None
     else:
         size = min(size, host.memory_maximum.value)
@@ -256,7 +256,7 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     size = -(-use.needed // (copies * _TERABYTE))
     kind = "drive" if target.drive is not None else target.kind
     profile = target.drive.id if target.drive is not None else target.id
-    has, needed = format_bytes(target.capacity), format_bytes(use.needed // copies)
+    needed, has = formatted_apart(use.needed // copies, target.capacity)
     description = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
     return description, Edit(("profiles", evaluator.named(f"{kind}/{profile}"), "capacity"), f"{size} TB")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.hardware import Tier
 from simoffload.results.values import by_name
-from simoffload.units import format_bytes
+from simoffload.units import formatted_apart
 
 if TYPE_CHECKING:
     from simoffload.results.training import StorageRequests, StorageTraffic
@@ -167,7 +167,7 @@ class TierUse(NamedTuple):
     def sentence(self) -> str:
         """Return a sentence about a tier that is too small."""
         binary = self.kind in {"hbm", "dram"}
-        needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
+        needed, has = formatted_apart(self.needed, self.capacity, binary=binary)
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from simoffload.results import (
     tier_lifetime,
 )
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import common, identity
+from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan, strategy_of
 from simoffload.units import format_bytes, format_number, format_seconds
@@ -76,7 +76,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
         **identity(scenario, target=weights),
         "capacity": (),
         "advice": (),
-        "warnings": scenario.warnings,
+        "warnings": (*scenario.warnings, *not_simulated(scenario)),
         "refused": messages,
     }
     if isinstance(error, PlacementError):  # named by its target, which may be a strategy such as "resident"
