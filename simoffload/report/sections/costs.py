@@ -355,7 +355,7 @@ def _distinct(points: Sequence[BreakEven], first: Bill, second: Bill) -> list[Br
 def _break_even(point: BreakEven, one: CostVerdict, found: Mapping[str, Costed]) -> str:
     """Return a condition, such as "if the filesystem (pfs/x) cost less than 99,800 USD (now 500,000 USD)"."""
     kind, slash, _ = point.what.partition("/")
-    described: dict[str, str] = {**_PRICED, **_BY_SIZE}
+    described = {str(device): text for device, text in _PRICED.items()} | _BY_SIZE
     priced = described.get(kind, kind) + (f" ({point.what})" if slash else "")
     totals = {FIRST: f"all hardware of {one.cheapest}", SECOND: f"all hardware of {one.next}"}
     currency = found[one.cheapest].economics.costs.currency
