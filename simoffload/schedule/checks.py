@@ -13,8 +13,7 @@ from typing import get_args
 from simoffload.errors import SimulationError
 from simoffload.schedule.ir import Block, Op, OpKind, Program, Route, Schedule
 
-_KINDS: dict[str, None] = dict.fromkeys(get_args(OpKind))
-"""The kinds of operations, in order."""
+_KINDS = frozenset(get_args(OpKind))
 _MOST_RANKS = 2**16 - 1
 _MOST_REPEATS = 2**32 - 1
 """Largest numbers that the columns of a timeline can hold."""
@@ -210,7 +209,7 @@ def _is_sound(op: Op, owners: Sequence[Program], pairs: _Pairs, routes: int) -> 
 
 def _op_problems(schedule: Schedule, op: Op, owners: Sequence[Program]) -> Iterator[str]:
     if op.kind not in _KINDS:
-        yield f"its kind must be one of {', '.join(_KINDS)}"
+        yield f"its kind must be one of {', '.join(get_args(OpKind))}"
     yield from _check_index("stream", op.stream, len(schedule.streams))
     yield from _check_count("fixed [ps]", op.fixed, least=0)
     yield from _check_count("size [B]", op.size, least=0)
