@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from simoffload.documents.document import (
     Document,
+    Frozen,
     Location,
     either,
     input_error,
@@ -122,8 +123,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
     if kind == "extra_forbidden":
         names = key_names(place.around)
         word = str(location[-1])
-        for one in _models(place.around):
-            if advice := getattr(one, "elsewhere", {}).get(word):
+        for one in _frozen(place.around):
+            if advice := one.elsewhere.get(word):
                 return finding._replace(message=f"unknown key: {advice}", at_key=True)
         message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
@@ -144,7 +145,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         expected = _EXPECTED[kind].format(**numbers)
         if context.get("field_type") == "Dictionary":
             expected = f"{expected.replace('a list', 'a mapping')} key"
-        forms = [getattr(one, "form", "") for one in _models(place.types)] if expected == "a mapping" else []
+        forms = [one.written_as for one in _frozen(place.types)] if expected == "a mapping" else []
         hints = (f"; write {form.format(_unquoted(finding.value))}" for form in forms if form)
         return finding._replace(expected=expected, hint=next(hints, ""))
     if kind in _BUILT_IN:
@@ -313,6 +314,11 @@ def _is_literal(annotation: Any) -> bool:
 
 def _models(types: Types) -> list[type[BaseModel]]:
     return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _frozen(types: Types) -> list[type[Frozen]]:
+    """Return the sections of files among the types, which declare hints for messages."""
+    return [one for one in types if isinstance(one, type) and issubclass(one, Frozen)]
 
 
 def _few_values(model: type[BaseModel], name: str) -> list[Any]:

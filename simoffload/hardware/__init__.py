@@ -1,7 +1,7 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
-from simoffload.hardware.costs import Costs, DeviceCosts, Power, RentKind
+from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
@@ -52,6 +52,7 @@ __all__ = [
     "Demand",
     "DeviceCosts",
     "DeviceGroup",
+    "DeviceKind",
     "Drive",
     "Entry",
     "Equipment",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -17,7 +17,8 @@ from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Share, Sourced, Text
 from simoffload.units import PositiveBytes, Watts
 
-DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof", "remote")
+DeviceKind = Literal["platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof", "remote"]
+DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
 """Kinds of profiles that have costs; a RAID costs what its drives cost."""
 
 PriceOrigin = Literal["spec", "measured", "quote", "estimate"]

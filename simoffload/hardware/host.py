@@ -10,7 +10,16 @@ from simoffload.documents import Frozen
 from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
+from simoffload.hardware.quantities import (
+    Count,
+    Multiple,
+    Reference,
+    Share,
+    Sourced,
+    Text,
+    saturating,
+    whole_rate,
+)
 from simoffload.hardware.storage import FormFactor
 from simoffload.hardware.thread_costs import (
     DeepSpeedCosts,
@@ -78,14 +87,14 @@ class CpuOptimizer(Frozen):
         """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
         ``threads_rate``."""
         share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
-        return int(saturating(threads_rate, share))
+        return whole_rate(saturating(threads_rate, share))
 
     def overflow_check_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of a search for overflow by one of ``processes`` on the host."""
         thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
         core = _OVERFLOW_CORE * self.thread.value
         limit = self.overflow_limit.value if self.overflow_limit else self.cores.value * core
-        return int(saturating(threads * thread, limit / processes))
+        return whole_rate(saturating(threads * thread, limit / processes))
 
 
 class Host(Profile):
@@ -224,7 +233,7 @@ class Host(Profile):
     @property
     def memory_rate(self) -> int:
         """The rate [B/s] of memory reads and writes together, in practice."""
-        return int(self.memory_bandwidth.value * self.stream_fraction.value)
+        return whole_rate(self.memory_bandwidth.value * self.stream_fraction.value)
 
     @property
     def reserved_bytes(self) -> int:

@@ -23,6 +23,7 @@ from simoffload.hardware.quantities import (
     Share,
     Sourced,
     Text,
+    whole_rate,
 )
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
 
@@ -96,15 +97,15 @@ class Pcie(Profile):
         """Return the rate [B/s] at which drives and adapters can move data over ``lanes`` in one
         direction."""
         raw = self.lane_rate.value * lanes
-        return int(raw * self.encoding.value * self.packet_efficiency.value)
+        return whole_rate(raw * self.encoding.value * self.packet_efficiency.value)
 
     def down_rate(self, lanes: int) -> int:
         """Return the rate [B/s] away from the host over ``lanes``: the highest measured rate of copies."""
-        return self.host_to_device.top * lanes // self.copy_lanes
+        return whole_rate(self.host_to_device.top * lanes // self.copy_lanes)
 
     def up_rate(self, lanes: int) -> int:
         """Return the rate [B/s] towards the host over ``lanes``: the highest measured rate of copies."""
-        return self.device_to_host.top * lanes // self.copy_lanes
+        return whole_rate(self.device_to_host.top * lanes // self.copy_lanes)
 
     @model_validator(mode="after")
     def _small_sizes(self) -> Pcie:
@@ -115,7 +116,7 @@ class Pcie(Profile):
     def both_ways_rate(self, down: int, up: int) -> Curve:
         """Return the rate [B/s] of copies in both directions together, by their size, over a cable that
         carries ``down`` and ``up`` [B/s] alone."""
-        large = int(self.both_ways.value * (down + up))
+        large = whole_rate(self.both_ways.value * (down + up))
         if self.both_ways_by_size is None:
             return Curve.flat(large)
         measured = self.host_to_device.top + self.device_to_host.top
@@ -157,7 +158,7 @@ class Interconnect(Frozen):
     @property
     def rate(self) -> int:
         """The rate [B/s] at which one accelerator receives, or sends, in practice."""
-        return int(self.per_direction.value * self.efficiency.value)
+        return whole_rate(self.per_direction.value * self.efficiency.value)
 
 
 class HostReads(Frozen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from bisect import bisect_left
+from fractions import Fraction
 from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -47,7 +48,13 @@ class Curve(NamedTuple):
 
     def rate(self, size: int) -> int:
         """Return the rate [B/s] at ``size`` [B], as an integer of at least 1."""
-        return max(1, int(self.at(size)))
+        return whole_rate(self.at(size))
+
+
+def whole_rate(rate: float | Fraction) -> int:
+    """Return a rate [B/s] that follows from others as an integer of at least 1, by which times can be
+    divided."""
+    return max(1, int(rate))
 
 
 def saturating(rate: float, limit: float) -> float:
@@ -111,8 +118,7 @@ class Provenance(Frozen):
 class Sourced(Provenance, Generic[T]):
     """A number with its origin."""
 
-    form: ClassVar[str] = "{{value: {}, origin: …, source: …, date: …}}"
-    """How a value is written, for the error about a number without its origin."""
+    written_as: ClassVar[str] = "{{value: {}, origin: …, source: …, date: …}}"
     value: T
     """The number, with its unit."""
 
@@ -141,7 +147,7 @@ def _must_increase(sizes: list[float]) -> None:
 class RateCurve(Provenance):
     """A rate by a size: of the transfer, or of the bytes in flight."""
 
-    form: ClassVar[str] = "{{points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}}"
+    written_as: ClassVar[str] = "{{points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}}"
     points: Annotated[tuple[tuple[PositiveBytes, BytesPerSecond], ...], Field(min_length=1, max_length=200)]
     """Pairs (size [B], rate [B/s])."""
 

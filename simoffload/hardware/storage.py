@@ -18,6 +18,7 @@ from simoffload.hardware.quantities import (
     Reference,
     Share,
     Sourced,
+    whole_rate,
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
@@ -43,7 +44,7 @@ class Service(NamedTuple):
         The times of both parts add up: 1 / rate = share / rate of this + (1 - share) / rate of the other.
         """
         rate, streams = (
-            int(1 / (share / own_rate + (1 - share) / other_rate))
+            whole_rate(1 / (share / own_rate + (1 - share) / other_rate))
             for own_rate, other_rate in ((self.rate, other.rate), (self.request_rate, other.request_rate))
         )
         return self._replace(rate=rate, request_rate=streams)
@@ -208,14 +209,14 @@ class Raid(Profile):
 
     def read_service(self, drive: Drive) -> Service:
         """Return the service of reads, to which all drives contribute; a request streams from one of them."""
-        rate = int(self.count * drive.read.value * self.read_efficiency.value)
+        rate = whole_rate(self.count * drive.read.value * self.read_efficiency.value)
         return Service(rate, drive.read_latency.value, drive.read.value, self.chunk.value, self.count)
 
     def write_service(self, drive: Drive, *, sustained: bool = False) -> Service:
         """Return the service of writes of whole stripes; the efficiency includes the cost of parity and
         mirrors."""
         each = drive.sustained_write if sustained else drive.write.value
-        rate = int(self.data_drives * each * self.write_efficiency.value)
+        rate = whole_rate(self.data_drives * each * self.write_efficiency.value)
         return Service(rate, drive.write_latency.value, each, self.chunk.value, self.data_drives)
 
 
@@ -305,11 +306,11 @@ class Pfs(Profile):
 
     def transfer_rate(self, rate: int) -> int:
         """Return the rate [B/s] of one file when all targets together reach ``rate``."""
-        per_target = min(rate // self.targets, self._target_window())
+        per_target = min(whole_rate(rate // self.targets), self._target_window())
         return self.stripe_count.value * per_target
 
     def _target_window(self) -> int:
-        return int(self.rpcs_in_flight.value * self.rpc_size.value / self.latency.value)
+        return whole_rate(self.rpcs_in_flight.value * self.rpc_size.value / self.latency.value)
 
 
 class NvmeOf(Profile):
@@ -331,7 +332,7 @@ class NvmeOf(Profile):
 
     def through(self, service: Service, link_rate: int) -> Service:
         """Return rate and latency of the exported drives for a client on the network."""
-        rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
+        rate = min(whole_rate(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
         return Service(rate, latency, service.request_rate, service.chunk, service.width)
 

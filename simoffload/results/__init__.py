@@ -19,6 +19,7 @@ from simoffload.results.checkpoint import (
     Checkpoints,
     Outlook,
     SavedPart,
+    StateDevice,
     outlook,
     run_mtbf,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Share",
     "SimulationResult",
     "SkippedPeriods",
+    "StateDevice",
     "StorageRequests",
     "StorageTraffic",
     "TierLifetime",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import Tier
+from simoffload.hardware import Tier, TierKind
 from simoffload.results.values import by_name
 from simoffload.units import formatted_apart
 
@@ -121,7 +121,7 @@ class TierUse(NamedTuple):
     """A TierUse compares the peak need of a tier with its capacity."""
 
     tier: str
-    kind: str
+    kind: TierKind
     scope: str
     """Scope of ``needed`` and ``capacity``: "per GPU", "per host" or "in all"."""
     needed: int
@@ -239,6 +239,18 @@ class Remedies(NamedTuple):
     """Sentences about changes that would help but are impossible, with the reason."""
 
 
+_SCOPES: Mapping[TierKind, str] = {
+    "hbm": "per GPU",
+    "dram": "per host",
+    "nvme": "in all",
+    "nfs": "in all",
+    "pfs": "in all",
+    "nvmeof": "in all",
+    "remote": "in all",
+}
+"""Whose memory counts as one tier, by its kind."""
+
+
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out.
 
@@ -250,9 +262,9 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
     for name, tier in tiers.items():
         mine = tuple(term for term in terms if pools.get(term.tier) == name and term.size)
         if mine:
-            scope = {"hbm": "per GPU", "dram": "per host"}.get(tier.kind, "in all")
             needed = sum(term.size for term in mine)
             passing = sum(term.size for term in mine if term.once)
+            scope = _SCOPES[tier.kind]
             uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine, passing=passing))
     return tuple(uses)
 

@@ -81,6 +81,7 @@ _WHAT_IF = "; or try a what-if, implementation: streamed"
 class KvCache(Frozen):
     """Where and how the keys and values of all earlier tokens are kept."""
 
+    written_as: ClassVar[str] = "{{tier: {}}}"
     tier: TierName = "hbm"
     """Tier that holds the cache."""
     format: CacheFormat | None = None

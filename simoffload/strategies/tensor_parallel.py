@@ -28,9 +28,6 @@ from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
-from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
-from simoffload.strategies.terms import SERVED
-from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.requirements import (
     TRANSFORMERS as TRANSFORMERS_PROGRAM,
 )
@@ -38,6 +35,9 @@ from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
 from simoffload.strategies.requirements import check_capability, check_float16, lacks
+from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
+from simoffload.strategies.terms import SERVED
+from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.vllm_engine import (
     UTILIZATION,
     VllmEngine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from simoffload.hardware import DeviceKind
 from simoffload.planning.costs import FORMULAS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
@@ -13,12 +14,10 @@ from simoffload.units import format_number, format_watts, plural
 
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3
-_PRICED = {
+_PRICED: Mapping[DeviceKind, str] = {
     "accelerator": "one GPU",
     "drive": "one drive",
-    "flash per TB": "a TB of flash",
     "host": "one host",
-    "memory per GB": "a GB of memory",
     "nfs": "the file server",
     "nic": "one network adapter",
     "nvmeof": "the NVMe-oF server",
@@ -26,7 +25,9 @@ _PRICED = {
     "platform": "one machine",
     "remote": "the other host",
 }
-"""Descriptions of what has a price, by the name of the price or the kind of the profile."""
+"""Descriptions of devices that have a price, by the kind of their profiles."""
+_BY_SIZE = {"flash per TB": "a TB of flash", "memory per GB": "a GB of memory"}
+"""Descriptions of prices by the name of the price."""
 _ALWAYS_BUSY = 0.995
 """Share of the time from which a GPU is called busy all the time."""
 
@@ -376,7 +377,8 @@ def _distinct(points: Sequence[BreakEven], first: Bill, second: Bill) -> list[Br
 def _break_even(point: BreakEven, one: CostVerdict, found: Mapping[str, Costed]) -> str:
     """Return a condition, such as "if the filesystem (pfs/x) cost less than 99,800 USD (now 500,000 USD)"."""
     kind, slash, _ = point.what.partition("/")
-    priced = _PRICED.get(kind, kind) + (f" ({point.what})" if slash else "")
+    described = {str(device): text for device, text in _PRICED.items()} | _BY_SIZE
+    priced = described.get(kind, kind) + (f" ({point.what})" if slash else "")
     totals = {FIRST: f"all hardware of {one.cheapest}", SECOND: f"all hardware of {one.next}"}
     currency = found[one.cheapest].economics.costs.currency
     than = "less than" if point.first_cheaper_above else "more than"

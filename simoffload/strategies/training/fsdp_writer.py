@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Module
+from simoffload.schedule import OpKind
 from simoffload.strategies.optimizer_traffic import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
@@ -246,7 +247,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self.spend(self._fsdp.backward_call.value)
         self._kernel("compute", duration)
 
-    def _kernel(self, kind: str, duration: int) -> None:
+    def _kernel(self, kind: OpKind, duration: int) -> None:
         if not duration:
             return
         self.flush()
@@ -263,7 +264,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
-    def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
+    def _collective(self, name: str, kind: OpKind, numel: int, *, behind: int) -> int:
         """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
         stream."""
         size = numel * (self.ranks - 1) * self._element
