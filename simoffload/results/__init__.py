@@ -38,7 +38,7 @@ from simoffload.results.provenance import ResultProvenance
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import by_name, interval_columns, with_intervals
+from simoffload.results.values import TimeName, by_name, interval_columns, with_intervals
 
 __all__ = [
     "CacheBlocks",
@@ -74,6 +74,7 @@ __all__ = [
     "TierLifetime",
     "TierUse",
     "Time",
+    "TimeName",
     "TimedPhase",
     "Timeline",
     "Track",

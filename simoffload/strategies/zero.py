@@ -18,6 +18,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.results import Change
+from simoffload.results.quality import ADAPTERS, FROZEN_NF4
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
@@ -299,4 +300,5 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
         description = (
             f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
         )
-        yield Change("lora", description, (*before, lora))
+        quality = f"{ADAPTERS}; nf4 {FROZEN_NF4}" if quantize else ADAPTERS
+        yield Change("lora", description, (*before, lora), quality=quality)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
+from simoffload.planning.advise.objective import Objective
 from simoffload.planning.advise.purchases import (
     Method,
-    Objective,
     Search,
-    ServiceLevel,
     SimulatedPurchase,
-    parse_service,
     search_catalogue,
 )
+from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
     "WORTH",
     "Advice",
-    "Change",
     "Method",
     "Objective",
     "Search",

@@ -123,8 +123,7 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
         kind = _KINDS.get(one.kind.partition(" + ")[0], "hardware")
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
-        same = one.same_work and not one.kind.startswith("lora")
-        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced, same_work=same)
+        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced)
 
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:

@@ -5,88 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, SimulationError, shortened
+from simoffload.documents import Edit
+from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
+from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
+from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.results import Change, SimulationResult, by_name
+from simoffload.results import Change, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
-from simoffload.units import format_number, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     import optuna
 
-_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
-"""Short names of metrics with an upper limit [s]."""
-_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
-"""Names of metrics with a lower limit [1/s]."""
-_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
-
-
-class ServiceLevel(NamedTuple):
-    """A ServiceLevel is a metric and its limit."""
-
-    metric: str
-    limit: float
-    """Limit of the metric: [s], or [1/s] for rates."""
-
-    @property
-    def text(self) -> str:
-        """Return the limit as text, such as "tpot ≤ 200 ms"."""
-        if self.metric in _RATES:
-            return f"{self.metric} ≥ {format_number(self.limit)}"
-        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
-
-    def kept(self, result: SimulationResult) -> bool:
-        """Return whether a result keeps the limit; a result without this metric does not."""
-        return self.missed(result) <= 1
-
-    def missed(self, result: SimulationResult) -> float:
-        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
-        value = result.metrics().get(self.metric)
-        if not value:
-            return math.inf
-        return self.limit / value if self.metric in _RATES else value / self.limit
-
-
-def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
-    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    metric = _TIMES.get(name, name)
-    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
-    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
-    if not equals or not value:
-        raise _refusal(text, f"has no limit; {_EXAMPLE}")
-    if metric not in (*_TIMES.values(), *_RATES):
-        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
-    if metric not in result.formulas:
-        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
-    try:
-        limit = float(value) if metric in _RATES else parse_seconds(value)
-    except ValueError as error:
-        reason = (
-            str(error).partition("; write e.g.")[0]
-            if metric not in _RATES
-            else f"{quoted(value)} is not a number"
-        )
-        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
-    if not 0 < limit < math.inf:
-        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
-    return ServiceLevel(metric, limit)
-
-
-def _refusal(text: str, message: str) -> InputError:
-    return InputError.at(shortened(text), message, path="--slo")
-
-
-Objective = Literal["throughput", "cost"]
-"""The most work per time, or the least money per unit of work, within budget and service level."""
 Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
 MOST_ON_A_GRID = 1000
@@ -101,6 +37,8 @@ class SimulatedPurchase(Evaluated):
     """Chosen changes, one for each dimension."""
     meets: bool
     """Whether the purchase keeps the budget and the service level."""
+    objective: Objective = "throughput"
+    """What ``speed`` is of."""
 
     @property
     def description(self) -> tuple[str, ...]:
@@ -121,6 +59,18 @@ class SimulatedPurchase(Evaluated):
     def rate(self) -> float:
         """[1/s] tokens, or checkpoints."""
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
+
+    @property
+    def speed(self) -> float:
+        """[1/s] What the front compares: steps of one sequence for the objective "latency", else ``rate``."""
+        time = ranking_time(self.result, self.objective)
+        return 1 / time if time else 0.0
+
+    @property
+    def cost_per_unit(self) -> float:
+        """Cost of a unit of work; infinite if unknown."""
+        per_h = self.economics.metrics()["cost_per_h"]
+        return per_h / self.rate if per_h is not None and not self.economics.missing else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -174,11 +124,11 @@ class Search:
 
     @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
-        """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
+        """Points that keep the service level and that no other beats in both purchase and speed (Pareto)."""
         found: list[SimulatedPurchase] = []
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
-        for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
-            if not found or point.rate > found[-1].rate:
+        for point in sorted(priced, key=lambda one: (one.purchase, -one.speed)):
+            if not found or point.speed > found[-1].speed:
                 found.append(point)
         return tuple(found)
 
@@ -198,7 +148,7 @@ def search_catalogue(
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
-    objective: Objective = "throughput",
+    objective: Objective | None = None,
     platforms: Sequence[str] = (),
     method: Method | None = None,
     trials: int = 200,
@@ -210,12 +160,14 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
-    an unknown platform, or without the package optuna where it is needed.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
+    default that of ``advise``. Raises InputError for an unknown objective or platform, or without the package
+    optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
+    objective = objective_of(evaluator.scenario, objective)
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress, objective)
     spaces = [
         dimensions(evaluator.scenario, platform, known) for platform in dict.fromkeys((None, *platforms))
     ]
@@ -227,14 +179,8 @@ def search_catalogue(
                 run.point(space, choice)
         else:
             explore(space, run.point, trials=max(1, trials // len(spaces)))
-    fitting = [one for one in run.points if one.meets]
-    ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
-        "throughput": lambda one: (-one.rate, one.purchase),
-        "cost": lambda one: (_cost_per_unit(one), one.purchase),
-    }
-    if objective == "cost":
-        fitting = [one for one in fitting if math.isfinite(_cost_per_unit(one))]
-    best = min(fitting, key=ranks[objective], default=None)
+    fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
+    best = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
     return Search(
         run.points,
@@ -252,10 +198,9 @@ def search_catalogue(
     )
 
 
-def _cost_per_unit(point: SimulatedPurchase) -> float:
-    """Return the cost of a unit of work; infinite where it is not known."""
-    per_h = point.economics.metrics()["cost_per_h"]
-    return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
+def _rank(one: SimulatedPurchase) -> tuple[float, float]:
+    """Return the order of purchases by their objective; equal ones by price."""
+    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
 
 
 class _PurchaseSearch:
@@ -268,8 +213,9 @@ class _PurchaseSearch:
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
+        objective: Objective,
     ) -> None:
-        self._evaluator, self._costs = evaluator, costs
+        self._evaluator, self._costs, self._objective = evaluator, costs, objective
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
@@ -322,7 +268,12 @@ class _PurchaseSearch:
         cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
         return SimulatedPurchase(
-            changes=changes, scenario=scenario, result=result, economics=cost, meets=meets
+            changes=changes,
+            scenario=scenario,
+            result=result,
+            economics=cost,
+            meets=meets,
+            objective=self._objective,
         )
 
 
@@ -336,7 +287,7 @@ def explore(
     *,
     trials: int,
 ) -> None:
-    """Try ``trials`` combinations that look promising for a high rate and a low purchase.
+    """Try ``trials`` combinations that look promising for a high speed and a low purchase.
 
     The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
     itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
@@ -356,7 +307,7 @@ def explore(
         point = evaluate(space, choice)
         if point is None or not point.meets:
             return _WORST
-        return point.rate, min(point.purchase, _WORST[1])
+        return point.speed, min(point.purchase, _WORST[1])
 
     study = optuna.create_study(
         directions=["maximize", "minimize"],

@@ -21,6 +21,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results.quality import FROZEN_NF4
 from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
@@ -145,7 +146,7 @@ class ZeroTraining(ZeroStrategy):
         """Yield frozen weights in 4 bit, if adapters are trained."""
         if self.lora is not None and self.lora.quantize is None:
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
-            yield Change("precision", "frozen weights in nf4", edits)
+            yield Change("precision", "frozen weights in nf4", edits, quality=FROZEN_NF4)
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
