@@ -69,9 +69,10 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     yield from places(scenario, tiers)
     yield from resident(scenario)
     yield from memory(scenario, tiers)
-    yield from cables(scenario)
-    yield from processors(scenario)
-    yield from workloads(scenario)
+    if result.fits:  # none of these needs less memory
+        yield from cables(scenario)
+        yield from processors(scenario)
+        yield from workloads(scenario)
     yield from cache_options(evaluator)
     yield from other_ways(evaluator)
     yield from scenario.scenario.strategy.settings(

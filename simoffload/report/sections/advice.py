@@ -19,6 +19,8 @@ from simoffload.report.sections.changes import (
     by_answers,
     described,
     gain_text,
+    in_brackets,
+    prompt,
     took,
     with_gain,
     with_throughput,
@@ -62,10 +64,11 @@ def advice_verdict(advice: Advice) -> str:
     paid = [one for one in advice.by_cost if one.change.same_work]
     named = (
         (f"largest gain{of}", same),
+        ("with a first token no later", prompt(same, advice)),
         *_as_asked(advice, same),
+        ("with other answers", other),
         ("largest gain per cost", paid),
         ("best setting", clear),
-        ("with other answers", other),
     )
     gains, seen = [] if same else [_nothing_helps(advice, other)], list[Tried]()
     for words, found in named:
@@ -79,7 +82,8 @@ def advice_verdict(advice: Advice) -> str:
 def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
     """Return that no change with the same answers helps, in which respect."""
     what = "makes it faster" if advice.objective == "latency" else "helps"
-    return f"no change that was tried {'and keeps the answers ' if other else ''}{what}"
+    what = what if advice.result.fits else "makes it fit"
+    return f"no change that {'keeps the answers' if other else 'was tried'} {what}"
 
 
 def _as_asked(advice: Advice, same: Sequence[Tried]) -> list[tuple[str, list[Tried]]]:
@@ -207,7 +211,7 @@ def _larger_batches(advice: Advice) -> Iterator[ReportSection]:
     head = ("change", "throughput gain", presentation(advice.result).step, "TTFT")
     rows = tuple(
         (
-            Datum(described(one, advice), name=one.change.key),
+            Datum(in_brackets(described(one, advice), one.change.quality), name=one.change.key),
             Datum(f"{format_number(one.throughput or 0.0)}×", one.throughput),
             _step(one.result),
             _first_tokens(one.result),
@@ -253,7 +257,7 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
         )
     step_name = presentation(advice.result).step
     head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
-    table = ReportTable("", (*head, "TTFT", "known of its answers"), tuple(rows), (2, 3, 4, 5, 7))
+    table = ReportTable("", (*head, "TTFT", "quality"), tuple(rows), (2, 3, 4, 5, 7))
     if not any(row[-1] for row in rows):
         table = table.without_last_column()
         return table if any(row[7] for row in rows) else table.without_last_column()
@@ -286,7 +290,7 @@ def _settings(advice: Advice) -> tuple[ReportSection, ...]:
     for the first changes of any kind that make it fit."""
     fits = advice.result.fits
     parts = (
-        [one for one in found if one.result.provenance.exports and (not fits or _places(one))]
+        [one for one in prompt(found, advice) if one.result.provenance.exports and (not fits or _places(one))]
         for found in by_answers(advice.helping)
     )
     shown = [

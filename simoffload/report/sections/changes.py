@@ -24,13 +24,13 @@ def with_times(one: Tried) -> str:
     values = one.result.metrics()
     named = [(name, values.get(f"{name.lower()}_s")) for name in ("TPOT", "TTFT")]
     times = ", ".join(f"{name} {format_seconds(value)}" for name, value in named if value)
-    return _in_brackets(one, times)
+    return in_brackets(one.change.description, times, one.change.quality)
 
 
-def _in_brackets(one: Tried, *facts: str) -> str:
-    """Describe a change, with facts and what is known of its answers in brackets."""
-    found = "; ".join(filter(None, (*facts, one.change.quality)))
-    return f"{one.change.description} ({found})" if found else one.change.description
+def in_brackets(text: str, *facts: str) -> str:
+    """Return a text followed by those facts in brackets that are not empty."""
+    found = "; ".join(filter(None, facts))
+    return f"{text} ({found})" if found else text
 
 
 def took(result: SimulationResult) -> str:
@@ -46,15 +46,18 @@ def with_gain(one: Tried, advice: Advice) -> str:
     time = ""
     if advice.objective == "latency" and one.gain is not None:
         time = f"{presentation(one.result).step} {format_seconds(one.result.step_time_s or 0.0)}, "
-    return _in_brackets(one, f"{time}{gain_text(one)}{_delayed(one, advice.result)}")
+    return in_brackets(
+        one.change.description, f"{time}{gain_text(one)}{_delayed(one, advice.result)}", one.change.quality
+    )
 
 
 def with_throughput(one: Tried, advice: Advice) -> str:
     """Describe a change with what it gains in throughput, and the time that it takes for that."""
     now, then = (format_seconds(each.step_time_s or 0.0) for each in (one.result, advice.result))
     step = presentation(one.result).step
-    gain = f"{format_number(one.throughput or 0.0)}× the throughput, {step} {now} instead of {then}"
-    return _in_brackets(one, gain)
+    cost = f"{step} {now} instead of {then}" if now != then else f"{step} {now} as before"
+    gain = f"{format_number(one.throughput or 0.0)}× the throughput, {cost}"
+    return in_brackets(one.change.description, gain, one.change.quality)
 
 
 def _delayed(one: Tried, before: SimulationResult) -> str:
@@ -64,6 +67,17 @@ def _delayed(one: Tried, before: SimulationResult) -> str:
     if now is None or then is None or now < _DELAYED * then:
         return ""
     return f", but TTFT {format_seconds(now)} instead of {format_seconds(then)}"
+
+
+def prompt(found: Sequence[Tried], advice: Advice) -> list[Tried]:
+    """Return changes from the first that does not delay the first token, if what it gains is within the
+    interval of the largest gain; otherwise all of them."""
+    for at, one in enumerate(found):
+        if one.gain is None or one.gain < (found[0].gain_interval or (0.0,))[0]:
+            break
+        if not _delayed(one, advice.result):
+            return list(found[at:])
+    return list(found)
 
 
 def described(one: Tried, advice: Advice) -> str:
