@@ -13,8 +13,7 @@ from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
-from simoffload.results import Change, Remedies, TierUse
-from simoffload.results.quality import HALVED
+from simoffload.results import HALVED, Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Tunable

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from simoffload.errors import InputError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE
-from simoffload.results import Change
-from simoffload.results.quality import of_cache
+from simoffload.results import Change, quality_of_cache
 from simoffload.scenario import Scenario
 
 
@@ -33,7 +32,7 @@ def replaced(evaluator: Evaluator, change: Change) -> Change:
         return change
     if change.same_work:
         change = change._replace(description=f"{description} {ANSWERS_CHANGE}")
-    return change.of_quality(of_cache(stored))
+    return change.of_quality(quality_of_cache(stored))
 
 
 def _with_cache(evaluator: Evaluator, change: Change) -> Change:

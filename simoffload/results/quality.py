@@ -17,7 +17,7 @@ FROZEN_NF4 = "matched 16-bit LoRA in published tests (arXiv 2305.14314)"
 """Word on frozen weights in NF4."""
 HALVED = "each value is rounded to 8 significant bits"
 """Word on bfloat16 in place of float32."""
-FLEXGEN = "a negligible loss in its authors' tests (arXiv 2303.06865)"
+FLEXGEN_4BIT = "a negligible loss in its authors' tests (arXiv 2303.06865)"
 """Word on FlexGen's 4 bits."""
 _TEST_IT = "no published test is known to simoffload: compare answers on your own task"
 
@@ -32,17 +32,17 @@ _WEIGHTS = {
 _CACHES = {
     "fp8": "a minimal loss according to SGLang's documentation; calibrated scales are better",
     "int4": "almost as good as 16 bits in Hugging Face's tests",
-    "4 bits": FLEXGEN,
+    "4 bits": FLEXGEN_4BIT,
     "int2": "worse than 16 bits in Hugging Face's tests",
 }
 
 
-def of_weights(name: str) -> str:
+def quality_of_weights(name: str) -> str:
     """Return what is known of weights stored in a format."""
     known = (start for start in _WEIGHTS if name.startswith(start))
     return _WEIGHTS.get(max(known, key=len, default=""), _TEST_IT)
 
 
-def of_cache(name: str | None) -> str:
+def quality_of_cache(name: str | None) -> str:
     """Return what is known of a key-value cache stored in a format; None is the model's data type."""
     return f"cache: {_CACHES.get(name, _TEST_IT)}" if name else "cache: as the model computes it"

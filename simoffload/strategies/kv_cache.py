@@ -15,8 +15,7 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
-from simoffload.results import Change, peak_uses
-from simoffload.results.quality import of_cache
+from simoffload.results import Change, peak_uses, quality_of_cache
 from simoffload.strategies.base import Plan, Strategy, TierChoice
 from simoffload.strategies.cache_checks import (
     NATIVE,
@@ -330,7 +329,7 @@ class CachingStrategy(Strategy):
         """Yield the tiers, formats and implementations of the cache that the program has."""
         now = self.kv_cache.plain
         for other in self._others(plan):
-            quality = "" if other.format == now.format else of_cache(other.format)
+            quality = "" if other.format == now.format else quality_of_cache(other.format)
             yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
 
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
@@ -346,7 +345,7 @@ class CachingStrategy(Strategy):
                     kind,
                     f"key-value cache on {one.description}",
                     edits,
-                    quality="" if there else of_cache(one.format),
+                    quality="" if there else quality_of_cache(one.format),
                 )
                 for one, edits in found
                 if (one.format == now.format) == there and (one.tiers != now.tiers or not there)

@@ -17,8 +17,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
-from simoffload.results import Change
-from simoffload.results.quality import ADAPTERS, FROZEN_NF4
+from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version

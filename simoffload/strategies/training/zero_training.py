@@ -20,8 +20,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.results.quality import FROZEN_NF4
+from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
