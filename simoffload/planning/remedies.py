@@ -150,7 +150,8 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
+    """Yield 16 instead of 32 bit, other optimizers and 4-bit frozen weights in training, and quantized
+    weights."""
     steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
@@ -163,9 +164,9 @@ def _halved(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
-    steps = tuple(adapters_of(evaluator))
-    yield from _first(evaluator, steps, *(step.description for step in steps))
+    """Yield LoRA in place of all weights, which trains something else, and with frozen weights in 4 bit."""
+    for step in adapters_of(evaluator):
+        yield from _first(evaluator, [step], step.description)
 
 
 def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
@@ -334,7 +335,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     lora = list(adapters(evaluator))
     if not lora and all(_parts(change) for change in found):
         steps = list(adapters_of(evaluator))
-        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), 1))
+        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), len(steps)))
         if not found and not lora:
             both = product(steps[-1:], first_steps(evaluator))
             lora = list(islice(_threes(evaluator, both, most=_LORA_THREES), _MOST))

@@ -2,14 +2,14 @@
 
 simoffload predicts times, not answers. The words repeat what each source reports for its own models and
 tasks; none is a figure of ours. Sources: Kurtic et al., arXiv 2411.02355 (fp8 and 4-bit integers of Llama
-3.1); Dettmers et al., LLM.int8(), arXiv 2208.07339, QLoRA, arXiv 2305.14314, and 8-bit optimizers, arXiv
-2110.02861; Sheng et al., FlexGen, arXiv 2303.06865; SGLang's documentation of its quantized cache; Hugging
-Face's blog on quantization of the cache (May 2024).
+3.1); Hu et al., LoRA, arXiv 2106.09685; Dettmers et al., LLM.int8(), arXiv 2208.07339, QLoRA, arXiv
+2305.14314, and 8-bit optimizers, arXiv 2110.02861; Sheng et al., FlexGen, arXiv 2303.06865; SGLang's
+documentation of its quantized cache; Hugging Face's blog on quantization of the cache (May 2024).
 """
 
 from __future__ import annotations
 
-ADAPTERS = "it trains adapters, not the model"
+ADAPTERS = "on par with training all weights in its authors' tests (arXiv 2106.09685)"
 """Word on LoRA."""
 STATES_8BIT = "8-bit states matched those of 32 bit in published runs (arXiv 2110.02861)"
 """Word on 8-bit optimizers."""

@@ -295,9 +295,9 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
         return
     for quantize in ({}, {"quantize": "nf4"}):
         lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
-        four_bit = ", frozen weights in nf4" if quantize else ""
+        four_bit = ", frozen weights in nf4 (QLoRA)" if quantize else ""
         description = (
             f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
         )
-        quality = f"{ADAPTERS}; nf4 {FROZEN_NF4}" if quantize else ADAPTERS
+        quality = FROZEN_NF4 if quantize else ADAPTERS
         yield Change("lora", description, (*before, lora), quality=quality)

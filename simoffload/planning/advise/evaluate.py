@@ -343,6 +343,8 @@ def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
+        written = found.scenario.document.data["strategy"].get("ds_config") or {}
+        config |= {key: written[key] for key in ("optimizer",) if key in written}  # one that a program passes
         edits.append(Edit.at("strategy.ds_config", config))
     return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 

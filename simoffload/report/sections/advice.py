@@ -252,16 +252,17 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
                 _step(one.result),
                 largest(step) + limited_by(step) if step is not None else "",
                 _first_tokens(one.result),
-                one.change.quality,
             )
         )
     step_name = presentation(advice.result).step
     head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
-    table = ReportTable("", (*head, "TTFT", "quality"), tuple(rows), (2, 3, 4, 5, 7))
-    if not any(row[-1] for row in rows):
-        table = table.without_last_column()
-        return table if any(row[7] for row in rows) else table.without_last_column()
-    return table
+    table = ReportTable("", (*head, "TTFT"), tuple(rows), (2, 3, 4, 5, 7))
+    table = table if any(row[-1] for row in rows) else table.without_last_column()
+    words = [one.change.quality for one in found]
+    if not any(words):
+        return table
+    rated = tuple((*row, word) for row, word in zip(table.rows, words, strict=True))
+    return table._replace(head=(*table.head, "quality"), rows=rated)
 
 
 def _first_tokens(result: SimulationResult) -> Entry:
