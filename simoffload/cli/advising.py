@@ -59,7 +59,13 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 progress=progress,
                 evaluator=evaluator,
             )
-        advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
+        advice = advise(
+            scenario,
+            objective=arguments.objective,
+            costs=prices,
+            progress=progress,
+            evaluator=evaluator,
+        )
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show(console)

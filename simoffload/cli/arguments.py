@@ -198,9 +198,10 @@ def _add_advise(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("throughput", "cost"),
-        default="throughput",
-        help="criterion for the best purchase: the fastest (default), or the cheapest per unit of work",
+        choices=("throughput", "latency", "cost"),
+        help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
+        "time of a token or step (latency, the default for inference with batch_size 1), or, among "
+        "purchases, the least money per unit of work (cost)",
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"

@@ -22,7 +22,7 @@ from simoffload.planning.calibration_errors import (
     calibration_errors,
     place_of,
 )
-from simoffload.results import PassResult, Share, SimulationResult, by_name
+from simoffload.results import PassResult, Share, SimulationResult, TimeName, by_name
 from simoffload.schedule import way_of
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
@@ -365,15 +365,15 @@ def _part(share: Share, known: Container[str]) -> str:
     return way if way in known else TimeInput.CPU
 
 
-def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
+def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
     """Return the relative standard deviation of the ratio of the compared times of two results.
 
-    With ``unit``, it is that of their times per ``unit``. An input that both take from the same profile has
+    ``by`` names another time of them. An input that both take from the same profile has
     one error: only the difference of its shares counts. Errors of the simulation cancel in part for one
     model on one machine with the weights in the same place.
     """
     pair = confidence(first), confidence(second)
-    names = [one.unit_by if unit else one.compared_by for one in (first, second)]
+    names: list[str] = [getattr(one, by) for one in (first, second)]
     ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
     squares = 0.0
     for part in sorted(ours.keys() | theirs.keys()):
@@ -389,12 +389,12 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
     return sqrt(squares)
 
 
-def margin(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
+def margin(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
     """Return by how much two results must differ, relative to the faster one, to tell which is faster.
 
     From there on the 80 % interval of their ratio does not contain 1.
     """
-    return exp(P90 * ratio_sigma(first, second, unit=unit)) - 1
+    return exp(P90 * ratio_sigma(first, second, by=by)) - 1
 
 
 def tie(first: SimulationResult, second: SimulationResult) -> bool:

@@ -36,12 +36,26 @@ from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
+from simoffload.results.quality import (
+    ADAPTERS,
+    FLEXGEN_4BIT,
+    FROZEN_NF4,
+    HALVED,
+    STATES_8BIT,
+    quality_of_cache,
+    quality_of_weights,
+)
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import by_name, definitions, interval_columns, with_intervals
+from simoffload.results.values import TimeName, by_name, definitions, interval_columns, with_intervals
 
 __all__ = [
+    "ADAPTERS",
+    "FLEXGEN_4BIT",
+    "FROZEN_NF4",
+    "HALVED",
+    "STATES_8BIT",
     "CacheBlocks",
     "CachedWrites",
     "Change",
@@ -76,6 +90,7 @@ __all__ = [
     "TierLifetime",
     "TierUse",
     "Time",
+    "TimeName",
     "TimedPhase",
     "Timeline",
     "Track",
@@ -90,6 +105,8 @@ __all__ = [
     "makespan_for_longer_context",
     "outlook",
     "peak_uses",
+    "quality_of_cache",
+    "quality_of_weights",
     "run_mtbf",
     "summarize_pass",
     "tier_lifetime",

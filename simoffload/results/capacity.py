@@ -197,9 +197,9 @@ class Change(NamedTuple):
     """Short name, unique among the changes of ``advise``, from which file names are made."""
     priced: bool = True
     """Whether the price of the change is known."""
-    same_work: bool = True
-    """Whether the result of the work is the same; it is not if adapters are trained instead of the model, or
-    weights are stored with fewer bits."""
+    quality: str = ""
+    """What is known of answers that the change alters (``quality``), as with fewer bits for weights or cache,
+    or adapters that are trained instead of the model; empty if they stay the same."""
     barred: str = ""
     """Reason why the change is impossible; empty if it is possible."""
 
@@ -207,7 +207,31 @@ class Change(NamedTuple):
         """Return one change with the edits of this one and of another one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
         description, edits = f"{self.description}, {other.description}", (*self.edits, *other.edits)
-        return Change(kind, description, edits, same_work=self.same_work and other.same_work)
+        return Change(kind, description, edits, quality=_joined(self.quality, other.quality))
+
+    def followed_by(self, other: Change) -> Change:
+        """Return the change that makes this one and then ``other``, whose memory it leaves."""
+        joined = self.with_(other)
+        return other._replace(
+            kind=f"{self.kind} + {other.kind}",
+            description=f"{self.description}, and {other.description}",
+            edits=joined.edits,
+            quality=joined.quality,
+        )
+
+    def of_quality(self, words: str) -> Change:
+        """Return the change with what else is known of the answers that it alters."""
+        return self._replace(quality=_joined(self.quality, words))
+
+    @property
+    def same_work(self) -> bool:
+        """Whether the answers, or in training the model, stay the same."""
+        return not self.quality
+
+    @property
+    def rank(self) -> int:
+        """Place among other changes, whatever they gain: those that keep the answers come first."""
+        return 0 if self.same_work else 1
 
     @property
     def assignments(self) -> tuple[str, ...]:
@@ -226,6 +250,10 @@ class Change(NamedTuple):
     def tightest(self) -> TierUse:
         """Tier with the smallest free fraction once the change is made."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
+
+
+def _joined(*words: str) -> str:
+    return "; ".join(dict.fromkeys(filter(None, words)))
 
 
 class Remedies(NamedTuple):

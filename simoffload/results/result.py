@@ -388,7 +388,7 @@ def _causes(one: PassResult) -> list[dict[str, Any]]:
 
 def _change(one: Change) -> dict[str, Any]:
     headroom = {use.tier: use.headroom for use in one.uses}
-    return by_name(one, "kind description set=assignments") | {"headroom_bytes": headroom}
+    return by_name(one, "kind description quality set=assignments") | {"headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
+
+TimeName = Literal["compared_by", "unit_by", "step_by"]
+"""Property of a result that names one of its times."""
 
 
 def plain(value: Any) -> Any:

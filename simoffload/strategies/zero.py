@@ -17,7 +17,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
-from simoffload.results import Change
+from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
@@ -299,8 +299,9 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
         return
     for quantize in ({}, {"quantize": "nf4"}):
         lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
-        four_bit = ", frozen weights in nf4" if quantize else ""
+        four_bit = ", frozen weights in nf4 (QLoRA)" if quantize else ""
         description = (
             f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
         )
-        yield Change("lora", description, (*before, lora))
+        quality = FROZEN_NF4 if quantize else ADAPTERS
+        yield Change("lora", description, (*before, lora), quality=quality)

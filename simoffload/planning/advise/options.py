@@ -54,9 +54,10 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     yield from places(scenario, tiers)
     yield from resident(scenario)
     yield from memory(scenario, tiers)
-    yield from cables(scenario)
-    yield from processors(scenario)
-    yield from workloads(scenario)
+    if result.fits:  # none of these needs less memory
+        yield from cables(scenario)
+        yield from processors(scenario)
+        yield from workloads(scenario)
     yield from cache_options(evaluator)
     yield from other_ways(evaluator)
     yield from scenario.scenario.strategy.settings(
@@ -108,8 +109,7 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
         kind = _KINDS.get(one.kind.partition(" + ")[0], "hardware")
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
-        same = one.same_work and not one.kind.startswith("lora")
-        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced, same_work=same)
+        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced)
 
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
+from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
@@ -22,8 +23,6 @@ from simoffload.simulation import Progress, fit
 if TYPE_CHECKING:
     import optuna
 
-Objective = Literal["throughput", "cost"]
-"""The most work per time, or the least money per unit of work, within budget and service level."""
 Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
 MOST_ON_A_GRID = 1000
@@ -38,6 +37,8 @@ class SimulatedPurchase(Evaluated):
     """Chosen changes, one for each dimension."""
     meets: bool
     """Whether the purchase keeps the budget and the service level."""
+    objective: Objective = "throughput"
+    """What ``speed`` is of."""
 
     @property
     def description(self) -> tuple[str, ...]:
@@ -58,6 +59,18 @@ class SimulatedPurchase(Evaluated):
     def rate(self) -> float:
         """[1/s] tokens, or checkpoints."""
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
+
+    @property
+    def speed(self) -> float:
+        """[1/s] What the front compares: steps of one sequence for the objective "latency", else ``rate``."""
+        time = ranking_time(self.result, self.objective)
+        return 1 / time if time else 0.0
+
+    @property
+    def cost_per_unit(self) -> float:
+        """Cost of a unit of work; infinite if unknown."""
+        per_h = self.economics.metrics()["cost_per_h"]
+        return per_h / self.rate if per_h is not None and not self.economics.missing else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -131,11 +144,11 @@ class Search:
 
     @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
-        """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
+        """Points that keep the service level and that no other beats in both purchase and speed (Pareto)."""
         found: list[SimulatedPurchase] = []
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
-        for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
-            if not found or point.rate > found[-1].rate:
+        for point in sorted(priced, key=lambda one: (one.purchase, -one.speed)):
+            if not found or point.speed > found[-1].speed:
                 found.append(point)
         return tuple(found)
 
@@ -151,7 +164,7 @@ def search_catalogue(
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
-    objective: Objective = "throughput",
+    objective: Objective | None = None,
     platforms: Sequence[str] = (),
     method: Method | None = None,
     trials: int = 200,
@@ -163,12 +176,14 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
-    an unknown platform, or without the package optuna where it is needed.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
+    default that of ``advise``. Raises InputError for an unknown objective or platform, or without the package
+    optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
+    objective = objective_of(evaluator.scenario, objective)
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress, objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
@@ -179,14 +194,8 @@ def search_catalogue(
                 run.point(space, choice)
         else:
             explore(space, run.point, trials=max(1, trials // len(spaces)))
-    fitting = [one for one in run.points if one.meets]
-    ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
-        "throughput": lambda one: (-one.rate, one.purchase),
-        "cost": lambda one: (_cost_per_unit(one), one.purchase),
-    }
-    if objective == "cost":
-        fitting = [one for one in fitting if math.isfinite(_cost_per_unit(one))]
-    best = min(fitting, key=ranks[objective], default=None)
+    fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
+    best = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
     return Search(
         run.points,
@@ -207,10 +216,9 @@ def search_catalogue(
     )
 
 
-def _cost_per_unit(point: SimulatedPurchase) -> float:
-    """Return the cost of a unit of work; infinite where it is not known."""
-    per_h = point.economics.metrics()["cost_per_h"]
-    return per_h / point.rate if per_h is not None else math.inf
+def _rank(one: SimulatedPurchase) -> tuple[float, float]:
+    """Return the order of purchases by their objective; equal ones by price."""
+    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
 
 
 class _PurchaseSearch:
@@ -223,8 +231,9 @@ class _PurchaseSearch:
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
+        objective: Objective,
     ) -> None:
-        self._evaluator, self._costs = evaluator, costs
+        self._evaluator, self._costs, self._objective = evaluator, costs, objective
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
@@ -284,7 +293,12 @@ class _PurchaseSearch:
         cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
         return SimulatedPurchase(
-            changes=changes, scenario=scenario, result=result, economics=cost, meets=meets
+            changes=changes,
+            scenario=scenario,
+            result=result,
+            economics=cost,
+            meets=meets,
+            objective=self._objective,
         )
 
 
@@ -298,7 +312,7 @@ def explore(
     *,
     trials: int,
 ) -> None:
-    """Try ``trials`` combinations that look promising for a high rate and a low purchase.
+    """Try ``trials`` combinations that look promising for a high speed and a low purchase.
 
     The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
     itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
@@ -318,7 +332,7 @@ def explore(
         point = evaluate(space, choice)
         if point is None or not point.meets:
             return _WORST
-        return point.rate, min(point.purchase, _WORST[1])
+        return point.speed, min(point.purchase, _WORST[1])
 
     study = optuna.create_study(
         directions=["maximize", "minimize"],

@@ -376,7 +376,7 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
         first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
         turns = break_even_points(first.economics, second.economics)
-        error = margin(first.result, second.result, unit=True)
+        error = margin(first.result, second.result, by="unit_by")
         same = first.economics.bill.bought == second.economics.bill.bought
         reason.append(CostVerdict(first.label, second.label, ratio, error, turns, same))
     return tuple(reason)

@@ -169,4 +169,5 @@ def _change(change: Change) -> Listing:
     scope = "in total" if use.scope == "in all" else use.scope
     free = f"{counted(use.headroom, use)} of {use.tier} free {scope}"
     options = " ".join(f"--set {shlex.quote(one)}" for one in change.assignments)
-    return Listing(f"{change.description}: {free}", options)
+    quality = f"; quality: {change.quality}" if change.quality else ""
+    return Listing(f"{change.description}: {free}{quality}", options)

@@ -24,6 +24,7 @@ from simoffload.strategies.optimizer_traffic import (
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Event, Trace
+from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
@@ -128,8 +129,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_REDUCE)
         self.host_waits(_COMPUTE)
 
-    def optimizer(self, *, threads: int) -> None:
-        """Write PyTorch's AdamW over all shards on their device, in a sequence of operations."""
+    def optimizer(self, name: str, *, threads: int, paged_out: int = 0) -> None:
+        """Write AdamW over all shards on their device: PyTorch's in a sequence of operations, those of
+        bitsandbytes in one kernel for each, for which the host waits, with ``paged_out`` [B] of moments that
+        come back before it."""
+        if name != "AdamW":
+            self._bitsandbytes(8 if name.endswith("8bit") else 32, paged_out)
+            return
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
@@ -152,6 +158,20 @@ class FsdpWriter(StreamWriter, FsdpSink):
             fixed = self.timing.hbm_traffic(traffic)
             self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.so_far(HOST))
         self.host_waits(_COMPUTE)
+
+    def _bitsandbytes(self, bits: int, paged_out: int) -> None:
+        units = self._units
+        self.builder.segment("optimizer")
+        self.spend(self._fsdp.step_call.value)
+        if paged_out:  # the driver moved them out for activations and gradients
+            for to_device in (False, True):
+                self._copy(paged_out, stream=_COMPUTE, to_device=to_device)
+        for unit in units.numels:
+            self.spend(self.costs.operation.value)
+            self.flush()
+            fixed = self.timing.hbm_traffic(update_traffic(units.slice(unit), bits=bits))
+            self.add("update", _COMPUTE, fixed=fixed, label="AdamW of bitsandbytes", after=self.so_far(HOST))
+            self.host_waits(_COMPUTE)
 
     # -- the runtime's actions --------------------------------------------------------------------
 
