@@ -271,7 +271,8 @@ def _different(tried: Iterable[Tried], base: LoadedScenario, unchanged: Simulati
 def _program(scenario: LoadedScenario, result: SimulationResult) -> tuple[Any, ...]:
     """Return what a user types, for what else, and with which times; nothing is typed if it is empty."""
     rest = {key: value for key, value in scenario.document.data.items() if key != "strategy"}
-    return result.provenance.exports, rest, result.gpus, result.targets, result.metrics()
+    needs = [(use.tier, use.needed) for use in result.capacity]  # adapters are in no exported file
+    return result.provenance.exports, rest, result.gpus, result.targets, result.metrics(), needs
 
 
 def _together(tried: Sequence[Tried]) -> Change | None:
