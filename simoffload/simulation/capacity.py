@@ -21,9 +21,7 @@ AHEAD = "batches made ahead"
 """Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
 """Start of the warnings for which a sweep has the column ``extrapolates``."""
-_ON_CPU = (
-    "compute layers or experts on the CPU, which is not simulated yet and can be several times faster"
-)
+_ON_CPU = "compute layers or experts on the CPU, which is not simulated yet and can be several times faster"
 _UNKNOWN = "error unknown, see docs/CALIBRATION.md"
 
 

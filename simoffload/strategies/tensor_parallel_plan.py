@@ -129,7 +129,10 @@ class TensorParallelPlan(StagedPlan):
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
             yield Tunable(key, ("strategy", key), engine.tokens, lambda _: iter(halves))
-            key, more = "gpu_memory_utilization", [one for one in fuller(self.machine) if one > engine.utilization]
+            key, more = (
+                "gpu_memory_utilization",
+                [one for one in fuller(self.machine) if one > engine.utilization],
+            )
             yield Tunable(key, ("strategy", key), engine.utilization, lambda _: iter(more))
 
     @property
