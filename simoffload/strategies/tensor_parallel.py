@@ -28,9 +28,6 @@ from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
-from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
-from simoffload.strategies.terms import SERVED
-from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.requirements import (
     TRANSFORMERS as TRANSFORMERS_PROGRAM,
 )
@@ -38,6 +35,9 @@ from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
 from simoffload.strategies.requirements import check_capability, check_dtype, lacks
+from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
+from simoffload.strategies.terms import SERVED
+from simoffload.strategies.vllm_connector import connector_command
 from simoffload.strategies.vllm_engine import (
     UTILIZATION,
     VllmEngine,
@@ -76,8 +76,8 @@ class DividedStrategy(CachingStrategy):
     ``vllm serve`` chooses, 16,384 with 160 GiB of GPU memory and more, 8,192 with 70 GiB and more except on
     an A100, else 2,048."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
-    """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where a
-    display takes some of a small GPU."""
+    """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
+    a display takes some of a small GPU."""
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
     as many as fit."""

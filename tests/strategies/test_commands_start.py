@@ -1,5 +1,5 @@
-"""Commands of vLLM start on the machine for which they are printed: enough memory is free, and the GPU has the
-compute capability for the data type, the format and the cache; on every shipped GPU."""
+"""Commands of vLLM start on the machine for which they are printed: enough memory is free, and the GPU has
+the compute capability for the data type, the format and the cache; on every shipped GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simoffload.workload import Inference
 
 LEAST = {
     "vllm": 7.5,  # vLLM's documentation: "compute capability 7.5 or higher"
-    "bfloat16": 8.0,  # vllm/platforms/cuda.py: "only supported on GPUs with compute capability of at least 8.0"
+    "bfloat16": 8.0,  # vllm/platforms/cuda.py: "only … with compute capability of at least 8.0"
     "mxfp4": 8.0,  # Mxfp4Config.get_min_capability
     "cache": 8.0,  # FP8 in FlashInferBackend.supports_compute_capability; TritonAttentionBackend needs 8.9
 }
@@ -82,13 +82,13 @@ def problems(command: str, served: ModelShape, where: Machine) -> list[str]:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_printed_command_starts(gpu: str) -> None:
     """A combination is refused, or its command breaks no rule of vLLM; most GPUs take most of them."""
-    printed = 0
+    printed, refusals = 0, set[str]()
     for (name, dtype, form), strategy in product(MODELS, STRATEGIES):
         served = model(name, dtype, form)
         try:
             plan = strategy.plan(served, WORK, machine(gpu))
         except InputError as error:
-            assert "needs compute capability" in str(error), error
+            refusals.add(" ".join(str(error).split("needs")[1].split()[:2]))
             continue
         command = strategy.exports(plan)["vllm-serve.sh"]
         assert problems(command, served, machine(gpu)) == [], (name, dtype, form, strategy)
@@ -97,6 +97,7 @@ def test_every_printed_command_starts(gpu: str) -> None:
     total = len(MODELS) * len(STRATEGIES)
     expected = total if capability is None or capability.value >= 8 else 0 if capability.value < 7.5 else 15
     assert printed == expected
+    assert refusals <= {"compute capability"}
 
 
 def test_every_method_has_its_entry() -> None:
