@@ -57,6 +57,7 @@ _EXPECTED = {
 }
 """The end of the sentence "must be …", for each pydantic error that has an expected value."""
 _LIMITS = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+_NO_NUMBERS = frozenset({"nan", "inf", "infinity"})
 _BUILT_IN = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -138,7 +139,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return _not_among(finding, _literals(context["expected"]))
     if kind in {"value_error", "assertion_error"}:
         return finding._replace(message=str(context["error"]) or "is not valid")
-    if kind in _LIMITS and not math.isfinite(float(error["input"])):  # such as the text "nan"
+    if kind in _LIMITS and str(error["input"]).strip(" +-").lower() in _NO_NUMBERS:  # text in a file
         return finding._replace(expected="a finite number")
     if kind in _EXPECTED:
         numbers = {name: _plain(value) for name, value in context.items()}

@@ -52,7 +52,8 @@ class ModelSpec(Frozen):
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
     dtype: Dtype | None = None
     """Data type of weights, activations and cache; by default float16, and bfloat16 for experts in MXFP4
-    (gpt-oss), whose kernels need it. The type in which a checkpoint was saved does not matter."""
+    (gpt-oss), whose kernels need it, and for Gemma 2 and 3, which overflow in float16. The type in which a
+    checkpoint was saved does not matter."""
 
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,

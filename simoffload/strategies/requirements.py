@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from simoffload.documents import either
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.formats import Method
+from simoffload.models.modules import Dtype
 
 VLLM = "vLLM"
 TRANSFORMERS = "transformers"
@@ -65,13 +67,23 @@ METHODS: Mapping[str, Mapping[Method, Least]] = {
 """Lowest capability by program and method of quantization; a method that is not listed has no known one."""
 
 
+DTYPES: Mapping[Method, tuple[Dtype, ...]] = {
+    "fp8": ("bfloat16", "float16"),
+    "gptq": ("float16", "bfloat16"),
+    "awq": ("float16", "bfloat16"),
+    "mxfp4": ("bfloat16",),
+    "nvfp4": ("bfloat16", "float16"),
+}
+"""Data types that vLLM takes with quantized weights; with others, any."""
+
+
 def check_capability(
     program: str,
     model: ModelShape,
     machine: Machine,
     *,
     cache_format: str | None = None,
-    without: str = "strategy.kind zero_inference or accelerate",
+    without: str = "strategy.kind to zero_inference",
 ) -> None:
     """Raise InputError if the GPU lacks what a program needs for the model; ``without`` names settings that
     do without the program."""
@@ -120,9 +132,15 @@ def methods_of(model: ModelShape) -> frozenset[Method]:
     return frozenset(one for one in found if one)
 
 
-def check_float16(model: ModelShape) -> None:
-    """Raise InputError for a family that vLLM does not compute in float16, as it overflows
-    (``_FLOAT16_NOT_SUPPORTED_MODELS``, vllm/config/model.py)."""
+def check_dtype(model: ModelShape) -> None:
+    """Raise InputError for a data type that vLLM refuses: of a family whose activations overflow in float16
+    (``_FLOAT16_NOT_SUPPORTED_MODELS``, vllm/config/model.py), or of its kernels for quantized weights
+    (``get_supported_act_dtypes``)."""
     if model.dtype == "float16" and not model.traits.float16:
         text = f"vLLM refuses float16 for {model.family}, whose activations overflow"
         raise InputError.at("model.dtype", f"{text}; set model.dtype to bfloat16 or float32")
+    for method in sorted(methods_of(model)):
+        takes = DTYPES.get(method, (model.dtype,))
+        if model.dtype not in takes:
+            text = f"vLLM refuses {model.dtype} with {model.quantization}"
+            raise InputError.at("model.dtype", f"{text}; set model.dtype to {either(takes)}")

@@ -34,7 +34,7 @@ from simoffload.strategies.requirements import (
 from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
-from simoffload.strategies.requirements import check_capability, check_float16, lacks
+from simoffload.strategies.requirements import check_capability, check_dtype, lacks
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED
 from simoffload.strategies.vllm_connector import connector_command
@@ -62,7 +62,7 @@ class DividedStrategy(CachingStrategy):
     evidence: ClassVar = "tensor_parallel"
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
-    without_vllm: ClassVar[str] = "strategy.kind zero_inference or accelerate"
+    without_vllm: ClassVar[str] = "strategy.kind to zero_inference or accelerate"
     """Settings that do without vLLM."""
 
     tensor_parallel_size: Degree = 1
@@ -134,7 +134,7 @@ class DividedStrategy(CachingStrategy):
 
     def served(self, model: ModelShape, machine: Machine) -> ModelShape:
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
-        check_float16(model)
+        check_dtype(model)
         form = self.kv_cache.format
         check_capability(VLLM_PROGRAM, model, machine, cache_format=form, without=self.without_vllm)
         return model.as_served()
@@ -184,6 +184,7 @@ class TensorParallel(DividedStrategy):
     """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
 
     placement_name: ClassVar = "tensor parallel"
+    without_vllm: ClassVar = "strategy.compiled to false (transformers), or strategy.kind to zero_inference"
     placement_words: ClassVar = "parts of {} in each GPU"
 
     kind: Literal["tensor_parallel"] = "tensor_parallel"
@@ -344,9 +345,10 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compile
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    if plan.engine is None and UTILIZATION < (filled := _filled(plan)) <= 1:
-        most = most_utilization(plan.machine)
-        options.append(f"--gpu-memory-utilization {min(most, ceil(100 * filled) / 100):g}")
+    if plan.engine is None:
+        filled = ceil(100 * _filled(plan)) / 100
+        fills = min(most_utilization(plan.machine), filled if UTILIZATION < filled <= 1 else UTILIZATION)
+        options += [f"--gpu-memory-utilization {fills:g}"] if fills != UTILIZATION else []
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
     before = ""
