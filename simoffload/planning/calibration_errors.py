@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter
+
+from simoffload.hardware import TierKind
 
 _ERRORS_FILE = "calibration_errors.csv"
 """File of errors on real runs. ``python -m validation`` writes it."""
@@ -19,6 +21,16 @@ one."""
 Work = Literal["decode", "prefill", "step"]
 Place = Literal["memory", "nvme"]
 """Place of the weights, and in training of the optimizer: only memory of GPUs and hosts, or also drives."""
+UNSEEN_TIERS: Mapping[TierKind, str] = {
+    "hbm": "",
+    "dram": "",
+    "nvme": "",
+    "nfs": "an NFS server",
+    "pfs": "a parallel filesystem",
+    "nvmeof": "drives over NVMe-oF",
+    "remote": "the memory of another host",
+}
+"""Tiers that no recorded real run used, by their kind; "" for kinds that some used."""
 
 
 class CalibrationError(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from simoffload.hardware import P90, Spread, TierKind, TimeInput
 from simoffload.planning.calibration_errors import (
+    UNSEEN_TIERS,
     CalibrationError,
     ErrorProfile,
     Place,
@@ -26,16 +27,6 @@ from simoffload.results import PassResult, Share, SimulationResult, TimeName, by
 from simoffload.schedule import way_of
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
-_UNSEEN: Mapping[TierKind, str] = {
-    "hbm": "",
-    "dram": "",
-    "nvme": "",
-    "nfs": "an NFS server",
-    "pfs": "a parallel filesystem",
-    "nvmeof": "drives over NVMe-oF",
-    "remote": "the memory of another host",
-}
-"""Tiers that no recorded real run used, by their kind; "" for kinds that some used."""
 _MOST_RUNS = "zero"
 """Group of runs whose errors are used for strategies without recorded runs."""
 _CALLED: Mapping[Work, str] = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
@@ -274,7 +265,7 @@ def confidence(result: SimulationResult) -> Confidence:
     default: TierKind = "hbm"
     held = [kinds.get(tier, default) for tier in result.targets]
     unseen = _unseen(result)
-    far = result.kind == "checkpoint" or any(_UNSEEN[kind] for kind in held)
+    far = result.kind == "checkpoint" or any(UNSEEN_TIERS[kind] for kind in held)
     group = _MOST_RUNS if unseen else _evidence(result)
     unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
     return Confidence(
@@ -303,7 +294,7 @@ def _unlike(result: SimulationResult, held: Sequence[TierKind]) -> str:
     """Return why no real runs stand for a result, to follow the words "no real run"; empty if some do."""
     if result.kind == "checkpoint":
         return "saved a checkpoint"
-    return next((f"used {_UNSEEN[kind]}" for kind in held if _UNSEEN[kind]), "")
+    return next((f"used {UNSEEN_TIERS[kind]}" for kind in held if UNSEEN_TIERS[kind]), "")
 
 
 def _unseen(result: SimulationResult) -> str:
