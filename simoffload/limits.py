@@ -13,8 +13,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -31,6 +33,8 @@ __all__ = [
     "keep",
     "limited",
     "now_doing",
+    "sharing",
+    "time_left",
 ]
 
 P = ParamSpec("P")
@@ -87,7 +91,7 @@ class _Watch:
         self.doing = "reading the scenario"
         self.reached = ""
         """The limit that was reached, as text; empty while there is none."""
-        self._began = time.monotonic()
+        self._began, self._until = time.monotonic(), _current.until
         self._held_before = held_before
         self._thread = threading.get_ident()
         self._closed = False
@@ -135,6 +139,8 @@ class _Watch:
             timeout, memory, _ = self.limits
             if timeout is not None and time.monotonic() - self._began > timeout:
                 exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
+            elif time.monotonic() > self._until:
+                exceeded = "engine.timeout (--timeout), which all parts of the answer share,"
             elif _resident() - self._held_before > memory:
                 exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:
@@ -145,6 +151,8 @@ class _Watch:
 
 class _Current(threading.local):
     watch: _Watch | None = None
+    until: float = inf
+    """Time of the clock at which all limited functions end."""
 
 
 class _Process:
@@ -193,6 +201,22 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
         return answer
 
     return limited_function
+
+
+@contextmanager
+def sharing(timeout: float | None) -> Iterator[None]:
+    """Make all limited functions inside share a time [s], besides their own limits; None: only those."""
+    before = _current.until
+    _current.until = min(before, inf if timeout is None else time.monotonic() + timeout)
+    try:
+        yield
+    finally:
+        _current.until = before
+
+
+def time_left() -> float:
+    """Return what is left of the shared time [s]; infinite if none is shared."""
+    return _current.until - time.monotonic()
 
 
 def keep(limits: Limits) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
 
+from simoffload.bisection import smallest_that_fits
 from simoffload.hardware import Machine
 from simoffload.results import DataLoading, Epoch, Limit
 from simoffload.simulation.loaders import (

@@ -7,11 +7,10 @@ from simoffload.planning.advise.purchases import (
     Method,
     Objective,
     Search,
-    ServiceLevel,
     SimulatedPurchase,
-    parse_service,
     search_catalogue,
 )
+from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
     "WORTH",

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
-from simoffload.errors import InputError, SimulationError
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.hardware import is_path
+from simoffload.limits import limited
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import Search
 from simoffload.planning.confidence import confidence, margin
@@ -180,7 +181,11 @@ def advise(
             )
         )
 
-    for option in options_of(evaluator, result, known):
+    try:
+        options = limited(options_of)(evaluator, result, known)
+    except WorkLimitError as error:
+        options = (Change("setting", "all changes", barred=str(error)),)
+    for option in options:
         evaluate(option)
     together = _together(tried)
     if together is not None:

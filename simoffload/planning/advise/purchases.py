@@ -7,83 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, SimulationError, shortened
+from simoffload.documents import Edit
+from simoffload.errors import InputError, SimulationError
+from simoffload.limits import time_left
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
+from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.results import Change, SimulationResult, by_name
+from simoffload.results import Change, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import Progress, fit
-from simoffload.units import format_number, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     import optuna
-
-_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
-"""Short names of metrics with an upper limit [s]."""
-_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
-"""Names of metrics with a lower limit [1/s]."""
-_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
-
-
-class ServiceLevel(NamedTuple):
-    """A ServiceLevel is a metric and its limit."""
-
-    metric: str
-    limit: float
-    """Limit of the metric: [s], or [1/s] for rates."""
-
-    @property
-    def text(self) -> str:
-        """Return the limit as text, such as "tpot ≤ 200 ms"."""
-        if self.metric in _RATES:
-            return f"{self.metric} ≥ {format_number(self.limit)}"
-        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
-
-    def kept(self, result: SimulationResult) -> bool:
-        """Return whether a result keeps the limit; a result without this metric does not."""
-        return self.missed(result) <= 1
-
-    def missed(self, result: SimulationResult) -> float:
-        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
-        value = result.metrics().get(self.metric)
-        if not value:
-            return math.inf
-        return self.limit / value if self.metric in _RATES else value / self.limit
-
-
-def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
-    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    metric = _TIMES.get(name, name)
-    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
-    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
-    if not equals or not value:
-        raise _refusal(text, f"has no limit; {_EXAMPLE}")
-    if metric not in (*_TIMES.values(), *_RATES):
-        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
-    if metric not in result.formulas:
-        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
-    try:
-        limit = float(value) if metric in _RATES else parse_seconds(value)
-    except ValueError as error:
-        reason = (
-            str(error).partition("; write e.g.")[0]
-            if metric not in _RATES
-            else f"{quoted(value)} is not a number"
-        )
-        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
-    if not 0 < limit < math.inf:
-        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
-    return ServiceLevel(metric, limit)
-
-
-def _refusal(text: str, message: str) -> InputError:
-    return InputError.at(shortened(text), message, path="--slo")
-
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -161,6 +99,20 @@ class Search:
     missing: tuple[str, ...]
     """Parts without a price; combinations with them are within no budget, and not in ``front``."""
     currency: str
+    keeps: bool
+    """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
+    untried: int
+    """Number of combinations for which no time was left."""
+
+    @property
+    def already(self) -> str:
+        """Return that nothing has to be bought, as the beginning of a sentence; empty if that is not so."""
+        return "the scenario keeps the service level without a purchase; " if self.keeps else ""
+
+    @property
+    def left(self) -> str:
+        """Return how many combinations were not tried, as the end of a sentence; empty if all were."""
+        return f", {self.untried:,} were not tried in half of --timeout" if self.untried else ""
 
     @property
     def simulated(self) -> int:
@@ -184,9 +136,7 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = (
-            "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing"
-        )
+        counted = "keeps combinations simulated untried over_budget too_large duplicates refused refusals"
         return {
             "schema": SCHEMA,
             **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
@@ -210,17 +160,18 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
-    an unknown platform, or without the package optuna where it is needed.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The scenario itself is
+    simulated first. Raises what ``simulate`` raises for it, and InputError for an unknown platform, or
+    without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
-    spaces = [
-        dimensions(evaluator.scenario, platform, known) for platform in dict.fromkeys((None, *platforms))
-    ]
+    spaces = [dimensions(evaluator.scenario, one, known) for one in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
+    _, unchanged = evaluator.answer(progress=progress)
+    run.reserve = time_left() / 2
     for space in spaces:
         if chosen == "grid":
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
@@ -245,10 +196,12 @@ def search_catalogue(
         combinations,
         run.over_budget,
         run.too_large,
-        run.combined - run.distinct,
+        run.combined - run.distinct - run.untried,
         dict(run.refusals.most_common()),
         tuple(run.missing),
         known.currency,
+        bool(service) and unchanged.fits and all(level.kept(unchanged) for level in service),
+        run.untried,
     )
 
 
@@ -275,7 +228,8 @@ class _PurchaseSearch:
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
-        self.over_budget = self.too_large = self.combined = 0
+        self.over_budget = self.too_large = self.combined = self.untried = 0
+        self.reserve = 0.0  # [s] of the shared time, left for the advice
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
@@ -283,6 +237,9 @@ class _PurchaseSearch:
         edits = joined_edits(picked)
         self.combined += 1
         key = self._evaluator.identity(*edits)
+        if key not in self._known and time_left() < self.reserve:
+            self.untried += 1
+            return None
         if key not in self._known:
             self._known[key] = self._simulated(picked, edits)
         return self._known[key]

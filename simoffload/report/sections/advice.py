@@ -349,8 +349,8 @@ def searched(
     duplicates = f", {search.duplicates} are equal to others" if search.duplicates else ""
     counts = f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} exceed the"
     texts = [
-        f"{looked}; {', '.join(limits)}" if limits else looked,
-        f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}",
+        f"{search.already}{looked}; {', '.join(limits)}" if limits else looked,
+        f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}{search.left}",
     ]
     texts += [
         f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]

@@ -1,0 +1,73 @@
+"""Service levels: metrics of a result and their limits."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from simoffload.documents import quoted, suggest
+from simoffload.errors import InputError, shortened
+from simoffload.results import SimulationResult
+from simoffload.units import format_number, format_seconds, parse_seconds
+
+_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
+"""Short names of metrics with an upper limit [s]."""
+_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
+"""Names of metrics with a lower limit [1/s]."""
+_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
+
+
+class ServiceLevel(NamedTuple):
+    """A ServiceLevel is a metric and its limit."""
+
+    metric: str
+    limit: float
+    """Limit of the metric: [s], or [1/s] for rates."""
+
+    @property
+    def text(self) -> str:
+        """Return the limit as text, such as "tpot ≤ 200 ms"."""
+        if self.metric in _RATES:
+            return f"{self.metric} ≥ {format_number(self.limit)}"
+        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
+
+    def kept(self, result: SimulationResult) -> bool:
+        """Return whether a result keeps the limit; a result without this metric does not."""
+        return self.missed(result) <= 1
+
+    def missed(self, result: SimulationResult) -> float:
+        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
+        value = result.metrics().get(self.metric)
+        if not value:
+            return math.inf
+        return self.limit / value if self.metric in _RATES else value / self.limit
+
+
+def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
+    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    metric = _TIMES.get(name, name)
+    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
+    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
+    if not equals or not value:
+        raise _refusal(text, f"has no limit; {_EXAMPLE}")
+    if metric not in (*_TIMES.values(), *_RATES):
+        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+    if metric not in result.formulas:
+        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
+    try:
+        limit = float(value) if metric in _RATES else parse_seconds(value)
+    except ValueError as error:
+        reason = (
+            str(error).partition("; write e.g.")[0]
+            if metric not in _RATES
+            else f"{quoted(value)} is not a number"
+        )
+        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
+    if not 0 < limit < math.inf:
+        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
+    return ServiceLevel(metric, limit)
+
+
+def _refusal(text: str, message: str) -> InputError:
+    return InputError.at(shortened(text), message, path="--slo")
