@@ -14,7 +14,7 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.limits import Limits, count_operations, keep, limited, now_doing
+from simoffload.limits import Limits, count_operations, keep, limited, now_doing, sharing, time_left
 
 
 @limited
@@ -305,3 +305,23 @@ def test_a_sequence_that_one_call_would_build_is_asked_for_first(
         so.load_scenario(path, overrides=["engine.timeout=1 s"]).plan()
     # The most that this process has ever held: a call that went on would have shown.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 << 20  # [KiB]
+
+
+def test_parts_of_an_answer_share_one_time() -> None:
+    """Two functions of 0.2 s each in 0.3 s, without a limit of their own."""
+    ended: list[float] = []
+
+    @limited
+    def part() -> None:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        ended.append(time_left())
+
+    with sharing(0.3):
+        part()
+        with pytest.raises(WorkLimitError, match="which all parts of the answer share"):
+            part()
+    assert len(ended) == 1
+    assert time_left() > 1e9
+    part()

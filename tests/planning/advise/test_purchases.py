@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import NoReturn
 
 import pytest
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import Dimension, dimensions
@@ -255,3 +256,35 @@ def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     description = [one.description for one in dimensions(scenario, None, load_costs())[1].choices]
     own = [f"checkpoints on {tier}" for tier in scenario.machine.topology.targets]
     assert description[: 1 + len(own)] == ["storage unchanged", *own], "neither in HBM nor in host memory"
+
+
+def test_the_scenario_itself_is_simulated_first(
+    scenario: LoadedScenario, simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it keeps already is said; what it cannot do is an error before anything else is simulated."""
+    found = search_catalogue(scenario, service=[parse_service("ttft=1h", InferenceResult)])
+    assert simulated[0] is scenario
+    assert found.keeps
+    assert not search_catalogue(scenario).keeps
+    assert not search_catalogue(scenario, service=[parse_service("ttft=1us", InferenceResult)]).keeps
+    tried: list[LoadedScenario] = []
+
+    def hopeless(one: LoadedScenario, **_: object) -> NoReturn:
+        tried.append(one)
+        raise WorkLimitError("stopped")
+
+    monkeypatch.setattr(evaluator, "simulate", hopeless)
+    with pytest.raises(WorkLimitError, match="stopped"):
+        search_catalogue(scenario)
+    assert tried == [scenario]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_search_ends_with_half_of_the_time_and_counts_what_is_left(
+    scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([8.0, 7.0, 6.0, 4.5])
+    monkeypatch.setattr(purchases, "time_left", lambda: next(times, 3.9))
+    found = search_catalogue(scenario)
+    assert (len(found.points), found.untried, found.duplicates) == (3, 12, 0)
+    assert found.left == ", 12 were not tried in half of --timeout"
