@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.cache_speed import cache_speed
     from simoffload.planning.caches import cache_limits
-    from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
+    from simoffload.planning.compare import Comparison, compare, compare_scenarios
     from simoffload.planning.confidence import confidence
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from simoffload.planning.prefix import prefix_loading
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.sizing import largest, machines_needed
+    from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
@@ -107,7 +108,7 @@ _HOME = {
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.sizing",
-    "on_targets": "simoffload.planning.compare",
+    "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.advise",
     "prefix_loading": "simoffload.planning.prefix",
     "search_catalogue": "simoffload.planning.advise",

@@ -266,6 +266,20 @@ def format_bytes(size: float, *, binary: bool = False) -> str:
     return _readable(size, _IBYTES if binary else _BYTES)
 
 
+def formatted_apart(needed: float, has: float, *, binary: bool = False) -> tuple[str, str]:
+    """Format two different sizes [B] for people with as many digits as tell them apart: "79.24 GiB" and
+    "79.19 GiB"."""
+    units = _IBYTES if binary else _BYTES
+    texts = format_bytes(needed, binary=binary), format_bytes(has, binary=binary)
+    if needed == has or texts[0] != texts[1]:
+        return texts
+    unit = texts[0].rpartition(" ")[2]
+    scale = float(units[unit])
+    pairs = (tuple(f"{one / scale:.{digits}f}" for one in (needed, has)) for digits in range(1, 13))
+    first, second = next((one for one in pairs if one[0] != one[1]), texts)
+    return f"{first} {unit}", f"{second} {unit}"
+
+
 def format_rate(rate: float) -> str:
     """Format a rate [B/s] for people: "25 GB/s"."""
     return _readable(rate, _per_second(_BYTES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import ipaddress
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,17 @@ def pytest_collection_finish() -> None:
 def repository() -> Path:
     """The top of the checkout."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt this process and those that it starts, as in a terminal.
+
+    A shell starts what runs in the background with the signal ignored, and so do some CI systems.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _is_local(address: object) -> bool:

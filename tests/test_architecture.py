@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -182,6 +183,20 @@ def edits_a_document(source: Source) -> Iterator[str]:
 # -- sizes ---------------------------------------------------------------------------------------
 
 
+_PROGRAMS = r"DeepSpeed|FlexGen|ZeRO-[0-9I]"
+
+
+def names_a_program(source: Source) -> Iterator[str]:
+    """Texts for users in modules that know no strategy: what a program does is said by its strategy."""
+    if not source.path.startswith(("engine/", "report/", "results/", "scenario/", "simulation/")):
+        return
+    docstrings = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
+    for node in source.nodes:
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                yield from (f"line {node.lineno}: {name}" for name in re.findall(_PROGRAMS, text))
+
+
 def is_long(source: Source) -> Iterator[str]:
     lines = len(source.text.splitlines())
     if lines > LONGEST_FILE:
@@ -216,6 +231,7 @@ BROKEN: list[tuple[Check, str, str]] = [
     (edits_a_document, "planning/a.py", "dataclasses.replace(document, data={})"),
     (edits_a_document, "planning/a.py", "scenario = scenario.model_copy(update={'name': 'b'})"),
     (edits_a_document, "cli/a.py", "def with_value(tree, path, value):\n    pass"),
+    (names_a_program, "results/a.py", "text = 'the time in which DeepSpeed waits'"),
     (is_long, "cli/a.py", "one = 1\n" * 401),
     (is_long, "cli/a.py", "def long():\n" + "    one = 1\n" * 60),
 ]
@@ -264,7 +280,7 @@ print(*passed)
 """
 
 
-MOST_MODULES = 85
+MOST_MODULES = 86
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from simoffload.calibration.records import (
     read_records,
     stream_rows,
 )
+from simoffload.calibration.runs import offload_words
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
 from simoffload.report.formatting import columns
@@ -340,7 +341,7 @@ def _file(file: ComparedFile) -> Iterator[str]:
 def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
     run = compared.run
     name = run.name if len(run.name) <= _LONGEST else f"{run.name[: _LONGEST - 1]}…"
-    row_head = (name, str(run.ranks), run.offload)
+    row_head = (name, str(run.ranks), offload_words(run.offload, run.optimizer, training=run.training))
     for one in compared.passes:
         times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
         ends = f"{_ms(one.interval[0])} to {_ms(one.interval[1])}" if one.interval else ""

@@ -16,7 +16,7 @@ from simoffload import __version__
 from simoffload.calibration.json_records import write_json
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import missing_packages, run_ranks, thread_environment
-from simoffload.calibration.runs import CalibrationRun, RunRequest
+from simoffload.calibration.runs import CalibrationRun, RunRequest, offload_words
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
@@ -92,9 +92,8 @@ def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
         writes = f", writes up to {format_bytes(case.swap_bytes)} of files" if case.swap_bytes else ""
         parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
         ranks = plural(case.ranks, "rank")
-        lines.append(
-            f"  {case.request.name}: {case.kind}, {parameters}, {ranks}, offload {case.device}{writes}"
-        )
+        offload = offload_words(case.device, case.optimizer, training=case.is_training)
+        lines.append(f"  {case.request.name}: {case.kind}, {parameters}, {ranks}, offload {offload}{writes}")
     if any(case.swap_bytes for case in cases):
         lines.append(f"files go to {settings.swap_folder} and are removed afterwards")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.calibration.json_records import read_json
-from simoffload.calibration.runs import offload_device, offload_home
+from simoffload.calibration.runs import offload_device, offload_home, optimizer_device
 from simoffload.documents import Document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape
@@ -159,8 +159,7 @@ class RecordedRun(_Part):
         """The device of offloaded optimizer states: none, cpu or nvme."""
         if self.strategy is not None:
             return self.offload
-        section = ((self.ds_config or {}).get("zero_optimization") or {}).get("offload_optimizer") or {}
-        return str(section.get("device") or "none")
+        return optimizer_device(self.ds_config or {})
 
     @property
     def offloads_cache(self) -> bool:

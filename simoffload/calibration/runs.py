@@ -26,6 +26,8 @@ __all__ = [
     "offload_config",
     "offload_device",
     "offload_home",
+    "offload_words",
+    "optimizer_device",
     "read_requests",
     "request",
 ]
@@ -95,11 +97,20 @@ class CalibrationRun:
         return offload_home(strategy.model_dump()) if isinstance(strategy, Accelerate) else "none"
 
     @property
+    def optimizer(self) -> str:
+        """The device of offloaded optimizer states of training: none, cpu or nvme."""
+        return optimizer_device(self.ds_config or {}) if self.is_training else "none"
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the run is training, not inference."""
+        return isinstance(self.request.workload, Training)
+
+    @property
     def host_bytes(self) -> int:
         """[B] Estimate of host memory: weights, and 16 B per parameter for an optimizer."""
-        training = isinstance(self.request.workload, Training)
         weights = 0 if self.device == "none" else self.weight_bytes
-        return weights + self.num_parameters * (16 if training else 0)
+        return weights + self.num_parameters * (16 if self.is_training else 0)
 
     @property
     def swap_bytes(self) -> int:
@@ -110,9 +121,7 @@ class CalibrationRun:
         folders).
         """
         weights = self.weight_bytes if self.device == "nvme" or self.kind == "tensor_parallel" else 0
-        zero = (self.ds_config or {}).get("zero_optimization", {})
-        optimizer = (zero.get("offload_optimizer") or {}).get("device")
-        states = 16 if optimizer == "nvme" and isinstance(self.request.workload, Training) else 0
+        states = 16 if self.optimizer == "nvme" else 0
         return self.num_parameters * states + weights
 
 
@@ -132,9 +141,27 @@ def offload_home(strategy: Mapping[str, Any]) -> str:
 
 def offload_device(config: Mapping[str, Any]) -> str:
     """Return the device to which a ``ds_config`` offloads parameters: none, cpu or nvme."""
+    return _device(config, "offload_param")
+
+
+def optimizer_device(config: Mapping[str, Any]) -> str:
+    """Return the device to which a ``ds_config`` offloads optimizer states: none, cpu or nvme."""
+    return _device(config, "offload_optimizer")
+
+
+def _device(config: Mapping[str, Any], key: str) -> str:
     zero = config.get("zero_optimization")
-    section = zero.get("offload_param") if isinstance(zero, Mapping) else None
+    section = zero.get(key) if isinstance(zero, Mapping) else None
     return str((section.get("device") if isinstance(section, Mapping) else None) or "none")
+
+
+def offload_words(parameters: str, optimizer: str, *, training: bool) -> str:
+    """Return where the parameters and, in training, the optimizer states of a run are offloaded: "none",
+    "cpu" (all of them), "optimizer cpu", "parameters cpu" or "parameters nvme, optimizer cpu"."""
+    if not training or parameters == optimizer:
+        return parameters
+    placed = {"parameters": parameters, "optimizer": optimizer}
+    return ", ".join(f"{what} {device}" for what, device in placed.items() if device != "none")
 
 
 def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from simoffload.cli.output import (
 )
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, WorkLimitError, shortened
-from simoffload.limits import keep, limited, now_doing, sharing, time_left
+from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
@@ -28,16 +28,12 @@ if TYPE_CHECKING:
     from simoffload.scenario import LoadedScenario
 
 
-_BEFORE_REPORT = 0.9
-"""Part of the time limit that simulations share; the report has the rest: our choice."""
-
-
 def advise(arguments: Namespace, console: Console) -> ExitCode:
     """List changes that help with their costs, and what to buy within a budget and a service level."""
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
-        scenario = _retargeted(scenario, arguments.on)
+        scenario = _retargeted(scenario, arguments.on, arguments.overrides)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
@@ -48,10 +44,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     kind = type(fit(scenario))
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
-    timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Progress(console) as progress:
-        # The search comes first, so that errors in its options are reported before long work starts; it
-        # begins with the scenario itself.
+    with Progress(console) as progress:
+        # The search comes first, so that errors in its options are reported before long work starts.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
             found = search_catalogue(
                 scenario,
@@ -65,9 +59,13 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 progress=progress,
                 evaluator=evaluator,
             )
-        advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
-        if time_left() < 0:
-            console.note("--timeout was reached before all changes were simulated")
+        advice = advise(
+            scenario,
+            objective=arguments.objective,
+            costs=prices,
+            progress=progress,
+            evaluator=evaluator,
+        )
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show(console)
@@ -118,13 +116,13 @@ def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> Storag
         return None
 
 
-def _retargeted(scenario: LoadedScenario, targets: Sequence[str]) -> LoadedScenario:
+def _retargeted(scenario: LoadedScenario, targets: Sequence[str], overrides: Sequence[str]) -> LoadedScenario:
     from simoffload.cli.sources import move
 
     if len(targets) > 1:
         text = f"only one target is possible, not {len(targets)}; compare takes several"
         raise InputError.at(shortened(",".join(targets)), text, path="--on")
-    (retargeted,) = move(scenario, targets).values()
+    (retargeted,) = move(scenario, targets, overrides=overrides).values()
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
     return retargeted
 

@@ -78,16 +78,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
-        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown)
+        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
 
 
-def _unrecognized(command: str, unknown: Sequence[str]) -> InputError:
+def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> InputError:
     """Return the error for arguments that a command does not have."""
     name = f"simoffload {command}".rstrip()
     text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
+    for option, key, value in zip(argv, argv[1:], argv[2:], strict=False):
+        if option in {"--set", "--axis"} and "=" not in key and not value.startswith("-"):
+            assignment = shlex.quote(f"{key}={value}")
+            text += f"; {option} takes one word, the key and its value: {option} {shortened(assignment)}"
     if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
         text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
     return InputError.at("", f"{text}; see {name} --help", path=name)
@@ -162,6 +166,11 @@ def _add_compare(parser: _Parser) -> None:
         "may be repeated",
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
+    parser.add_argument(
+        "--nearer",
+        action="store_true",
+        help="if everything compared is on storage: add rows for memory of the machine that would do",
+    )
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -189,9 +198,10 @@ def _add_advise(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("throughput", "cost"),
-        default="throughput",
-        help="criterion for the best purchase: the fastest (default), or the cheapest per unit of work",
+        choices=("throughput", "latency", "cost"),
+        help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
+        "time of a token or step (latency, the default for inference with batch_size 1), or, among "
+        "purchases, the least money per unit of work (cost)",
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"

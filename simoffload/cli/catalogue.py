@@ -27,20 +27,15 @@ def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str
 
 
 def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
-    """List the shipped profiles of one kind or of all; of hosts and platforms also where their numbers are
-    from."""
+    """List the shipped profiles of one kind or of all, and where their numbers are from."""
     from simoffload.hardware import evidence_sentence, profile_evidence
     from simoffload.hardware import list_profiles as found
 
     listed: list[dict[str, Any]] = []
     for one in found(arguments.kind):
-        row = {"kind": one.kind, "id": one.id, "name": one.name}
         parts = profile_evidence(one.kind, one.id)
-        listed.append(row | {"numbers_from": parts} if parts else row)
-    rows = [
-        (one["kind"], one["id"], one["name"], evidence_sentence(one.get("numbers_from", {})))
-        for one in listed
-    ]
+        listed.append({"kind": one.kind, "id": one.id, "name": one.name, "numbers_from": parts})
+    rows = [(one["kind"], one["id"], one["name"], evidence_sentence(one["numbers_from"])) for one in listed]
     text = _table([("KIND", "ID", "NAME", "NUMBERS FROM"), *rows])
     console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
     return ExitCode.OK

@@ -130,3 +130,10 @@ def _positive(text: str, digits: str, what: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not {what}')
     return number
+
+
+def gpu_count(text: str) -> int:
+    """Return a number of GPUs."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a number of GPUs from 1 to 64')
+    return int(text)

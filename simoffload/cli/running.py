@@ -94,6 +94,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
             costs=prices,
+            nearer=arguments.nearer,
             keep_timelines=folder is not None,
             progress=progress,
             unoffloaded=bool(arguments.on or arguments.strategy),
@@ -138,6 +139,7 @@ def _compared(
         tuple(comparison.results.values()),
         published=_published(comparison, scenarios, names),
         baseline=names[comparison.baseline] if comparison.baseline is not None else None,
+        notes=comparison.notes,
         command=arguments.line,
     )
     data = comparison.to_dict()

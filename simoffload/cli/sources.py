@@ -48,7 +48,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
 
     Raises InputError with near names if there is no such file and nothing shipped of that name.
     """
-    from simoffload.documents import SUFFIXES, exists, suggest
+    from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
     from simoffload.scenario import find_scenario, list_scenarios
 
@@ -59,18 +59,18 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
         return read(str(shipped))
     profiles = list_profiles()
     ids = [name for one in profiles for name in (one.id, f"{one.kind}/{one.id}")]
-    if source in ids:
+    if named(source, ids):
         return find_profile(source).document
     what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
     list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
-    hint = suggest(source, names)
+    hint = candidates(source, names)
     message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
     raise InputError.at("", message, path=shortened(source))
 
 
 def find_profile(reference: str) -> Entry:
     """Find a profile by id, kind/id or path. Raises InputError if there is none or several share the id."""
-    from simoffload.documents import exists, quoted, suggest
+    from simoffload.documents import candidates, exists, named, quoted
     from simoffload.hardware import KINDS, Library, is_path
 
     kind, slash, name = reference.partition("/")
@@ -79,13 +79,15 @@ def find_profile(reference: str) -> Entry:
     if is_path(reference):
         return Library().read(Path(reference), tuple(KINDS))
     known = [(one.kind, one.id) for one in Library().summaries()]
-    kinds = [kind for kind, name in known if name == reference]
-    if len(kinds) == 1:
-        return Library().find(reference, (kinds[0],))
-    hint = suggest(reference, (name for _, name in known))
+    names = named(reference, (name for _, name in known))
+    meant = [(kind, name) for kind, name in known if name in names]
+    if len(meant) == 1:
+        return Library().find(meant[0][1], (meant[0][0],))
+    hint = candidates(reference, (name for _, name in known))
     message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
-    if kinds:
-        message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
+    if meant:
+        listed = ", ".join(f"{kind}/{name}" for kind, name in meant)
+        message = f"several profiles are called {quoted(reference)}: {listed}"
     raise InputError.at("", message)
 
 
@@ -93,22 +95,18 @@ def load(
     source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
-    name of a model, on the platform that the first of ``targets`` names, if any does."""
-    from simoffload.scenario import load_scenario, resolve
+    name of a model, on the platform that the first of ``targets`` names, if any does.
 
+    For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
+    from simoffload.scenario import load_scenario, names_model, of_platform, resolve
+
+    if targets:
+        overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:
-        return resolve(read(source), overrides=overrides)
-    if _is_model(source):
+        return resolve(read(source), overrides=overrides, placed=not targets)
+    if names_model(source):
         return _of_model(source, overrides, targets or (), console)
-    return load_scenario(source, overrides=overrides)
-
-
-def _is_model(source: str) -> bool:
-    """Whether the source is the name of a model, and of neither a file nor a shipped scenario."""
-    from simoffload.models import is_model
-    from simoffload.scenario import find_scenario
-
-    return is_model(source) and not Path(source).is_file() and find_scenario(source) is None
+    return load_scenario(source, overrides=overrides, placed=not targets)
 
 
 def _of_model(
@@ -119,7 +117,8 @@ def _of_model(
     from simoffload.workload import Inference
 
     platforms = (target.rpartition(":")[0] for target in targets)
-    scenario = default_scenario(model, next(filter(None, platforms), None), overrides=overrides)
+    platform = next(filter(None, platforms), None)
+    scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     text = str(work.kind)
     if isinstance(work, Inference):
@@ -130,18 +129,21 @@ def _of_model(
     return scenario
 
 
-def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """Return the scenario on every target of ``--on``."""
-    from simoffload.planning.compare import on_targets
+def move(
+    scenario: LoadedScenario, targets: Sequence[str], *, overrides: Sequence[str] = ()
+) -> dict[str, LoadedScenario]:
+    """Return the scenario on every target of ``--on``, with the overrides of the platform."""
+    from simoffload.planning.targets import on_targets
+    from simoffload.scenario import of_platform
 
     try:
-        return on_targets(scenario, targets)
+        return on_targets(scenario, targets, overrides=[one for one in overrides if of_platform(one)])
     except InputError as error:
         named = (one if one.path else one._replace(path="--on") for one in error.problems)
         raise InputError(named) from None
 
 
-def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
+def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -> LoadedScenario:
     """Return the scenario with the section ``strategy`` of a file. Raises InputError.
 
     Its name ends in that of the file; if the file does not set the number of GPUs, it uses as many as the
@@ -153,10 +155,11 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     strategy = read_document(Path(file))
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache)
+    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache, placed=placed)
     after = found.scenario.strategy
     if not strategy.data.keys() & {"ranks", *after.gpu_keys} and after.gpus != before.gpus:
-        found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
+        document = edited(document, after.spread(before.gpus))
+        found = resolve(document, cache=scenario.cache, placed=placed)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 
 
@@ -176,12 +179,12 @@ def scenario_set(
     target. Raises InputError with all problems."""
     scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
     if len(sources) == 1 and not strategies and targets:
-        return _once(move(scenario_of(sources[0]), targets), console)
+        return _once(move(scenario_of(sources[0]), targets, overrides=overrides), console)
     named: dict[str, LoadedScenario] = {}
     for name, scenario in _by_name(sources, scenario_of, command).items():
         named[name] = scenario
         for file in strategies:
-            other = with_strategy(scenario, file)
+            other = with_strategy(scenario, file, placed=not targets)
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
@@ -189,7 +192,8 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        found |= _once(move(scenario, targets), console, before=f"{name} ")
+        on_them = move(scenario, targets, overrides=overrides)
+        found |= _once(on_them, console, before=f"{name} ")
     return found
 
 

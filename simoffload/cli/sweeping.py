@@ -99,14 +99,12 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def _document(arguments: Namespace) -> Any:
-    from simoffload.documents import read_document, set_value
-    from simoffload.scenario import locate
+    from simoffload.documents import read_document
+    from simoffload.scenario import ScenarioCache, locate, overridden
 
     source = arguments.scenario
     document = read(source) if source == STDIN else read_document(locate(source))
-    for assignment in arguments.overrides:
-        document = set_value(document, assignment)
-    return document
+    return overridden(document, arguments.overrides, ScenarioCache())
 
 
 def _default_output(source: str) -> Path:

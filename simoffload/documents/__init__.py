@@ -39,6 +39,7 @@ from simoffload.documents.files import (
     resolved,
     yaml_text,
 )
+from simoffload.documents.names import candidates, folded, named, same_name
 from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
 
@@ -49,14 +50,17 @@ __all__ = [
     "Edit",
     "Frozen",
     "Location",
+    "candidates",
     "ds_config_text",
     "edited",
     "either",
     "exists",
     "file_errors",
+    "folded",
     "inserted",
     "key_path",
     "listing",
+    "named",
     "parse_json",
     "parse_path",
     "parse_yaml",
@@ -67,6 +71,7 @@ __all__ = [
     "rename_keys",
     "renamed_key",
     "resolved",
+    "same_name",
     "set_value",
     "split_assignment",
     "suggest",

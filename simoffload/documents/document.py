@@ -192,3 +192,5 @@ class Frozen(BaseModel):
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Keys that a user may expect here, with what to write instead."""
+    written_as: ClassVar[str] = ""
+    """How a value that is no mapping is written as one, with {} in its place; "" where no form is usual."""

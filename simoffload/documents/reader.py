@@ -29,7 +29,7 @@ from simoffload.documents.document import (
     key_path,
     quoted,
 )
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError, Problem, shortened
 
 DEEPEST = 32
 """The most levels that a document may nest."""
@@ -41,6 +41,8 @@ _LONGEST_FLOAT = 60
 
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
+_JOINED = re.compile(r"([A-Za-z_][\w.-]*):([^\s/].*)")
+"""A key of a flow mapping such as {kind:x}, which YAML reads as the key "kind:x" without a value."""
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that an escape sequence can express but no file or path can contain."""
 _TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
@@ -164,6 +166,15 @@ def _json_events(text: str) -> Iterator[yaml.Event]:
             yield yaml.ScalarEvent(None, None, (True, False), token, mark, style="json")
 
 
+def _is_plain(event: Any) -> bool:
+    """Whether an event is a scalar without quotes."""
+    return isinstance(event, yaml.ScalarEvent) and bool(event.implicit[0])
+
+
+def _is_empty(event: Any) -> bool:
+    return _is_plain(event) and event.value == ""
+
+
 def _position(event: yaml.Event) -> Position:
     mark = event.start_mark
     return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
@@ -280,7 +291,11 @@ class _Tree:
             if key in lines:
                 self._complain(entry, position, f"key given twice (first on line {lines[key]})")
             lines.setdefault(key, position.line)
-            entries[key] = self._node(self._next(), entry, position)
+            value = self._next()
+            if (joined := _JOINED.fullmatch(key)) and _is_plain(event) and _is_empty(value):
+                text = f"a space is missing after the colon; write {joined[1]}: {shortened(joined[2])}"
+                self._complain(entry, position, text)
+            entries[key] = self._node(value, entry, position)
         return entries
 
     def _key(self, event: yaml.Event, location: Location, position: Position) -> str | None:

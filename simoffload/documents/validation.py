@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from simoffload.documents.document import (
     Document,
+    Frozen,
     Location,
     either,
     input_error,
@@ -55,6 +56,7 @@ _EXPECTED = {
     for kind in kinds.split()
 }
 """The end of the sentence "must be …", for each pydantic error that has an expected value."""
+_LIMITS = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
 _BUILT_IN = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -111,7 +113,7 @@ def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
 def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding:
     """Describe an error that pydantic found in the tree."""
     kind, context = error["type"], error.get("ctx", {})
-    place = place_of(model, tree, error["loc"], missing=kind == "missing")
+    place = place_of(model, tree, error["loc"], ends_in_key=kind in {"missing", "extra_forbidden"})
     location = place.location
     finding = _Finding(location, error["input"], unions=place.unions)
     # A discriminator may be a function, which has no place in the document.
@@ -121,8 +123,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
     if kind == "extra_forbidden":
         names = key_names(place.around)
         word = str(location[-1])
-        for one in _models(place.around):
-            if advice := getattr(one, "elsewhere", {}).get(word):
+        for one in _frozen(place.around):
+            if advice := one.elsewhere.get(word):
                 return finding._replace(message=f"unknown key: {advice}", at_key=True)
         message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
@@ -136,12 +138,14 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return _not_among(finding, _literals(context["expected"]))
     if kind in {"value_error", "assertion_error"}:
         return finding._replace(message=str(context["error"]) or "is not valid")
+    if kind in _LIMITS and not math.isfinite(float(error["input"])):  # such as the text "nan"
+        return finding._replace(expected="a finite number")
     if kind in _EXPECTED:
         numbers = {name: _plain(value) for name, value in context.items()}
         expected = _EXPECTED[kind].format(**numbers)
         if context.get("field_type") == "Dictionary":
             expected = f"{expected.replace('a list', 'a mapping')} key"
-        forms = [getattr(one, "form", "") for one in _models(place.types)] if expected == "a mapping" else []
+        forms = [one.written_as for one in _frozen(place.types)] if expected == "a mapping" else []
         hints = [f"; write {form.format(_unquoted(finding.value))}" for form in forms if form]
         value = finding.value
         if expected == "a whole number" and isinstance(value, float) and value.is_integer():
@@ -249,25 +253,28 @@ class Place(NamedTuple):
     """The types of the mapping or list that contains it."""
 
 
-def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, missing: bool) -> Place:
+def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, ends_in_key: bool) -> Place:
     """Return the place in the tree of an error that pydantic found.
 
-    Pydantic puts labels for the members of unions into a location; these are removed. The last key of a
-    ``missing`` entry is not a label, although the tree does not have it.
+    Pydantic puts labels for the members of unions into a location; these are removed. The last part is a key
+    and no label where the error is about a key: one that is missing in the tree, or one that is unknown and
+    may be called like a label.
     """
     types, around = tuple(_members(model)), ()
     real: list[str | int] = []
     unions: list[Location] = []
     for index, part in enumerate(labelled):
+        is_key = ends_in_key and index == len(labelled) - 1
         is_tag = (
-            isinstance(tree, dict)
+            not is_key
+            and isinstance(tree, dict)
             and len(types) > 1
             and unions[-1:] != [tuple(real)]
             and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
         )
         keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
         has_part = part in keys
-        if is_tag or not (has_part or (missing and index == len(labelled) - 1)):
+        if is_tag or not (has_part or is_key):
             unions.append(tuple(real))
             continue
         around = _fitting(types, tree)
@@ -310,6 +317,11 @@ def _is_literal(annotation: Any) -> bool:
 
 def _models(types: Types) -> list[type[BaseModel]]:
     return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _frozen(types: Types) -> list[type[Frozen]]:
+    """Return the sections of files among the types, which declare hints for messages."""
+    return [one for one in types if isinstance(one, type) and issubclass(one, Frozen)]
 
 
 def _few_values(model: type[BaseModel], name: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
-from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
@@ -32,7 +32,7 @@ from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
-from simoffload.hardware.wiring import CPU, SWITCHES
+from simoffload.hardware.wiring import CPU, SWITCHES, Setting
 
 __all__ = [
     "CPU",
@@ -52,6 +52,7 @@ __all__ = [
     "Demand",
     "DeviceCosts",
     "DeviceGroup",
+    "DeviceKind",
     "Drive",
     "Entry",
     "Equipment",
@@ -74,7 +75,9 @@ __all__ = [
     "Provenance",
     "Raid",
     "RateCurve",
+    "RentKind",
     "Resource",
+    "Setting",
     "Sourced",
     "Spread",
     "Target",

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Document, DocumentLocation, Edit, Frozen, edited, key_path, suggest, validate
+from simoffload.documents import (
+    Document,
+    DocumentLocation,
+    Edit,
+    Frozen,
+    candidates,
+    edited,
+    key_path,
+    named,
+    same_name,
+    validate,
+)
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.quantities import Identifier, Name, Reference
@@ -20,7 +31,7 @@ def spelled(section: Mapping[str, Any], name: str) -> str:
     """Return the key by which a section ``profiles`` names the profile ``kind/id``: its id where the section
     uses it."""
     identifier = name.partition("/")[2]
-    return identifier if identifier in section else name
+    return next((one for form in (identifier, name) for one in named(form, section)), name)
 
 
 class Changes(NamedTuple):
@@ -67,7 +78,7 @@ class Changes(NamedTuple):
 
     def concern(self, kind: str, identifier: str) -> bool:
         """Return whether any number of a profile changes."""
-        return any(self._names(kind, identifier))
+        return bool(self._names(kind, identifier))
 
     def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
         """Return the problems of a changed profile, located at the change in the scenario."""
@@ -82,24 +93,28 @@ class Changes(NamedTuple):
         problems = []
         names = {name for kind, identifier in used for name in (identifier, f"{kind}/{identifier}")}
         for name in self.by_profile:
-            meant = [kind for kind, identifier in used if name in {identifier, f"{kind}/{identifier}"}]
-            twice = [kind for kind in meant if f"{kind}/{name}" in self.by_profile]
+            meant = [(kind, one) for kind, one in used if name in self._names(kind, one)]
+            twice = [other for of in meant for other in self._names(*of) if other != name]
             if len(meant) == 1 and not twice:
                 continue
             known = [identifier for kind, identifier in used if kind != "platform"]
-            text = f"this platform uses no profile of that name{suggest(name, known) or _has(known)}"
+            text = f"this platform uses no profile of that name{candidates(name, known) or _has(known)}"
             if unquoted := self._unquoted(name, names):
                 text = f"a profile name that contains a dot needs quotes: {unquoted}"
             elif twice:
-                text = f'the same profile as "{twice[0]}/{name}", also in this section; merge both'
+                text = f'the same profile as "{twice[0]}", also in this section; merge both'
             elif meant:
-                text = "several profiles have that name: " + ", ".join(f"{kind}/{name}" for kind in meant)
+                text = "several profiles have that name: " + ", ".join(f"{kind}/{one}" for kind, one in meant)
             problems.append(self.document.problem((*self.keys, name), text, at_key=True))
         if problems:
             raise InputError(problems)
 
-    def _names(self, kind: str, identifier: str) -> Iterator[str]:
-        return (name for name in (identifier, f"{kind}/{identifier}") if name in self.by_profile)
+    def _names(self, kind: str, identifier: str) -> tuple[str, ...]:
+        """Return the names in the section that mean a profile; exact ones come first."""
+        section, forms = self.by_profile, (identifier, f"{kind}/{identifier}")
+        exact = [name for name in forms if name in section]
+        similar = [name for name in section if any(same_name(name, form) for form in forms)]
+        return tuple(dict.fromkeys([*exact, *similar]))
 
     def _unquoted(self, name: str, names: Collection[str]) -> str | None:
         """Return the path with quotes, where one without them was split at the dots of a profile's name."""
@@ -131,8 +146,12 @@ class Changes(NamedTuple):
                 for key, value in change.items()
             }
             return {**node, **changed}
-        if node is None or (_is_number(node) and _is_number(change)):
-            return change
+        if node is None or _is_number(node):  # not stated, or one of the numbers that may be plain
+            if isinstance(change, Mapping) and change.keys() == {"value"}:
+                change = change["value"]
+            complete = isinstance(change, Mapping) and {"value", "origin"} <= change.keys()
+            if node is None or complete or _is_number(change):
+                return change
         text = "is not a number; only numbers can be changed here, anything else needs a profile of your own"
         if isinstance(node, dict):
             text = f"contains several numbers; name one of {', '.join(node)}"

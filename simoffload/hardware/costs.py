@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from simoffload.documents import Frozen, quoted
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Origin, Share, Sourced, Text
+from simoffload.hardware.quantities import Share, Sourced, Text
 from simoffload.units import PositiveBytes, Watts
 
-DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof", "remote")
+DeviceKind = Literal["platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof", "remote"]
+DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
 """Kinds of profiles that have costs; a RAID costs what its drives cost."""
 
-_DETAILED = "{value: 6900, origin: estimate, source: a quote, date: 2026-11-21}"
+PriceOrigin = Literal["spec", "measured", "quote", "estimate"]
+"""``spec``: the manufacturer's list; ``measured``: a statistic of many offers; ``quote``: what a named source
+asked or stated on that day; ``estimate``: everything else, such as guesses and prices of similar things."""
+RentKind = Literal["on-demand", "spot"]
+"""``on-demand``: kept as long as it is paid; ``spot``: may be taken away at any time."""
+_DETAILED = "{value: 6900, source: offer 4711, date: 2026-11-21}"
 _SECTIONS = ("electricity", "pue", "lifetime", "utilization", "memory", "flash_per_tb", "devices")
 
 
@@ -35,9 +41,27 @@ _Bare = BeforeValidator(_not_bare)
 _Amount = Annotated[float, Field(strict=True, ge=0, le=1e12, allow_inf_nan=False)]
 _Factor = Annotated[float, Field(strict=True, ge=1, le=10, allow_inf_nan=False)]
 _Years = Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
-Money = Annotated[Sourced[_Amount], _Bare]
+T = TypeVar("T")
+
+
+class Priced(Sourced[T]):
+    """A number of a price list, by default a ``quote``: it has a source and a date."""
+
+    origin: PriceOrigin  # type: ignore[assignment]  # prices have one origin more than properties
+
+
+class Rental(Priced[_Amount]):
+    """A rent per hour, electricity included."""
+
+    kind: RentKind = "on-demand"
+    """Kind of the offer; costs are calculated from ``on-demand`` alone."""
+
+
+Money = Annotated[Priced[_Amount], _Bare]
 """An amount in the currency of the list."""
-Draw = Annotated[Sourced[Annotated[Watts, Field(ge=0)]], _Bare]  # [W]
+Rent = Annotated[Rental, _Bare]
+"""A rent per hour in the currency of the list."""
+Draw = Annotated[Priced[Annotated[Watts, Field(ge=0)]], _Bare]  # [W]
 
 
 class Power(Frozen):
@@ -68,8 +92,8 @@ class DeviceCosts(Frozen):
     price: Money | None = None
     """Purchase price of one. The price of a platform covers a host with GPUs, memory, adapters and drives as
     in its file."""
-    rent: Money | None = None
-    """Rent of one per hour, electricity included."""
+    rent: Rent | None = None
+    """Rent of one per hour, electricity included; ``kind: spot`` marks one that may end at any time."""
     power: Power | None = None
     """Electrical power of one device."""
     sold: bool | None = None
@@ -82,7 +106,7 @@ class MemoryCosts(Frozen):
 
     price_per_gb: Money | None = None
     """Price per GB as memory modules are sold, which is 2^30 bytes."""
-    module: Annotated[Sourced[PositiveBytes], _Bare] | None = None
+    module: Annotated[Priced[PositiveBytes], _Bare] | None = None
     """Size of the module whose power is given: one sold as 64 GB holds 64 GiB."""
     power: Power | None = None
     """Electrical power of one module."""
@@ -101,15 +125,16 @@ class Costs(Profile):
     """Date on which the bare numbers of the list were looked up."""
     source: Text | None = None
     """Source of the bare numbers; by default the name of the list."""
-    origin: Origin = "estimate"
-    """Origin of the bare numbers of the list."""
+    origin: PriceOrigin = "quote"
+    """Origin of the numbers that state none."""
     electricity: Money | None = None
     """Price of electricity per kWh."""
-    pue: Annotated[Sourced[_Factor], _Bare] | None = None
-    """Power usage effectiveness: power of the site divided by the power of its computers."""
-    lifetime: Annotated[Sourced[_Years], _Bare] | None = None
+    pue: Annotated[Priced[_Factor], _Bare] | None = None
+    """Power usage effectiveness: power of the site divided by the power of its computers. Machines on a desk
+    have 1, unless a list of your own states this key."""
+    lifetime: Annotated[Priced[_Years], _Bare] | None = None
     """Years over which a purchase is depreciated, in equal parts."""
-    utilization: Annotated[Sourced[Share], _Bare] | None = None
+    utilization: Annotated[Priced[Share], _Bare] | None = None
     """Fraction of those years in which the machine runs this workload."""
     memory: MemoryCosts = MemoryCosts()
     """Costs of host memory, whose size is the platform's."""
@@ -132,22 +157,21 @@ class Costs(Profile):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping) or "date" not in raw:
+        if not isinstance(raw, Mapping):
             return raw
-        defaults = {
-            "origin": raw.get("origin", "estimate"),
-            "source": raw.get("source", raw.get("name", "the list of costs")),
-            "date": raw["date"],
-        }
+        defaults = {"origin": raw.get("origin", "quote")}
+        if "date" in raw:
+            source = raw.get("source", raw.get("name", "the list of costs"))
+            defaults |= {"source": source, "date": raw["date"]}
         return {key: _filled(node, defaults) if key in _SECTIONS else node for key, node in raw.items()}
 
 
 def _filled(node: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return the same tree with origin, source and date added to every bare value."""
+    """Return the same tree with origin, source and date added to every number that lacks them."""
     if isinstance(node, Mapping):
         if "value" in node:
             return {**defaults, **node}
         return {key: _filled(child, defaults) for key, child in node.items()}
-    if isinstance(node, int | float | str) and not isinstance(node, bool):
+    if "date" in defaults and isinstance(node, int | float | str) and not isinstance(node, bool):
         return {"value": node, **defaults}
     return node

@@ -10,7 +10,17 @@ from simoffload.documents import Frozen
 from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Multiple, Reference, Share, Sourced, Text, saturating
+from simoffload.hardware.quantities import (
+    Count,
+    Multiple,
+    Reference,
+    Share,
+    Sourced,
+    Text,
+    saturating,
+    whole_rate,
+)
+from simoffload.hardware.storage import FormFactor
 from simoffload.hardware.thread_costs import (
     DeepSpeedCosts,
     EagerCosts,
@@ -25,6 +35,9 @@ from simoffload.units import BytesPerSecond, PositiveBytes
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
 """Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a thread
 (docs/measurements/training.md)."""
+
+
+_Slots = Annotated[int, Field(strict=True, ge=0, le=1000)]
 
 
 class CpuOptimizer(Frozen):
@@ -74,14 +87,14 @@ class CpuOptimizer(Frozen):
         """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
         ``threads_rate``."""
         share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
-        return int(saturating(threads_rate, share))
+        return whole_rate(saturating(threads_rate, share))
 
     def overflow_check_rate(self, threads: int, *, processes: int = 1) -> int:
         """Return the memory traffic [B/s] of a search for overflow by one of ``processes`` on the host."""
         thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
         core = _OVERFLOW_CORE * self.thread.value
         limit = self.overflow_limit.value if self.overflow_limit else self.cores.value * core
-        return int(saturating(threads * thread, limit / processes))
+        return whole_rate(saturating(threads * thread, limit / processes))
 
 
 class Host(Profile):
@@ -94,6 +107,9 @@ class Host(Profile):
     """Installed memory. A memory module sold as 64 GB holds 64 GiB."""
     memory_maximum: Sourced[PositiveBytes] | None = None
     """Most memory that the board supports, and so the most that is proposed; None: not known."""
+    drive_slots: dict[FormFactor, Sourced[_Slots]] | None = None
+    """Number of slots for drives with data, by their form, and so the most drives that are proposed; an empty
+    list for machines whose drives cannot be changed. None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak bandwidth of all memory channels together."""
     stream_fraction: Sourced[Share]
@@ -217,7 +233,7 @@ class Host(Profile):
     @property
     def memory_rate(self) -> int:
         """The rate [B/s] of memory reads and writes together, in practice."""
-        return int(self.memory_bandwidth.value * self.stream_fraction.value)
+        return whole_rate(self.memory_bandwidth.value * self.stream_fraction.value)
 
     @property
     def reserved_bytes(self) -> int:

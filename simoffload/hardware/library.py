@@ -15,11 +15,14 @@ from simoffload.documents import (
     SUFFIXES,
     Document,
     DocumentLocation,
+    candidates,
     either,
     file_errors,
+    named,
     quoted,
     read_document,
     resolved,
+    same_name,
     suggest,
     validate,
 )
@@ -226,7 +229,8 @@ class Library:
         with written.referring():
             cable = self._entry(self._found(reference, kinds, written)).use.id
         self._asked[cable] = None
-        taken, place = self._cables.get(cable, (reference, written))
+        replaced = (taken for name, taken in self._cables.items() if same_name(name, cable))
+        taken, place = next(replaced, (reference, written))
         profile = self.find(taken, kinds, place).profile
         assert isinstance(profile, Pcie)
         return profile
@@ -240,15 +244,24 @@ class Library:
     def _locate(self, reference: str, kinds: tuple[str, ...], written: DocumentLocation | None) -> Path:
         if is_path(reference):
             return self._within(reference, written)
-        if _ID.fullmatch(reference):
+        if found := self._file(reference, kinds):
+            return found
+        known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
+        meant = named(reference, known)
+        if len(meant) == 1 and (found := self._file(meant[0], kinds)):
+            return found
+        hint = candidates(reference, meant or known) or f"; known: {', '.join(known)}"
+        raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
+
+    def _file(self, identifier: str, kinds: tuple[str, ...]) -> Path | None:
+        """Return the file of an id, in the user's folder before the shipped one; None if there is none."""
+        if _ID.fullmatch(identifier):
             for folder in self._folders:
                 for kind in kinds:
-                    for path in (folder / kind / f"{reference}{suffix}" for suffix in SUFFIXES):
+                    for path in (folder / kind / f"{identifier}{suffix}" for suffix in SUFFIXES):
                         if path.is_file() and self._inside(path, folder):
                             return path
-        known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
-        hint = suggest(reference, known) or f"; known: {', '.join(known)}"
-        raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
+        return None
 
     def read(self, path: Path, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read and check one file, which must be a profile of one of ``kinds``."""
@@ -283,8 +296,8 @@ class Library:
         """Raise InputError for changes to profiles that were not used, or to a name that several kinds
         share."""
         for cable, (_, place) in self._cables.items():
-            if cable not in self._asked:
-                known = suggest(cable, self._asked) or f" (has: {', '.join(self._asked) or 'none known'})"
+            if not named(cable, self._asked):
+                known = candidates(cable, self._asked) or f" (has: {', '.join(self._asked) or 'none known'})"
                 text = f"no slot of this platform has that PCIe generation{known}"
                 raise InputError((place.problem(text, at_key=True),))
         if self._changes is not None:

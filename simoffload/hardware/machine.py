@@ -15,6 +15,7 @@ from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator
 from simoffload.hardware.quantities import Curve
 from simoffload.hardware.targets import PcieLink, Target, slowest
+from simoffload.hardware.wiring import Setting
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -114,6 +115,8 @@ class Machine:
     tiers: dict[str, Tier]
     profiles: tuple[ProfileUse, ...]
     """The profile files from which the machine was built."""
+    setting: Setting | None
+    """Where the machine stands; None: not stated."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)
     build_topology: Callable[[], tuple[tuple[Resource, ...], Topology]] = field(repr=False, compare=False)
     """Builds the topology, which takes noticeable time for a thousand hosts and is not needed to check

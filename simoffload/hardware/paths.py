@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 from simoffload.hardware.quantities import Curve
 
 TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof", "remote"]
+"""What a tier is: memory of a GPU, of its host, local drives, a file server, a parallel filesystem, drives of
+another machine, or the memory of another host. Every table by kind has an entry for each."""
 
 
 class Resource(NamedTuple):

@@ -17,11 +17,13 @@ from simoffload.hardware.quantities import (
     Curve,
     EfficiencyCurve,
     Identifier,
+    NumberOfParts,
     RateCurve,
     Reference,
     Share,
     Sourced,
     Text,
+    whole_rate,
 )
 from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
 
@@ -63,7 +65,7 @@ class Pcie(Profile):
     """Payload share of the line code, e.g. 128/130."""
     packet_efficiency: Sourced[Share]
     """Share of the encoded rate that drives and adapters reach; the rest is packet headers."""
-    copy_lanes: Count
+    copy_lanes: NumberOfParts
     """Number of lanes over which the copy rates below were measured."""
     host_to_device: RateCurve
     """Rate of a copy from pinned host memory, by size."""
@@ -95,15 +97,15 @@ class Pcie(Profile):
         """Return the rate [B/s] at which drives and adapters can move data over ``lanes`` in one
         direction."""
         raw = self.lane_rate.value * lanes
-        return int(raw * self.encoding.value * self.packet_efficiency.value)
+        return whole_rate(raw * self.encoding.value * self.packet_efficiency.value)
 
     def down_rate(self, lanes: int) -> int:
         """Return the rate [B/s] away from the host over ``lanes``: the highest measured rate of copies."""
-        return self.host_to_device.top * lanes // self.copy_lanes
+        return whole_rate(self.host_to_device.top * lanes // self.copy_lanes)
 
     def up_rate(self, lanes: int) -> int:
         """Return the rate [B/s] towards the host over ``lanes``: the highest measured rate of copies."""
-        return self.device_to_host.top * lanes // self.copy_lanes
+        return whole_rate(self.device_to_host.top * lanes // self.copy_lanes)
 
     @model_validator(mode="after")
     def _small_sizes(self) -> Pcie:
@@ -114,7 +116,7 @@ class Pcie(Profile):
     def both_ways_rate(self, down: int, up: int) -> Curve:
         """Return the rate [B/s] of copies in both directions together, by their size, over a cable that
         carries ``down`` and ``up`` [B/s] alone."""
-        large = int(self.both_ways.value * (down + up))
+        large = whole_rate(self.both_ways.value * (down + up))
         if self.both_ways_by_size is None:
             return Curve.flat(large)
         measured = self.host_to_device.top + self.device_to_host.top
@@ -156,7 +158,7 @@ class Interconnect(Frozen):
     @property
     def rate(self) -> int:
         """The rate [B/s] at which one accelerator receives, or sends, in practice."""
-        return int(self.per_direction.value * self.efficiency.value)
+        return whole_rate(self.per_direction.value * self.efficiency.value)
 
 
 class HostReads(Frozen):
@@ -173,6 +175,11 @@ class Accelerator(Profile):
     """A GPU with its memory, its peak rates and its links."""
 
     kind: Literal["accelerator"]
+    compute_capability: Sourced[Annotated[float, Field(strict=True, ge=1, le=99)]] | None = None
+    """NVIDIA's compute capability, such as 8.9, below which programs refuse a GPU; None: not known, or of
+    another manufacturer, so that nothing is refused for it."""
+    display: Sourced[Annotated[bool, Field(strict=True)]] | None = None
+    """Whether the GPU is one of a desktop, where a display takes some of its memory; None: it is not."""
     hbm_capacity: Sourced[PositiveBytes] | None = None
     """Memory of the GPU that programs can have, as CUDA or HIP reports it (``total_memory`` of PyTorch, which
     is less than nvidia-smi shows), including what is ``reserved``; required unless the memory is unified."""
@@ -230,6 +237,17 @@ class Accelerator(Profile):
         return self.unified_memory is not None and self.unified_memory.value
 
     @property
+    def has_display(self) -> bool:
+        """Whether a display may take some of its memory."""
+        return self.display is not None and self.display.value
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether its machine is a desktop or shares its memory with the CPU, where programs that compute on
+        CPU and GPU together are common."""
+        return self.has_display or self.is_unified
+
+    @property
     def hbm_rate(self) -> float:
         """The bandwidth [B/s] that kernels reach in GPU memory."""
         return self.hbm_bandwidth.value * self.hbm_efficiency.value
@@ -282,6 +300,8 @@ class Nic(Profile):
     """One port of a network adapter."""
 
     kind: Literal["nic"]
+    fabric: Literal["ethernet", "infiniband"] | None = None
+    """Kind of network; both ends of a cable have the same one. None: not stated."""
     link_rate: Sourced[BytesPerSecond]
     """Rate on the wire, in one direction."""
     achieved: Sourced[BytesPerSecond]

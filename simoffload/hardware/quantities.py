@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 from bisect import bisect_left
+from fractions import Fraction
 from itertools import pairwise
 from math import log
-from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
@@ -47,7 +48,13 @@ class Curve(NamedTuple):
 
     def rate(self, size: int) -> int:
         """Return the rate [B/s] at ``size`` [B], as an integer of at least 1."""
-        return max(1, int(self.at(size)))
+        return whole_rate(self.at(size))
+
+
+def whole_rate(rate: float | Fraction) -> int:
+    """Return a rate [B/s] that follows from others as an integer of at least 1, by which times can be
+    divided."""
+    return max(1, int(rate))
 
 
 def saturating(rate: float, limit: float) -> float:
@@ -111,10 +118,24 @@ class Provenance(Frozen):
 class Sourced(Provenance, Generic[T]):
     """A number with its origin."""
 
-    form: ClassVar[str] = "{{value: {}, origin: …, source: …, date: …}}"
-    """How a value is written, for the error about a number without its origin."""
+    written_as: ClassVar[str] = "{{value: {}, origin: …, source: …, date: …}}"
     value: T
     """The number, with its unit."""
+
+
+def _number(written: int | Sourced[int]) -> int:
+    return written.value if isinstance(written, Sourced) else written
+
+
+if TYPE_CHECKING:
+    NumberOfParts = int
+    RaidLevel = Literal[0, 5, 6, 10]
+else:
+    NumberOfParts = Annotated[Count | Sourced[Count], AfterValidator(_number)]
+    _Level = Literal[0, 5, 6, 10]
+    RaidLevel = Annotated[_Level | Sourced[_Level], AfterValidator(_number)]
+"""Number of equal parts (drives, ports, lanes), and a RAID level: facts of the construction, which are
+written plainly or, as all other numbers, with their origin."""
 
 
 def _must_increase(sizes: list[float]) -> None:
@@ -126,7 +147,7 @@ def _must_increase(sizes: list[float]) -> None:
 class RateCurve(Provenance):
     """A rate by a size: of the transfer, or of the bytes in flight."""
 
-    form: ClassVar[str] = "{{points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}}"
+    written_as: ClassVar[str] = "{{points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}}"
     points: Annotated[tuple[tuple[PositiveBytes, BytesPerSecond], ...], Field(min_length=1, max_length=200)]
     """Pairs (size [B], rate [B/s])."""
 

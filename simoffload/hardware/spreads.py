@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import hypot, log
 from typing import NamedTuple
@@ -38,9 +38,10 @@ class DefaultSpread(NamedTuple):
     """Spread of a number from another machine of the kind, or from a data sheet."""
 
 
-DEFAULT_SPREADS = {
+DEFAULT_SPREADS: Mapping[TimeInput, DefaultSpread] = {
     TimeInput.HOST: DefaultSpread(0.09, 0.24),
     TimeInput.CPU: DefaultSpread(0.0, 0.30),
+    TimeInput.OVERFLOW_CHECK: DefaultSpread(0.0, 0.30),
     TimeInput.COPIES: DefaultSpread(0.0, 0.03),
     TimeInput.PAGEABLE: DefaultSpread(0.0, 0.25),
     TimeInput.IN_PLACE: DefaultSpread(0.0, 0.10),
@@ -123,7 +124,9 @@ def machine_spreads(
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
     found |= _reads_in_place(machine, found[TimeInput.COPIES])
     copies, memory = found[TimeInput.COPIES], machine.host.stream_fraction
-    shared = [one for one in machine.inputs() if one.key.startswith(SWITCHES)]
+    shared = [
+        one for one in machine.inputs() if one.key.startswith(SWITCHES) and not one.key.endswith(".lanes")
+    ]
     measured = own.measured(f"host/{machine.host.id}", [memory])
     if shared:
         measured = measured and own.measured(f"platform/{machine.platform}", shared)

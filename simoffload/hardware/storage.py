@@ -11,11 +11,14 @@ from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile, Slot
 from simoffload.hardware.quantities import (
     Count,
+    NumberOfParts,
     PositiveSeconds,
+    RaidLevel,
     RateCurve,
     Reference,
     Share,
     Sourced,
+    whole_rate,
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
@@ -41,7 +44,7 @@ class Service(NamedTuple):
         The times of both parts add up: 1 / rate = share / rate of this + (1 - share) / rate of the other.
         """
         rate, streams = (
-            int(1 / (share / own_rate + (1 - share) / other_rate))
+            whole_rate(1 / (share / own_rate + (1 - share) / other_rate))
             for own_rate, other_rate in ((self.rate, other.rate), (self.request_rate, other.request_rate))
         )
         return self._replace(rate=rate, request_rate=streams)
@@ -108,6 +111,10 @@ class WriteCache(Frozen):
     """Sequential write rate once the cache is full."""
 
 
+FormFactor = Literal["m2", "u2", "e1s", "e3s"]
+"""Form of a drive and of the slot that takes it: M.2, U.2 (also U.3), E1.S, E3.S."""
+
+
 class Drive(Profile):
     """An NVMe drive as its data sheet describes it."""
 
@@ -132,6 +139,9 @@ class Drive(Profile):
     """Measured read rate by the bytes in flight, where known; otherwise it follows from latency and rate."""
     endurance: Endurance | None = None
     """Rated endurance; None where no rating was found."""
+    form_factor: FormFactor | None = None
+    """Form of the drive, which decides the slots that take it; None: not known, as with drives of rented
+    machines."""
     pcie: Slot
     """The drive's own side of its slot."""
 
@@ -166,11 +176,11 @@ class Raid(Profile):
     """An array of equal drives in one host."""
 
     kind: Literal["raid"]
-    level: Literal[0, 5, 6, 10]
+    level: RaidLevel
     """RAID level: 0 none, 5 and 6 parity of one and two drives, 10 mirrors."""
     drive: Reference
     """Drive profile from which the array is built."""
-    count: Count
+    count: NumberOfParts
     """Number of drives in the array."""
     chunk: Sourced[PositiveBytes]
     """Bytes written to one drive before the next one follows."""
@@ -199,14 +209,14 @@ class Raid(Profile):
 
     def read_service(self, drive: Drive) -> Service:
         """Return the service of reads, to which all drives contribute; a request streams from one of them."""
-        rate = int(self.count * drive.read.value * self.read_efficiency.value)
+        rate = whole_rate(self.count * drive.read.value * self.read_efficiency.value)
         return Service(rate, drive.read_latency.value, drive.read.value, self.chunk.value, self.count)
 
     def write_service(self, drive: Drive, *, sustained: bool = False) -> Service:
         """Return the service of writes of whole stripes; the efficiency includes the cost of parity and
         mirrors."""
         each = drive.sustained_write if sustained else drive.write.value
-        rate = int(self.data_drives * each * self.write_efficiency.value)
+        rate = whole_rate(self.data_drives * each * self.write_efficiency.value)
         return Service(rate, drive.write_latency.value, each, self.chunk.value, self.data_drives)
 
 
@@ -216,7 +226,7 @@ class Nfs(Profile):
     kind: Literal["nfs"]
     link: Reference
     """Network adapter of the server, as a profile."""
-    links: Count = 1
+    links: NumberOfParts = 1
     """Number of server ports that are used; mounts are distributed over them."""
     mounts: Sourced[Count]
     """Number of mounts of one client, each over one port of the server."""
@@ -257,7 +267,7 @@ class Pfs(Profile):
     """
 
     kind: Literal["pfs"]
-    count: Count = 1
+    count: NumberOfParts = 1
     """Number of such systems joined to one filesystem; all numbers except those of clients and RPCs are per
     system."""
     osts: Sourced[Count]
@@ -296,11 +306,11 @@ class Pfs(Profile):
 
     def transfer_rate(self, rate: int) -> int:
         """Return the rate [B/s] of one file when all targets together reach ``rate``."""
-        per_target = min(rate // self.targets, self._target_window())
+        per_target = min(whole_rate(rate // self.targets), self._target_window())
         return self.stripe_count.value * per_target
 
     def _target_window(self) -> int:
-        return int(self.rpcs_in_flight.value * self.rpc_size.value / self.latency.value)
+        return whole_rate(self.rpcs_in_flight.value * self.rpc_size.value / self.latency.value)
 
 
 class NvmeOf(Profile):
@@ -313,7 +323,7 @@ class NvmeOf(Profile):
     """The drive or array that is exported."""
     link: Reference
     """Network adapter of the target, as a profile."""
-    links: Count
+    links: NumberOfParts
     """Number of ports of the target that are used."""
     transport_latency: Sourced[Seconds]
     """Latency that the transport adds to that of the drive."""
@@ -322,7 +332,7 @@ class NvmeOf(Profile):
 
     def through(self, service: Service, link_rate: int) -> Service:
         """Return rate and latency of the exported drives for a client on the network."""
-        rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
+        rate = min(whole_rate(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
         return Service(rate, latency, service.request_rate, service.chunk, service.width)
 
@@ -337,7 +347,7 @@ class RemoteMemory(Profile):
     kind: Literal["remote"]
     link: Reference
     """Network adapter of the other host, as a profile."""
-    links: Count
+    links: NumberOfParts
     """Number of its ports over which transfers are striped."""
     latency: Sourced[Seconds]
     """Time from the beginning of a transfer until bytes move: look-up, requests, slicing."""

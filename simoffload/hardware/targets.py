@@ -10,7 +10,7 @@ from simoffload.documents import DocumentLocation
 from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
-from simoffload.hardware.quantities import Curve, RateCurve
+from simoffload.hardware.quantities import Curve, RateCurve, whole_rate
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
 
 LOCAL_KINDS = ("drive", "raid")
@@ -250,7 +250,7 @@ def _parallel(profile: Pfs) -> Target:
     read, write = profile.count * profile.read.value, profile.count * profile.write.value
     latency = profile.latency.value
     # One request streams from one target.
-    per_target = (read // profile.targets, write // profile.targets)
+    per_target = whole_rate(read // profile.targets), whole_rate(write // profile.targets)
     return Target(
         id=profile.id,
         kind="pfs",
@@ -274,7 +274,7 @@ def _exported(
     assert inner.pcie_link is not None
     cables = inner.drives * inner.pcie_link.payload_rate
     reads, writes = (one._replace(rate=min(one.rate, cables)) for one in (inner.read, inner.write))
-    own_read, own_write = (int(one.rate * profile.efficiency.value) for one in (reads, writes))
+    own_read, own_write = (whole_rate(one.rate * profile.efficiency.value) for one in (reads, writes))
     ports = _ports(library, entry, profile, link, read=own_read, write=own_write)
     read, write = profile.through(reads, ports.rate), profile.through(writes, ports.rate)
     sustained = (
@@ -303,7 +303,7 @@ def _remote_memory(
     library: Library, entry: Entry, profile: RemoteMemory, link: tuple[str, DocumentLocation] | None
 ) -> Target:
     ports = _ports(library, entry, profile, link, read=0, write=0)
-    rate = int(ports.total * profile.efficiency.value)
+    rate = whole_rate(ports.total * profile.efficiency.value)
     ports, service = ports._replace(read=rate, write=rate), Service(rate, profile.latency.value, rate)
     return Target(
         id=profile.id,

@@ -18,6 +18,7 @@ from simoffload.hardware.quantities import (
     Share,
     Sourced,
     saturating,
+    whole_rate,
 )
 from simoffload.units import BytesPerSecond, Seconds
 
@@ -159,7 +160,7 @@ class FsdpCosts(FsdpTimes):
         """
         loops = saturating(threads * self.adam_thread.value, min(self.adam_limit.value, share))
         pages = saturating(threads * self.page_thread.value, self.page_limit.value)
-        return int(traffic / (traffic / loops + new / pages))
+        return whole_rate(traffic / (traffic / loops + new / pages))
 
 
 class EagerCosts(Frozen):

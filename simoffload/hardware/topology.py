@@ -19,6 +19,7 @@ from simoffload.hardware.links import overruns
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie
+from simoffload.hardware.quantities import whole_rate
 from simoffload.hardware.targets import Cable, PcieLink, Target, adapter_rate, slowest
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 
@@ -91,6 +92,7 @@ class Platform:
             tiers=_tiers(self, nodes),
             count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
             profiles=self.profiles,
+            setting=profile.setting,
             numbers=self.inputs,
             build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
             with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),
@@ -211,7 +213,9 @@ class _Builder:
         rates = cable.both_ways
         if rates.points[0][1] < cable.down + cable.up:
             by_size = rates if len(rates.points) > 1 else None
-            shared = self.resources.add(f"{near} <-> {far}", int(rates.points[-1][1]), "duplex", by_size)
+            shared = self.resources.add(
+                f"{near} <-> {far}", whole_rate(rates.points[-1][1]), "duplex", by_size
+            )
             away.append(shared)
             back.append(shared)
         self._graph.connect(near, far, there=tuple(away), back=tuple(back))

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Sourced, Text
+from simoffload.hardware.quantities import Name, NumberOfParts, Provenance, Reference, Sourced, Text
 from simoffload.units import BytesPerSecond
 
 CPU = "cpu"
@@ -20,6 +20,8 @@ CPU = "cpu"
 SWITCHES = "switches."
 """The begin of the keys of all numbers in a platform file: rates that switches state."""
 _TAKEN = {CPU, "hbm", "dram"}
+Setting = Literal["desk", "rack"]
+"""Where a machine stands: at home or in an office, or in a rack of a computing centre."""
 
 
 def name_fault(name: str, names: Sequence[str]) -> str | None:
@@ -60,7 +62,7 @@ class Switch(Frozen):
     """PCIe generation of the slots at the switch, and of the cable if it has ``lanes``. A cable with stated
     rates has its share of both directions together (``both_ways``), whatever the equipment of a scenario
     replaces."""
-    lanes: Count | None = None
+    lanes: NumberOfParts | None = None
     """Number of lanes of the cable; instead of the two rates."""
     host_to_device: Sourced[BytesPerSecond] | None = None
     """Rate of simultaneous copies from pinned host memory to all GPUs at the switch. It stays with another
@@ -110,6 +112,9 @@ class PlatformProfile(Profile):
     kind: Literal["platform"]
     wiring: Annotated[tuple[WiringStatement, ...], Field(min_length=1)]
     """The sources from which the wiring is known."""
+    setting: Setting | None = None
+    """Where the machine stands. On a desk it draws no power for the site (a PUE of 1), and has no rack for
+    servers; None: not stated, so that a rack is assumed, and results say so."""
     host: Reference
     """Profile of the host's CPU and memory."""
     accelerator: Reference

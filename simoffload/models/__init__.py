@@ -35,7 +35,8 @@ from simoffload.models.modules import (
     ModuleKind,
 )
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
-from simoffload.models.spec import ModelSpec, is_model, list_models, load_model
+from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
+from simoffload.models.spec import ModelSpec, load_model
 from simoffload.models.stored_tensors import Parameter
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "backward_cost",
     "backward_products",
     "batch_cost",
+    "canonical_model",
     "forward_cost",
     "is_model",
     "list_models",
@@ -68,6 +70,7 @@ __all__ = [
     "loss_module",
     "module_cost",
     "parameters_of",
+    "resembled_model",
     "tokens_of",
     "training_backward_flops",
     "training_cost",

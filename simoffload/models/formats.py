@@ -36,6 +36,20 @@ _A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
 
 Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
 """Kind of kernel of serving engines that reads the stored weights; empty: of another program, or none."""
+Method = Literal[
+    "",
+    "fp8",
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "bitsandbytes-4bit",
+    "bitsandbytes-8bit",
+    "mxfp4",
+    "nvfp4",
+    "deepspeed",
+    "gguf",
+]
+"""Method of quantization, by which programs choose kernels; empty: of a program that has one of its own."""
 
 
 class Dequantization(NamedTuple):
@@ -109,6 +123,8 @@ class WeightFormat:
     dequantization: Dequantization = _PLAIN
     block: int = 1
     """Number of columns must be a multiple of this, otherwise the program chooses another format."""
+    method: Method = ""
+    """Method of quantization, by which programs choose kernels."""
     unit: tuple[int, int] = (1, 1)
     """Rows and columns of which every part of a divided tensor must have a multiple."""
 
@@ -155,6 +171,7 @@ def grouped(
     scale: int = 2,
     zero: Fraction = Fraction(0),
     others: tuple[Scales, ...] = (),
+    method: Method = "",
 ) -> WeightFormat:
     """Return integers in ``group`` columns of a row with one scale and zero point; None: the whole row.
 
@@ -168,7 +185,9 @@ def grouped(
     scales = [Scales(first, Fraction(scale) if apart else scale + zero, group)]
     scales += [Scales(second[0], zero, group)] if apart else []
     unit = (1, group or 1)
-    return WeightFormat(name, Fraction(bits), values, (*scales, *others), dequantization=cost, unit=unit)
+    return WeightFormat(
+        name, Fraction(bits), values, (*scales, *others), dequantization=cost, method=method, unit=unit
+    )
 
 
 _G_IDX = Scales("g_idx", Fraction(4), 1, None, dropped=True)
@@ -186,8 +205,9 @@ def gptq(bits: int, group: int | None, *, awq: bool = False) -> WeightFormat:
     """
     size = "channel" if group is None else f"g{group}"
     names, others = ("qweight", "scales", "qzeros"), () if awq else (_G_IDX,)
-    made = grouped(f"int{bits}-{size}", bits, group, names=names, zero=Fraction(bits, 8), others=others)
-    return replace(made, name=f"awq-{made.name}", dequantization=_AWQ) if awq else made
+    name, zero = f"int{bits}-{size}", Fraction(bits, 8)
+    made = grouped(name, bits, group, names=names, zero=zero, others=others, method="gptq")
+    return replace(made, name=f"awq-{name}", dequantization=_AWQ, method="awq") if awq else made
 
 
 @cache
@@ -205,6 +225,7 @@ def packed(bits: int, group: int | None, *, symmetric: bool) -> WeightFormat:
         names=("weight" if plain else "weight_packed", "weight_scale", "weight_zero_point"),
         zero=Fraction(0 if symmetric else bits, 8),
         others=() if plain else (_WEIGHT_SHAPE,),
+        method="compressed-tensors",
     )
 
 
@@ -226,7 +247,9 @@ def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
     nested = (part("nested_absmax", 4, 64 * 256), part("nested_quant_map", 1024), part("nested_offset", 4))
     scales = (*first, *nested) if double_quantized else first
     name = "nf4-dq" if double_quantized else "nf4"
-    return WeightFormat(name, Fraction(4), "weight", scales, dequantization=_BITSANDBYTES)
+    return WeightFormat(
+        name, Fraction(4), "weight", scales, dequantization=_BITSANDBYTES, method="bitsandbytes-4bit"
+    )
 
 
 @cache
@@ -239,7 +262,15 @@ def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: i
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
     scales = Scales("weight_scale_inv" if block else "weight_scale", Fraction(scale), columns, rows)
-    return WeightFormat(name, Fraction(8), "weight", (scales,), dequantization=_FP8, unit=block or (1, 1))
+    return WeightFormat(
+        name,
+        Fraction(8),
+        "weight",
+        (scales,),
+        dequantization=_FP8,
+        method="fp8",
+        unit=block or (1, 1),
+    )
 
 
 @cache
@@ -263,7 +294,9 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
     cost = Dequantization(most_tokens=0, operations=views + 3) if kernel else sequence
     pair = Scales("scales", Fraction(2 * dtype_bytes), group)
     name = f"deepspeed-int{bits}-g{group}"
-    return WeightFormat(name, Fraction(bits), "weight", (pair,), joined=True, dequantization=cost)
+    return WeightFormat(
+        name, Fraction(bits), "weight", (pair,), joined=True, dequantization=cost, method="deepspeed"
+    )
 
 
 _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
@@ -305,7 +338,7 @@ Q4_K_M 0.76, Q4_K_S 0.77, IQ4_XS 0.74, Q3_K_S 0.56, IQ3_S 0.55, Q2_K 0.55, IQ2_X
 def _gguf(name: str, size: int, weights: int) -> WeightFormat:
     bits = Fraction(8 * size, weights)
     rate = next(rate for least, rate in _GGUF_RATES if bits >= least)
-    return WeightFormat(name, bits, dequantization=Dequantization(rate), block=weights)
+    return WeightFormat(name, bits, dequantization=Dequantization(rate), block=weights, method="gguf")
 
 
 GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
@@ -317,6 +350,7 @@ _MXFP4 = WeightFormat(
     "blocks",
     (Scales("scales", Fraction(1), 32),),
     dequantization=_FUSED_4._replace(kernel="mxfp4"),
+    method="mxfp4",
 )
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
 _NVFP4 = WeightFormat(
@@ -329,6 +363,7 @@ _NVFP4 = WeightFormat(
         Scales("input_scale", Fraction(4), None, None),
     ),
     dequantization=_FUSED_4,
+    method="nvfp4",
     unit=(1, 16),
 )
 
@@ -338,7 +373,7 @@ FORMATS: dict[str, WeightFormat] = {
         fp8(),
         fp8(per_row=True),
         fp8(block=(128, 128)),
-        grouped("int8", 8, None, names=("weight", "SCB"), scale=4),
+        grouped("int8", 8, None, names=("weight", "SCB"), scale=4, method="bitsandbytes-8bit"),
         gptq(8, 128),
         gptq(4, 32),
         gptq(4, 64),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
@@ -17,7 +15,6 @@ from simoffload.documents import (
     Location,
     file_errors,
     listing,
-    parse_yaml,
     quoted,
     read_document,
     resolved,
@@ -30,79 +27,12 @@ from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
-from simoffload.models.quantization_config import KEY, read_quantization
-from simoffload.models.release_names import listed_names
+from simoffload.models.quantization_config import read_quantization
 from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
+from simoffload.models.sizes import find_size
 
 _UNQUANTIZED = "none"
-
-
-class Size(Frozen):
-    """A Size is one row of ``sizes.yaml``: a released model."""
-
-    family: str
-    source: str
-    """Where the configuration is published."""
-    aliases: tuple[str, ...] = ()
-    """Other names of the same shape, without their organisation."""
-    config: dict[str, Any]
-    """Configuration in Hugging Face's keys; checked by the family."""
-    quantization_config: dict[str, Any] | None = None
-    """Section of the released config.json; None where the weights have 16 bits."""
-
-    @property
-    def released(self) -> Quantization | None:
-        """Quantization of the released weights; None where they have 16 bits."""
-        return read_quantization(Document("sizes.yaml", {KEY: self.quantization_config}))
-
-
-@cache
-def _sizes() -> dict[str, Size]:
-    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
-    return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
-
-
-@cache
-def _canonical() -> dict[str, str]:
-    """Map every name and alias, in lower case, to the name of its row."""
-    return {alias.lower(): known for known, size in _sizes().items() for alias in (known, *size.aliases)}
-
-
-def list_models() -> tuple[str, ...]:
-    """Return the names that a scenario may use, in the order of ``sizes.yaml``."""
-    return tuple(_sizes())
-
-
-def is_model(name: str) -> bool:
-    """Return whether a text is a name or an alias, without an organisation in front."""
-    return len(_meant(name.lower())) == 1
-
-
-def _meant(wanted: str) -> tuple[str, ...]:
-    """Return the rows that a name in lower case may mean."""
-    canonical = _canonical()
-    return tuple(dict.fromkeys(canonical[name] for name in listed_names(wanted, canonical)))
-
-
-def find_size(name: str) -> tuple[str, Size]:
-    """Look a size up by name or alias, ignoring case, an organisation before the last "/" and words of a
-    release; the beginning of a name is enough where only one begins so.
-
-    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
-    """
-    sizes = _sizes()
-    wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
-    meant = _meant(wanted)
-    if len(meant) == 1:
-        return meant[0], sizes[meant[0]]
-    if meant:
-        raise ValueError(f"{quoted(name)} may be {listing(list(meant))}; write which")
-    names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
-    hint = suggest(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
-    if wanted.endswith(".json"):
-        hint = f"; for a file write {{config: {shortened(name)}}}"
-    raise ValueError(f"unknown model {quoted(name)}{hint}")
 
 
 class ModelSpec(Frozen):
@@ -196,7 +126,8 @@ class ModelSpec(Frozen):
             raise InputError.at("model.routing", wrong)
         if self.quantization is not None and (quantization is None or quantization.name != self.quantization):
             quantization = QUANTIZATIONS.get(self.quantization)
-        dtype = self.dtype or (quantization and quantization.dtype) or "float16"
+        usual: Dtype = "float16" if config.own_traits.float16 else "bfloat16"
+        dtype = self.dtype or (quantization and quantization.dtype) or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         return shape if quantization is None else quantized(shape, quantization)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simoffload.bisection import least_factor
 from simoffload.documents import Document, Edit, edited
-from simoffload.hardware import Machine, Target
+from simoffload.hardware import Machine, Target, TierKind
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
@@ -27,13 +27,17 @@ _ENOUGH = 1.02
 """Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
 _HARDLY = 1.05
 """Gain of the fastest storage below which a higher rate is said to hardly help: our choice."""
-_RATES = {
-    "drive": ("read", "write", "write_cache.rate_after", "read_by_outstanding"),
+_OF_DRIVES = ("read", "write", "write_cache.rate_after", "read_by_outstanding")
+_RATES: Mapping[TierKind, tuple[str, ...]] = {
+    "hbm": (),
+    "dram": (),
+    "nvme": _OF_DRIVES,
     "nfs": ("read", "write", "per_connection"),
+    "pfs": ("read", "write"),
+    "nvmeof": _OF_DRIVES,
+    "remote": (),
 }
-"""Keys of a profile that are rates of storage, by kind of profile."""
-_OTHERS = ("read", "write")
-"""Keys of other kinds of profiles that are rates of storage."""
+"""Keys of the profile of a tier, or of its drives, that are rates of storage, by the kind of the tier."""
 _LATENCIES = ("read_latency", "write_latency")
 """Latency keys of drives, which shrink as rates grow: no real drive gains more from its rate alone."""
 
@@ -235,7 +239,7 @@ class _Storage:
         found = []
         for number in profile_parameters(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
-            if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES.get(kind, _OTHERS)):
+            if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES[target.kind]):
                 one = scaled(number, 1 / factor if quicker else factor)
                 found += [] if one is None else [edit_of(number.profile, number.key, one[0])]  # a factor of 1
         return *found, *self._ports(target, factor), *self._lanes(target, factor)

@@ -25,7 +25,7 @@ def without_offloading(
         for kind in strategy_for(work.kind):
             other = strategy_of(kind)
             assert other is not None
-            name = _in_place_of_target(label, kind, scenario)
+            name = in_place_of_target(label, kind, scenario)
             if name in found or name in known:
                 continue
             edits = other.baseline(strategy, scenario.model, work, scenario.machine)
@@ -47,7 +47,7 @@ def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
     return all(one.document.data.get(key) == other.document.data.get(key) for key in keys)
 
 
-def _in_place_of_target(label: str, kind: str, scenario: LoadedScenario) -> str:
+def in_place_of_target(label: str, kind: str, scenario: LoadedScenario) -> str:
     """Return a label with a kind of strategy in place of the target at its end, or the kind alone if it has
     none, so that one baseline is added."""
     before, target = _TARGET.match(label).groups()  # type: ignore[union-attr]  # matches every text

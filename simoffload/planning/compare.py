@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simoffload.documents import Edit, edited, quoted, resolved
-from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
-from simoffload.hardware import is_path
+from simoffload.documents import quoted
+from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
+from simoffload.planning.nearer import NearerPlace, nearer_places
+from simoffload.planning.targets import on_targets
 from simoffload.results import SimulationResult, by_name, with_intervals
-from simoffload.scenario import LoadedScenario, ScenarioSource, canonical_target, loaded, placement_of
+from simoffload.scenario import (
+    LoadedScenario,
+    ScenarioSource,
+    canonical_target,
+    loaded,
+)
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
-from simoffload.strategies import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +38,18 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
+    nearer: tuple[NearerPlace, ...] = ()
+    """Memory that the machines have and that would do, where everything compared is on storage."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about nearer places that would do, for reports."""
+        if not self.nearer:
+            return ()
+        places = "; ".join(one.text for one in self.nearer)
+        shown = all(one.label in self.results for one in self.nearer)
+        rows = "" if shown else "; compare --nearer shows their rows"
+        return (f"memory that the machine has would do, without storage: {places}{rows}",)
 
     @property
     def economics(self) -> dict[str, Economics]:
@@ -105,6 +121,7 @@ class Comparison:
             "schema": SCHEMA,
             "ranking": list(self.ranking),
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
+            "nearer": [one.to_dict() for one in self.nearer],
             "compared": [
                 {
                     "label": label,
@@ -120,7 +137,8 @@ class Comparison:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90
-        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs, bottleneck and its limit, ratio, tie, warnings.
+        (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs (none where a price is missing) and
+        ``missing_prices``, bottleneck and its limit, ratio, tie, warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -152,13 +170,18 @@ class Comparison:
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
                 **with_intervals(result.metrics(), result.intervals()),
-                **(self.economics[label].metrics() if label in self.economics else {}),
+                **self._priced(label),
                 **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
         }
+
+    def _priced(self, label: str) -> dict[str, Any]:
+        """Return the costs of a result, with the parts of which a price or power is missing."""
+        one = self.economics.get(label)
+        return {} if one is None else {**one.metrics(), "missing_prices": ", ".join(one.missing) or None}
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
         """Return what tells results apart where some of them are not of inference."""
@@ -173,100 +196,13 @@ def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
     return (type(one), one.model, one.compared_by) == (type(other), other.model, other.compared_by)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Misplaced(LoadedScenario):
-    """A scenario on a target that its strategy cannot use: it stays as it was, and planning it raises
-    PlacementError."""
-
-    target: str
-    problems: tuple[Problem, ...]
-
-    @property
-    def places(self) -> tuple[str, str]:
-        """Tiers of the requested placement."""
-        asked = placement_of(self.target, self.machine)
-        return asked.weights, asked.optimizer or super().places[1]
-
-    def plan(self) -> Plan:
-        """Raise PlacementError with the reasons why the target is impossible."""
-        raise PlacementError(self.problems)
-
-
-def on_targets(scenario: ScenarioSource, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """Return the same work on every target, by target: the tier ("hbm" for "gpu"), with ``platform:`` before
-    it on another platform.
-
-    A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
-    ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
-    the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
-    a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
-    Raises InputError for unknown targets, all of them at once.
-    """
-    scenario = loaded(scenario)
-    problems: list[Problem] = []
-    retargeted: dict[str, LoadedScenario] = {}
-    written: dict[str, str] = {}
-    platform = ""
-    for target in targets:
-        before, colon, tier = target.rpartition(":")
-        if colon:
-            platform = "" if _is_own(before, scenario) else before
-        label = canonical_target(f"{platform}:{tier}" if platform else tier)
-        if label in retargeted:
-            names = f", as {written[label]} and {tier}" if written[label] != tier else ""
-            problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice{names}"))
-            continue
-        written[label] = tier
-        try:
-            retargeted[label] = _retargeted(scenario, platform, tier)
-        except InputError as error:
-            problems += [one if one.path else one._replace(key="") for one in error.problems]
-    if problems:
-        raise InputError(dict.fromkeys(problems))
-    return retargeted
-
-
-def _is_own(platform: str, scenario: LoadedScenario) -> bool:
-    """Return whether a name or path means the scenario's platform; the scenario's own path starts from its
-    folder."""
-    own, root = scenario.scenario.platform, scenario.document.root or Path()
-    if is_path(platform) and is_path(own):
-        return resolved(platform) == resolved(root / own)
-    return platform == own
-
-
-def _from_root(platform: str, scenario: LoadedScenario) -> str:
-    """Return a path as the scenario's file would write it; a path outside of its folder stays absolute."""
-    if not is_path(platform):
-        return platform
-    root, path = resolved(scenario.document.root or Path()), resolved(platform)
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-def _retargeted(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
-    """Return the scenario on a platform ("" means its own) and on a tier of it."""
-    there = scenario
-    if platform:
-        reference, cache = _from_root(platform, scenario), scenario.cache
-        if is_path(platform):
-            cache.name_platform(reference, Path(platform))
-        edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
-        document = edited(scenario.document, edits, in_place=True)
-        machine = cache.machine(cache.platform(document), nodes=scenario.scenario.nodes)
-        there = replace(scenario, document=document, machine=machine)
-    try:
-        return there.on(tier)
-    except PlacementError as error:
-        kept = {one.name: getattr(there, one.name) for one in fields(there)}
-        return Misplaced(**kept, target=tier, problems=error.problems)
-
-
 def compare(
     scenario: ScenarioSource,
     targets: Sequence[str],
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -275,7 +211,8 @@ def compare(
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
     machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
     is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
-    shipped one by default. What
+    shipped one by default. Where all targets are storage and memory that is there would do, ``nearer`` of the
+    comparison says so; the argument ``nearer`` adds the results as rows. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -286,6 +223,7 @@ def compare(
         retargeted,
         baseline=baseline,
         costs=costs,
+        nearer=nearer,
         keep_timelines=keep_timelines,
         progress=progress,
         unoffloaded=True,
@@ -297,6 +235,7 @@ def compare_scenarios(
     *,
     baseline: str | None = None,
     costs: CostList | None = None,
+    nearer: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
     unoffloaded: bool = False,
@@ -327,12 +266,17 @@ def compare_scenarios(
                 del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
+    places = nearer_places({label: known[label] for label in scenarios}, results)
+    for place in places if nearer else ():
+        if place.label not in results:
+            known[place.label] = place.scenario
+            results[place.label] = simulate(place.scenario, keep_timelines=keep_timelines)
     prices = load_costs() if costs is None else costs
     results = {
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    return replace(capacities, results=results)
+    return replace(capacities, results=results, nearer=places)
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

@@ -13,26 +13,34 @@ from dataclasses import dataclass, field
 from math import exp, hypot, inf, log, sqrt
 from typing import Any, NamedTuple
 
-from simoffload.hardware import P90, Spread, TimeInput
+from simoffload.hardware import P90, Spread, TierKind, TimeInput
 from simoffload.planning.calibration_errors import (
     CalibrationError,
     ErrorProfile,
+    Place,
     Work,
     calibration_errors,
     place_of,
 )
-from simoffload.results import PassResult, Share, SimulationResult, by_name
+from simoffload.results import PassResult, Share, SimulationResult, TimeName, by_name
 from simoffload.schedule import way_of
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
-_MEASURED = {"hbm", "dram", "nvme"}
-"""Kinds of tiers that recorded real runs used."""
+_UNSEEN: Mapping[TierKind, str] = {
+    "hbm": "",
+    "dram": "",
+    "nvme": "",
+    "nfs": "an NFS server",
+    "pfs": "a parallel filesystem",
+    "nvmeof": "drives over NVMe-oF",
+    "remote": "the memory of another host",
+}
+"""Tiers that no recorded real run used, by their kind; "" for kinds that some used."""
 _MOST_RUNS = "zero"
 """Group of runs whose errors are used for strategies without recorded runs."""
-_CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
-_REMOTE = {"nfs": "an NFS server", "pfs": "a parallel filesystem", "nvmeof": "drives over NVMe-oF"}
-_WITH = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
-_WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
+_CALLED: Mapping[Work, str] = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
+_WITH: Mapping[ErrorProfile, str] = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
+_WHERE: Mapping[Place, str] = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
 _UNKNOWN = 2.0
@@ -263,9 +271,10 @@ def confidence(result: SimulationResult) -> Confidence:
     from drives in the host) then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
-    held = [kinds.get(tier, "hbm") for tier in result.targets]
+    default: TierKind = "hbm"
+    held = [kinds.get(tier, default) for tier in result.targets]
     unseen = _unseen(result)
-    far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
+    far = result.kind == "checkpoint" or any(_UNSEEN[kind] for kind in held)
     group = _MOST_RUNS if unseen else _evidence(result)
     unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
     return Confidence(
@@ -290,12 +299,11 @@ def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
     return kind, strategy_of(kind) or Strategy
 
 
-def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
+def _unlike(result: SimulationResult, held: Sequence[TierKind]) -> str:
     """Return why no real runs stand for a result, to follow the words "no real run"; empty if some do."""
     if result.kind == "checkpoint":
         return "saved a checkpoint"
-    remote = [kind for kind in held if kind not in _MEASURED]
-    return f"used {_REMOTE[remote[0]]}" if remote else ""
+    return next((f"used {_UNSEEN[kind]}" for kind in held if _UNSEEN[kind]), "")
 
 
 def _unseen(result: SimulationResult) -> str:
@@ -357,15 +365,15 @@ def _part(share: Share, known: Container[str]) -> str:
     return way if way in known else TimeInput.CPU
 
 
-def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
+def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
     """Return the relative standard deviation of the ratio of the compared times of two results.
 
-    With ``unit``, it is that of their times per ``unit``. An input that both take from the same profile has
+    ``by`` names another time of them. An input that both take from the same profile has
     one error: only the difference of its shares counts. Errors of the simulation cancel in part for one
     model on one machine with the weights in the same place.
     """
     pair = confidence(first), confidence(second)
-    names = [one.unit_by if unit else one.compared_by for one in (first, second)]
+    names: list[str] = [getattr(one, by) for one in (first, second)]
     ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
     squares = 0.0
     for part in sorted(ours.keys() | theirs.keys()):
@@ -381,12 +389,12 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, unit: bool
     return sqrt(squares)
 
 
-def margin(first: SimulationResult, second: SimulationResult, *, unit: bool = False) -> float:
+def margin(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
     """Return by how much two results must differ, relative to the faster one, to tell which is faster.
 
     From there on the 80 % interval of their ratio does not contain 1.
     """
-    return exp(P90 * ratio_sigma(first, second, unit=unit)) - 1
+    return exp(P90 * ratio_sigma(first, second, by=by)) - 1
 
 
 def tie(first: SimulationResult, second: SimulationResult) -> bool:

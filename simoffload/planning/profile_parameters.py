@@ -19,6 +19,7 @@ _NO_TIME = (
     "deepspeed.ranks",  # says where the range of the measurements ends
     "host.fsdp.ranks",
     "host_factor",  # the costs contain it
+    *("level", "copy_lanes"),  # say what the other numbers belong to
 )
 """Numbers, or prefixes of keys, that affect no time."""
 _OF_TRAINING = ("training.", "cpu_optimizer.", "host.fsdp.", "host.page_cache.", "host.checksum")

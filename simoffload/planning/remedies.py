@@ -14,11 +14,11 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
-from simoffload.results import Change, Remedies, TierUse
+from simoffload.results import HALVED, Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Tunable
-from simoffload.units import format_bytes
+from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
@@ -162,7 +162,8 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield 16 instead of 32 bit, 4-bit frozen weights where adapters are trained, and quantized weights."""
+    """Yield 16 instead of 32 bit, other optimizers and 4-bit frozen weights in training, and quantized
+    weights."""
     steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
@@ -170,13 +171,14 @@ def precision(evaluator: Evaluator) -> Iterator[Change]:
 
 def _halved(evaluator: Evaluator) -> Iterator[Change]:
     if evaluator.scenario.model.dtype == "float32":
-        yield Change("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
+        edit = evaluator.model("dtype", "bfloat16")
+        yield Change("precision", "float32 → bfloat16", (edit,), quality=HALVED)
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
-    steps = tuple(adapters_of(evaluator))
-    yield from _first(evaluator, steps, *(step.description for step in steps))
+    """Yield LoRA in place of all weights, which trains something else, and with frozen weights in 4 bit."""
+    for step in adapters_of(evaluator):
+        yield from _first(evaluator, [step], step.description)
 
 
 def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
@@ -243,14 +245,14 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     """Return more host memory, in words and as an edit; None where its board does not take enough."""
     host = evaluator.scenario.machine.host
     size = -(-use.needed // _MODULE) * _MODULE
-    has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
+    needed, has = formatted_apart(use.needed, use.capacity, binary=True)
     need = f"it needs {needed}"
     if host.memory_maximum is None:
         need += f"; host/{host.id} has no memory_maximum, so check the limit of its board"
     elif use.needed > host.memory_maximum.value:
-        most = format_bytes(host.memory_maximum.value, binary=True)
+        needed, most = formatted_apart(use.needed, host.memory_maximum.value, binary=True)
         board = f"host/{host.id} supports no more than {most}"
-        evaluator.bar(f"more host memory is not enough: {need}, and {board}")
+        evaluator.bar(f"more host memory is not enough: it needs {needed}, and {board}")
         return None
     else:
         size = min(size, host.memory_maximum.value)
@@ -268,7 +270,7 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     size = -(-use.needed // (copies * _TERABYTE))
     kind = "drive" if target.drive is not None else target.kind
     profile = target.drive.id if target.drive is not None else target.id
-    has, needed = format_bytes(target.capacity), format_bytes(use.needed // copies)
+    needed, has = formatted_apart(use.needed // copies, target.capacity)
     description = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
     return description, Edit(("profiles", evaluator.named(f"{kind}/{profile}"), "capacity"), f"{size} TB")
 
@@ -295,7 +297,7 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
 
 
 KINDS: tuple[Kind, ...] = (stages, tiers, settings, batch, context, precision, gpus, machines, capacity)
-"""Kinds of changes in the order in which they are reported, free ones first."""
+"""Kinds of changes in the order in which they are tried, free ones first."""
 BOUGHT = {"gpus", "machines", "capacity"}
 """Kinds of changes that require a purchase."""
 
@@ -345,11 +347,11 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     lora = list(adapters(evaluator))
     if not lora and all(_parts(change) for change in found):
         steps = list(adapters_of(evaluator))
-        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), 1))
+        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), len(steps)))
         if not found and not lora:
             both = product(steps[-1:], first_steps(evaluator))
-            lora = _first_of(_threes(evaluator, both, most=_LORA_THREES))
-    changes = (*sorted(found, key=_parts), *sorted(lora, key=_parts))
+            lora = list(islice(_threes(evaluator, both, most=_LORA_THREES), _MOST))
+    changes = (*sorted(found, key=_first_to_last), *sorted(lora, key=_first_to_last))
     kept = tuple(replaced(evaluator, one) for one in changes)
     return Remedies(kept, tuple(evaluator.effort.tried), barred)
 
@@ -357,23 +359,24 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
 def _of_several(evaluator: Evaluator) -> list[Change]:
     """Return pairs of changes, and triples where no pair suffices without a purchase."""
     steps = list(first_steps(evaluator))
-    pairs = _first_of(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS))
+    pairs = list(islice(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS), _MOST))
     if not all(map(_is_bought, pairs)):
         return pairs
-    return [*pairs, *_first_of(_threes(evaluator, combinations(steps, 2), most=_THREES))]
+    return [*pairs, *islice(_threes(evaluator, combinations(steps, 2), most=_THREES), _MOST)]
 
 
 def _is_bought(change: Change) -> bool:
     return change.kind.rpartition(" + ")[2] in BOUGHT
 
 
+def _first_to_last(change: Change) -> tuple[int, int]:
+    """Return the order of report: changes that keep the answers, and single ones, before others."""
+    return change.rank, _parts(change)
+
+
 def _parts(change: Change) -> int:
     """Return the number of kinds of changes after the first."""
     return change.kind.count(" + ")
-
-
-def _first_of(found: Iterator[Change]) -> list[Change]:
-    return list(islice(found, _MOST))
 
 
 def _pairs(
@@ -394,11 +397,7 @@ def _pairs(
         except InputError:  # not a step of this scenario
             continue
         if second is not None:
-            yield second._replace(
-                kind=f"{step.kind} + {second.kind}",
-                description=f"{step.description}, and {second.description}",
-                edits=(*step.edits, *second.edits),
-            )
+            yield step.followed_by(second)
 
 
 def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:

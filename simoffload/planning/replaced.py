@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simoffload.errors import InputError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE
-from simoffload.results import Change
+from simoffload.results import Change, quality_of_cache
 from simoffload.scenario import Scenario
 
 
@@ -26,10 +26,13 @@ def replaced(evaluator: Evaluator, change: Change) -> Change:
     except InputError:
         return change
     description = ", ".join((change.description, *_differences(evaluator, change, there)))
-    same = there.strategy.cached[1] == evaluator.strategy.cached[1]
-    if change.same_work and not same:
-        description = f"{description} {ANSWERS_CHANGE}"
-    return change._replace(description=description, same_work=change.same_work and same)
+    change = change._replace(description=description)
+    stored = there.strategy.cached[1]
+    if stored == evaluator.strategy.cached[1]:
+        return change
+    if change.same_work:
+        change = change._replace(description=f"{description} {ANSWERS_CHANGE}")
+    return change.of_quality(quality_of_cache(stored))
 
 
 def _with_cache(evaluator: Evaluator, change: Change) -> Change:

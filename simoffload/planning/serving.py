@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.evaluator import Evaluator
-from simoffload.results import Change
+from simoffload.results import Change, quality_of_weights
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 
@@ -20,7 +20,9 @@ def formats(evaluator: Evaluator) -> Iterator[Change]:
     for name in weight_formats(evaluator.scenario, evaluator.strategy):
         edit = evaluator.model("quantization", name)
         description = f"weights stored as {name} {ANSWERS_CHANGE}"
-        yield Change("precision", description, (edit,), key=f"format-{name}", same_work=False)
+        yield Change(
+            "precision", description, (edit,), key=f"format-{name}", quality=quality_of_weights(name)
+        )
 
 
 def together(evaluator: Evaluator) -> Iterator[Change]:
@@ -44,7 +46,8 @@ def together(evaluator: Evaluator) -> Iterator[Change]:
                 description = f"weights {where} ({kind})"
                 description += f", stored as {name} {ANSWERS_CHANGE}" if name else ""
                 key = f"{kind}-{name}" if name else kind
-                yield Change("placement", description, (*stored, *edits), key=key, same_work=not name)
+                quality = quality_of_weights(name) if name else ""
+                yield Change("placement", description, (*stored, *edits), key=key, quality=quality)
 
 
 def weight_formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
-from simoffload.results import Change, peak_uses
+from simoffload.results import Change, peak_uses, quality_of_weights
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Split, Strategy, strategy_for, strategy_of
 from simoffload.workload import Inference
@@ -110,4 +110,5 @@ def _largest(
         f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""
     )
     edits = (*form.edits, Edit(("strategy",), split.section(number)), *batched)
-    yield Change("placement", description, edits, same_work=not form.name)
+    quality = quality_of_weights(form.name) if form.name else ""
+    yield Change("placement", description, edits, quality=quality)

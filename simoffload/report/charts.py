@@ -263,8 +263,8 @@ def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash
 # ---- advice ----
 
 
-def gains(tried: Sequence[Tried]) -> Figure:
-    """Draw the speed with each change, relative to the unchanged scenario."""
+def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> Figure:
+    """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario."""
     data = []
     for kind, (color, shape) in _CHANGES.items():
         marks = [
@@ -279,8 +279,17 @@ def gains(tried: Sequence[Tried]) -> Figure:
         draw.height(len(tried), legends=1),
         barmode="overlay",
         showlegend=True,
-        xaxis=draw.axis("speed relative to the unchanged scenario", rangemode="tozero"),
+        xaxis=draw.axis(f"{axis} relative to the unchanged scenario", rangemode="tozero"),
         yaxis=draw.names_axis([one.change.description for one in tried]),
+    )
+
+
+def speed_axis(search: Search) -> str:
+    """Return the name of what a search compares with the purchase."""
+    return (
+        "steps of a sequence per second"
+        if search.objective == "latency"
+        else "throughput [units of work per second]"
     )
 
 
@@ -298,7 +307,7 @@ def front(search: Search) -> Figure:
         _HEIGHT,
         showlegend=True,
         xaxis=draw.axis(f"purchase [{draw.plain(search.currency)}]"),
-        yaxis=draw.axis("units of work per second", rangemode="tozero"),
+        yaxis=draw.axis(speed_axis(search), rangemode="tozero"),
     )
 
 
@@ -314,7 +323,7 @@ def _marks(
     return draw.points(
         name,
         x=[point.purchase for point in found],
-        y=[point.rate for point in found],
+        y=[point.speed for point in found],
         hover=[draw.plain(", ".join(point.description) or "no change") for point in found],
         mode=mode,
         marker={"color": color, "symbol": symbol, "size": size},

@@ -39,7 +39,7 @@ from simoffload.report.sections.background import commands, inputs, limits, scen
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
-from simoffload.results import SimulationResult, TrainingResult
+from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
 
@@ -48,12 +48,14 @@ def comparison_document(
     *,
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
+    notes: Sequence[str] = (),
     command: str = "",
 ) -> ReportDocument:
     """Return the document of several results.
 
-    ``comparison.groups`` explains ``published`` and ``baseline``; ``command`` is the command line that
-    reproduces the comparison. Raises ValueError if there are no results or ``baseline`` names none of them.
+    ``comparison.groups`` explains ``published`` and ``baseline``; ``notes`` are sentences to begin with, and
+    ``command`` is the command line that reproduces the comparison. Raises ValueError if there are no results
+    or ``baseline`` names none of them.
     """
     if not results:
         raise ValueError("there is nothing to compare")
@@ -68,7 +70,7 @@ def comparison_document(
         None,
         tuple(map(group_verdict, found)),
         tuple(warnings(found)),
-        (*_side_by_side(found), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
+        (*_side_by_side(found, notes), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -83,13 +85,15 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Return a section for each kind of work, with a table for each model."""
+def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[ReportSection]:
+    """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
-    for kind, mine in kinds.items():
-        sentences = (
+    for number, (kind, mine) in enumerate(kinds.items()):
+        sentences = [
             text for group in mine for text in (*_missing(group), *_limits(group), *_reservations(group))
-        )
+        ]
+        if number == 0:
+            sentences = [*notes, *sentences]
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
@@ -163,7 +167,8 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
         wording = presentation(timed[0])
-        yield from (f"{name} = {timed[0].formulas[name]}" for name in wording.formulas)
+        formulas = definitions(timed[0])
+        yield from (f"{name} = {formulas[name]}" for name in wording.formulas)
         yield wording.legend
     if any(group.throughput_apart for group in found):
         yield "throughput: ratio of tokens/s"

@@ -123,7 +123,7 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
 def _planned(result: SimulationResult) -> Iterator[ReportSection]:
     """The sections that need further simulations: explanations, next steps, costs."""
     if result.explanation is not None:
-        from simoffload.report.sections.advice import explained
+        from simoffload.report.sections.explanations import explained
 
         yield from explained(result.explanation)
     if result.next_changes is not None:

@@ -35,14 +35,19 @@ def write_comparison(
     *,
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
+    notes: Sequence[str] = (),
     command: str = "",
 ) -> None:
     """Write a page that compares results; ``comparison.groups`` explains ``published`` and ``baseline``.
 
+    ``notes`` are sentences to begin with, such as those of a comparison (``Comparison.notes``).
+
     Raises ValueError if there are no results or ``baseline`` names none of them, InputError if the file
     cannot be written.
     """
-    document = comparison_document(results, published=published, baseline=baseline, command=command)
+    document = comparison_document(
+        results, published=published, baseline=baseline, notes=notes, command=command
+    )
     write_html(document, path)
 
 

@@ -39,6 +39,8 @@ _CAUSES = {
     "entering the page cache": DARK_GREY,
     "into the page cache": SKY,
     "crc32": PURPLE,
+    "waiting for the CPU update": DARK_ORANGE,
+    "new pinned memory": GREY,
 }
 _CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 

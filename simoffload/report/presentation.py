@@ -154,7 +154,7 @@ def _metrics(
 _BOUND_LEGEND = (
     "share of the bound: time of the step if its busiest link, GPU or host thread never waited, over its time"
 )
-_GATHERED = "ZeRO-3: every GPU gathers every layer for every token"
+_GATHERED = "{}: every GPU gathers every layer for every token"
 _INFERENCE: Shown = {
     "ttft_s": ("time to first token", format_seconds),
     "tpot_s": ("time per output token", format_seconds),
@@ -207,7 +207,7 @@ def _inference(result: InferenceResult) -> Presentation:
         shown=result.step,
         unit_name="pass",
         note=note,
-        how=_GATHERED if result.spread_bound_tokens_per_s else "",
+        how=_GATHERED.format(result.gathers or "the strategy") if result.spread_bound_tokens_per_s else "",
     )
 
 

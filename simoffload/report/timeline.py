@@ -6,7 +6,7 @@ It has charts of the first layers and of one in the middle, and a list of the lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
 from simoffload.report.presentation import presentation
 from simoffload.results import Interval, SimulationResult, Timeline
-from simoffload.schedule import Schedule
+from simoffload.schedule import OpKind, Schedule
 from simoffload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FIRST = 3
 _LONGEST = 15
 """Number of kinds of operations that are listed."""
 
-_KINDS = {
+_KINDS: Mapping[OpKind, tuple[str, str]] = {
     "read": ("read from storage", draw.VERMILION),
     "write": ("write to storage", draw.ORANGE),
     "copy": ("copy to the GPU", draw.BLUE),
@@ -45,7 +45,9 @@ _KINDS = {
     "pin": ("new pinned memory", draw.GREY),
     "cached": ("entering the page cache", draw.BLACK),
     "checksum": ("crc32", draw.PURPLE),
+    "wait": ("waiting for the CPU update", draw.GREY),
 }
+"""Description and colour of each kind of operation, in the order of the legend."""
 _STREAM = 40
 """[px] of a stream in the chart, its height."""
 _PICO = 1e-12
@@ -56,7 +58,7 @@ class DrawnOperation(NamedTuple):
     """A DrawnOperation is an operation of the first rank of a program (rank 0 if there is only one)."""
 
     stream: str
-    kind: str
+    kind: OpKind
     label: str
     route: str
     """Name of the route of its bytes; "" if it moves none."""
@@ -211,7 +213,7 @@ def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> DrawnOperatio
     op = done.op
     return DrawnOperation(
         stream=printable(schedule.labels[op.stream]),
-        kind=printable(op.kind),
+        kind=op.kind,
         label=printable(op.label),
         route=printable(schedule.routes[op.route].name) if op.size else "",
         size=op.size,
@@ -228,9 +230,9 @@ def schedule(window: TimelineWindow) -> Figure:
     used = {bar.stream for bar in window.bars}
     streams = [stream for stream in window.streams if stream in used]
     data = []
-    for kind in dict.fromkeys([*_KINDS, *(bar.kind for bar in window.bars)]):
+    for kind in _KINDS:
         own = [bar for bar in window.bars if bar.kind == kind]
-        description, color = _KINDS.get(kind, (kind, draw.BLACK))
+        description, color = _KINDS[kind]
         if own:
             trace = draw.bars(
                 description,

@@ -19,6 +19,7 @@ from simoffload.results.checkpoint import (
     Checkpoints,
     Outlook,
     SavedPart,
+    StateDevice,
     outlook,
     run_mtbf,
 )
@@ -35,12 +36,26 @@ from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
+from simoffload.results.quality import (
+    ADAPTERS,
+    FLEXGEN_4BIT,
+    FROZEN_NF4,
+    HALVED,
+    STATES_8BIT,
+    quality_of_cache,
+    quality_of_weights,
+)
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import by_name, interval_columns, with_intervals
+from simoffload.results.values import TimeName, by_name, definitions, interval_columns, with_intervals
 
 __all__ = [
+    "ADAPTERS",
+    "FLEXGEN_4BIT",
+    "FROZEN_NF4",
+    "HALVED",
+    "STATES_8BIT",
     "CacheBlocks",
     "CachedWrites",
     "Change",
@@ -69,11 +84,13 @@ __all__ = [
     "Share",
     "SimulationResult",
     "SkippedPeriods",
+    "StateDevice",
     "StorageRequests",
     "StorageTraffic",
     "TierLifetime",
     "TierUse",
     "Time",
+    "TimeName",
     "TimedPhase",
     "Timeline",
     "Track",
@@ -81,12 +98,15 @@ __all__ = [
     "by_name",
     "cache_warnings",
     "data_loading_sentences",
+    "definitions",
     "duration",
     "interval_columns",
     "lifetime_warnings",
     "makespan_for_longer_context",
     "outlook",
     "peak_uses",
+    "quality_of_cache",
+    "quality_of_weights",
     "run_mtbf",
     "summarize_pass",
     "tier_lifetime",

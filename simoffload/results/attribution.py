@@ -9,11 +9,11 @@ earlier, the remaining rounds are added up instead of followed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.results.timeline import Timeline, Track
-from simoffload.schedule import Schedule
+from simoffload.schedule import OpKind, Schedule
 
 
 class OperationRef(NamedTuple):
@@ -138,35 +138,41 @@ Group = Literal["GPU", "host", "transfers", "storage", "waiting"]
 """Category of a cause of time: work of the GPU or of the host's processors, transfers between memories and
 collectives, reads and writes of storage, or waiting for an update that an earlier step started."""
 
-_COMPUTE = "GPU compute"
-_NAMES = {
-    "hook": "host thread",
-    "launch": "host thread",
-    "compute": _COMPUTE,
-    "concat": "GPU copies of gathered tensors",
-    "copy": "GPU copies of gathered tensors",
-    "reduce": "gradients on the GPU",
-    "update": "optimizer on the GPU",
-    "wait": "waiting for the CPU update",
-    "pages": "new pages for copies",
-    "pin": "new pinned memory",
-    "cached": "entering the page cache",
-    "checksum": "crc32",
+
+class _Meaning(NamedTuple):
+    """A _Meaning is what the time of a kind of operations counts as."""
+
+    cause: str
+    """Cause of the time of operations without a route; with one it is the name of the route."""
+    group: Group
+    """Category of those without a route."""
+    moving: Group
+    """Category of those with a route."""
+    empty: bool = False
+    """Whether those without a route have no bytes to move, and so neither time nor a cause."""
+
+
+_MEANINGS: Mapping[OpKind, _Meaning] = {
+    "hook": _Meaning("host thread", "host", "host"),
+    "launch": _Meaning("host thread", "host", "host"),
+    "wait": _Meaning("waiting for the CPU update", "waiting", "waiting"),
+    "pages": _Meaning("new pages for copies", "host", "host"),
+    "pin": _Meaning("new pinned memory", "host", "host"),
+    "cached": _Meaning("entering the page cache", "host", "host"),
+    "checksum": _Meaning("crc32", "host", "host"),
+    "cpu": _Meaning("CPU work", "host", "host", empty=True),
+    "copy": _Meaning("GPU copies of gathered tensors", "GPU", "transfers"),
+    "stage": _Meaning("copies in host memory", "host", "transfers", empty=True),
+    "read": _Meaning("storage read", "storage", "storage", empty=True),
+    "write": _Meaning("storage write", "storage", "storage", empty=True),
+    "gather": _Meaning("all-gather", "GPU", "transfers", empty=True),
+    "all-reduce": _Meaning("all-reduce", "GPU", "transfers", empty=True),
+    "send": _Meaning("stage to stage", "GPU", "transfers", empty=True),
+    "compute": _Meaning("GPU compute", "GPU", "transfers"),
+    "concat": _Meaning("GPU copies of gathered tensors", "GPU", "transfers"),
+    "reduce": _Meaning("gradients on the GPU", "GPU", "transfers"),
+    "update": _Meaning("optimizer on the GPU", "GPU", "transfers"),
 }
-_GROUPS: dict[str, Group] = {
-    "hook": "host",
-    "launch": "host",
-    "pages": "host",
-    "pin": "host",
-    "cached": "host",
-    "checksum": "host",
-    "cpu": "host",
-    "read": "storage",
-    "write": "storage",
-    "wait": "waiting",
-}
-"""Categories by kind of operation. Of other kinds, those with a route are transfers and the rest is GPU
-work."""
 
 
 class Attribution(NamedTuple):
@@ -190,18 +196,24 @@ class Attribution(NamedTuple):
     """Working time of all GPUs, added up [ps]."""
 
 
-_Kind = tuple[str, int, int]
+_Kind = tuple[OpKind, int, int]
 """Key of an operation: its kind, stream and route."""
 
 
 def _cause(kind: _Kind, schedule: Schedule) -> str:
     name, _, route = kind
-    return schedule.routes[route].name if route >= 0 else _NAMES[name]
+    return schedule.routes[route].name if route >= 0 else _MEANINGS[name].cause
 
 
 def _group(kind: _Kind) -> Group:
     name, _, route = kind
-    return _GROUPS.get(name, "transfers" if route >= 0 else "GPU")
+    return _MEANINGS[name].moving if route >= 0 else _MEANINGS[name].group
+
+
+def _is_empty(kind: _Kind, duration: int) -> bool:
+    """Return whether operations have nothing to do, as a cache of no tokens has nothing to write."""
+    name, _, route = kind
+    return not duration and route < 0 and _MEANINGS[name].empty
 
 
 def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
@@ -215,6 +227,8 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
     totals = _on_chain(timeline, last)
     for (kind, number), duration in totals.items():
+        if _is_empty(kind, duration):
+            continue
         _, stream, route = kind
         exposed[_cause(kind, schedule)] += duration
         exposed_streams[labels[stream]] += duration
@@ -289,6 +303,8 @@ def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
                 key = step.op.kind, track.stream, step.op.route
                 totals[key] = totals.get(key, 0) + times * (end - start)
         for kind, duration in totals.items():
+            if _is_empty(kind, duration):
+                continue
             by_cause[track.rank][_cause(kind, schedule)] += duration
             by_stream[track.rank][labels[track.stream]] += duration
     return by_cause, by_stream

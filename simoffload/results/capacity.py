@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import Tier
+from simoffload.hardware import Tier, TierKind
 from simoffload.results.values import by_name
-from simoffload.units import format_bytes
+from simoffload.units import formatted_apart
 
 if TYPE_CHECKING:
     from simoffload.results.training import StorageRequests, StorageTraffic
@@ -62,7 +62,7 @@ class CacheBlocks(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, of all sequences together, whose keys and values they hold."""
+        """Number of tokens, of all sequences of one replica together, whose keys and values they hold."""
         return self.number * self.size
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +111,8 @@ class Facts:
     """Number of parts in which a prefill is computed, one after the other."""
     weight_moves: int = 0
     """How often a prefill moves weights outside HBM to the GPU; 0: none are there, or this is not counted."""
+    first_pass: str = ""
+    """Why the first pass after loading takes longer than later ones, as a clause; "" where it does not."""
     hypothetical: str = ""
     """What the plan does that no program does, as a clause; "" for the plan of a program."""
 
@@ -119,7 +121,7 @@ class TierUse(NamedTuple):
     """A TierUse compares the peak need of a tier with its capacity."""
 
     tier: str
-    kind: str
+    kind: TierKind
     scope: str
     """Scope of ``needed`` and ``capacity``: "per GPU", "per host" or "in all"."""
     needed: int
@@ -165,7 +167,7 @@ class TierUse(NamedTuple):
     def sentence(self) -> str:
         """Return a sentence about a tier that is too small."""
         binary = self.kind in {"hbm", "dram"}
-        needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
+        needed, has = formatted_apart(self.needed, self.capacity, binary=binary)
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,9 +197,9 @@ class Change(NamedTuple):
     """Short name, unique among the changes of ``advise``, from which file names are made."""
     priced: bool = True
     """Whether the price of the change is known."""
-    same_work: bool = True
-    """Whether the result of the work is the same; it is not if adapters are trained instead of the model, or
-    weights are stored with fewer bits."""
+    quality: str = ""
+    """What is known of answers that the change alters (``quality``), as with fewer bits for weights or cache,
+    or adapters that are trained instead of the model; empty if they stay the same."""
     barred: str = ""
     """Reason why the change is impossible; empty if it is possible."""
 
@@ -205,7 +207,31 @@ class Change(NamedTuple):
         """Return one change with the edits of this one and of another one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
         description, edits = f"{self.description}, {other.description}", (*self.edits, *other.edits)
-        return Change(kind, description, edits, same_work=self.same_work and other.same_work)
+        return Change(kind, description, edits, quality=_joined(self.quality, other.quality))
+
+    def followed_by(self, other: Change) -> Change:
+        """Return the change that makes this one and then ``other``, whose memory it leaves."""
+        joined = self.with_(other)
+        return other._replace(
+            kind=f"{self.kind} + {other.kind}",
+            description=f"{self.description}, and {other.description}",
+            edits=joined.edits,
+            quality=joined.quality,
+        )
+
+    def of_quality(self, words: str) -> Change:
+        """Return the change with what else is known of the answers that it alters."""
+        return self._replace(quality=_joined(self.quality, words))
+
+    @property
+    def same_work(self) -> bool:
+        """Whether the answers, or in training the model, stay the same."""
+        return not self.quality
+
+    @property
+    def rank(self) -> int:
+        """Place among other changes, whatever they gain: those that keep the answers come first."""
+        return 0 if self.same_work else 1
 
     @property
     def assignments(self) -> tuple[str, ...]:
@@ -226,6 +252,10 @@ class Change(NamedTuple):
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
+def _joined(*words: str) -> str:
+    return "; ".join(dict.fromkeys(filter(None, words)))
+
+
 class Remedies(NamedTuple):
     """Remedies are the smallest changes that make a scenario fit, and the changes that were tried to find
     them."""
@@ -235,6 +265,18 @@ class Remedies(NamedTuple):
     """Descriptions of the tried changes, each listed once."""
     barred: tuple[str, ...] = ()
     """Sentences about changes that would help but are impossible, with the reason."""
+
+
+_SCOPES: Mapping[TierKind, str] = {
+    "hbm": "per GPU",
+    "dram": "per host",
+    "nvme": "in all",
+    "nfs": "in all",
+    "pfs": "in all",
+    "nvmeof": "in all",
+    "remote": "in all",
+}
+"""Whose memory counts as one tier, by its kind."""
 
 
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
@@ -248,9 +290,9 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
     for name, tier in tiers.items():
         mine = tuple(term for term in terms if pools.get(term.tier) == name and term.size)
         if mine:
-            scope = {"hbm": "per GPU", "dram": "per host"}.get(tier.kind, "in all")
             needed = sum(term.size for term in mine)
             passing = sum(term.size for term in mine if term.once)
+            scope = _SCOPES[tier.kind]
             uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine, passing=passing))
     return tuple(uses)
 

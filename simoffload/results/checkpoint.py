@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import exp, expm1, sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
 from simoffload.results.passes import PassResult, aggregate
@@ -78,6 +78,10 @@ class Outlook(NamedTuple):
     """[s] of training that a failure destroys on average, at the given interval, else at Daly's."""
 
 
+StateDevice = Literal["hbm", "dram", "nvme"]
+"""Kind of tier that holds states before they are saved: memory of GPUs, of hosts, or swap files."""
+
+
 class SavedPart(NamedTuple):
     """A SavedPart is data that one or several ranks write, each the same number of bytes."""
 
@@ -86,8 +90,8 @@ class SavedPart(NamedTuple):
     """[B] that each writer writes."""
     writers: int
     """Number of ranks that write."""
-    device: str
-    """Kind of tier from which the bytes are written: hbm, dram or nvme."""
+    device: StateDevice
+    """Kind of tier from which the bytes are written."""
     files: int
 
 

@@ -20,8 +20,8 @@ _FORMULAS = {
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
     "spread_bound_tokens_per_s": (
         "batch_size x ranks x HBM rate / (fewest weights that a step reads / ranks + mean key-value cache of "
-        "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered, as "
-        "ZeRO-3 does"
+        "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered"
+        "{result.as_it_gathers}"
     ),
     "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
     "kv_allocation_s": (
@@ -34,9 +34,7 @@ _FORMULAS = {
         "prefill)"
     ),
     "e2e_s": "ttft_s + sum of the decode steps",
-    "first_pass_s": (
-        "time of the warm-up pass: DeepSpeed does not know the order of modules yet and cannot prefetch"
-    ),
+    "first_pass_s": "time of the warm-up pass{result.first_pass_reason}",
     "per_token_s": (
         "e2e_s / (output_length x batch_size x replicas), time over the tokens of all sequences, as "
         "transformers-bloom-inference and DDN's white paper count it"
@@ -79,13 +77,27 @@ class InferenceResult(SimulationResult):
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound_tokens_per_s: float | None = None
-    """[1/s] defined in ``formulas``; None unless ZeRO-3 gathers the weights from the HBM of several GPUs."""
+    """[1/s] defined in ``formulas``; None unless weights are gathered from the HBM of several GPUs."""
+    gathers: str = ""
+    """Name of the method that gathers them, such as "ZeRO-3"; "" for none."""
+    first_pass_why: str = ""
+    """Why the first pass takes longer than later ones, in the strategy's words; "" where it does not."""
     decode_total_s: float = 0.0
     """[s] of all decode steps, with their waits for new pinned memory."""
     decode_bound: float = 0.0
     """Relative error bound of interpolated decode steps; 0 if all are exact."""
     decode_estimated: int = 0
     """Number of decode steps whose times were interpolated."""
+
+    @property
+    def as_it_gathers(self) -> str:
+        """The end of the sentence about weights that are not gathered: ", as ZeRO-3 does"."""
+        return f", as {self.gathers} does" if self.gathers else ""
+
+    @property
+    def first_pass_reason(self) -> str:
+        """The end of the sentence about the warm-up pass: ": " and why it takes longer."""
+        return f": {self.first_pass_why}" if self.first_pass_why else ""
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.timeline import PassWork, Timeline
-from simoffload.results.values import by_name
+from simoffload.results.values import by_name, definitions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -310,7 +310,7 @@ class SimulationResult(ABC):
             "changes": None,
             "changes_tried": [],
             "metrics": self.metrics(),
-            "formulas": dict(self.formulas),
+            "formulas": definitions(self),
             "step": self._step(),
             "passes": [_pass(one) for one in self.passes],
             **self.particulars(),
@@ -388,7 +388,7 @@ def _causes(one: PassResult) -> list[dict[str, Any]]:
 
 def _change(one: Change) -> dict[str, Any]:
     headroom = {use.tier: use.headroom for use in one.uses}
-    return by_name(one, "kind description set=assignments") | {"headroom_bytes": headroom}
+    return by_name(one, "kind description quality set=assignments") | {"headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
+
+TimeName = Literal["compared_by", "unit_by", "step_by"]
+"""Property of a result that names one of its times."""
 
 
 def plain(value: Any) -> Any:
@@ -39,6 +42,11 @@ def by_name(one: object, names: str) -> dict[str, Any]:
     """
     pairs = (name.partition("=") for name in names.split())
     return {key: plain(getattr(one, attribute or key)) for key, _, attribute in pairs}
+
+
+def definitions(result: Any) -> dict[str, str]:
+    """Return what each metric of a result is, with the words of its strategy where ``formulas`` has {…}."""
+    return {name: text.format(result=result) for name, text in result.formulas.items()}
 
 
 def interval_columns(metric: str) -> tuple[str, str, str]:

@@ -14,14 +14,16 @@ from simoffload.scenario.loading import (
     load_scenario,
     loaded,
     locate,
-    opened,
+    names_model,
     resolve,
 )
+from simoffload.scenario.overrides import Changed, changed_platform, of_platform, opened, overridden
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 
 __all__ = [
     "RENAMED",
     "SWEEP",
+    "Changed",
     "EngineOptions",
     "LoadedScenario",
     "Scenario",
@@ -29,6 +31,7 @@ __all__ = [
     "ScenarioSource",
     "canonical",
     "canonical_target",
+    "changed_platform",
     "completed",
     "default_scenario",
     "find_scenario",
@@ -36,8 +39,11 @@ __all__ = [
     "load_scenario",
     "loaded",
     "locate",
+    "names_model",
+    "of_platform",
     "opened",
     "other_work",
+    "overridden",
     "placement_of",
     "resolve",
     "tier_name",

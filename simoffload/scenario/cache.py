@@ -23,7 +23,7 @@ from simoffload.hardware import (
     load_platform,
     platform_from,
 )
-from simoffload.models import ModelShape, ModelSpec, load_model
+from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
 from simoffload.strategies import strategy_of
 
 T = TypeVar("T")
@@ -147,6 +147,10 @@ class ScenarioCache:
                 content["profiles"] = self._changes(document)
         if isinstance(model, dict) and "config" in model:
             content["model"] = self._models_content(model, root)
+        elif isinstance(model, str):
+            content["model"] = canonical_model(model)
+        elif isinstance(model, dict) and isinstance(model.get("name"), str):
+            content["model"] = {**model, "name": canonical_model(model["name"])}
         return _digest(canonical(content))
 
     def _platforms_content(self, document: Document) -> Any:

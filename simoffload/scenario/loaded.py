@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
-from simoffload.documents import Document, Edit, edited, either, quoted, suggest
+from simoffload.documents import Document, Edit, candidates, edited, either, named, quoted
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Platform, memory_warnings, spelled
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
+from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
 from simoffload.units import plural
@@ -74,7 +75,8 @@ class LoadedScenario:
     def edited(self, *edits: Edit) -> LoadedScenario:
         """Return the scenario with edits, resolved again.
 
-        Changes to profiles that the new machine does not have are dropped. Raises InputError.
+        Changes to profiles and of PCIe generations that the new machine does not have are dropped. Raises
+        InputError.
         """
         return self._resolved(self._possible(*edits))
 
@@ -84,11 +86,15 @@ class LoadedScenario:
 
     def _possible(self, *edits: Edit) -> Document:
         changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
+        if any(path == ("platform",) for path, _ in edits):
+            changed = with_its_slots(changed, self.cache)
         if not own:
             return changed
         uses = self.cache.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
-        kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
+        kept = {
+            name: one for name, one in changed.data["profiles"].items() if named(name, has) or name not in own
+        }
         return edited(changed, [Edit(("profiles",), kept)], in_place=True)
 
     def _resolved(self, document: Document) -> LoadedScenario:
@@ -290,24 +296,27 @@ def canonical_target(target: str) -> str:
 
 def tier_name(name: str, machine: Machine, key: str) -> str:
     """Return the machine's name for a tier; "gpu", "cpu" and "ram" are aliases. Raises InputError."""
-    known = _ALIASES.get(name.lower(), name)
-    if known in machine.tiers:
-        return known
+    meant = named(_ALIASES.get(name.lower(), name), machine.tiers)
+    if len(meant) == 1:
+        return meant[0]
     raise _no_tier("tier", name, machine, tuple(machine.tiers), key)
 
 
 def storage_name(name: str, machine: Machine, key: str) -> str:
     """Return the name of a tier that must be on storage. Raises InputError if it is not."""
     storage = tuple(tier.name for tier in machine.tiers.values() if tier.is_storage)
-    if name in storage:
-        return name
+    meant = named(name, storage)
+    if len(meant) == 1:
+        return meant[0]
     raise _no_tier("storage tier", name, machine, storage, key)
 
 
 def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
     synonyms = {"hbm": "hbm (or gpu)", "dram": "dram (or cpu)"}
     has = ", ".join(synonyms.get(tier, tier) for tier in tiers) or "none"
-    message = f'no {what} {quoted(name)} on platform "{machine.platform}" (has: {has}){suggest(name, tiers)}'
+    message = (
+        f'no {what} {quoted(name)} on platform "{machine.platform}" (has: {has}){candidates(name, tiers)}'
+    )
     return InputError.at(key, message)
 
 

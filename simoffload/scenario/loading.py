@@ -15,27 +15,25 @@ from simoffload.documents import (
     SUFFIXES,
     Document,
     Edit,
-    Location,
+    candidates,
     edited,
     exists,
-    parse_path,
+    named,
     read_document,
     rename_keys,
-    set_value,
-    split_assignment,
-    suggest,
     validate,
     without,
 )
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
-from simoffload.models import ModelSpec, is_model, list_models
+from simoffload.models import ModelSpec, is_model, list_models, resembled_model
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
+from simoffload.scenario.overrides import overridden, usual_kind
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import TierChoice, strategy_for, strategy_of
+from simoffload.strategies import TierChoice, strategy_of
 from simoffload.workload import Training
 
 ScenarioSource = LoadedScenario | str | Path
@@ -60,16 +58,28 @@ def list_scenarios() -> tuple[str, ...]:
 
 def find_scenario(name: str) -> Path | None:
     """Return the file of a shipped scenario; None if there is none of that name."""
-    return shipped_folder("scenarios") / f"{name}.yaml" if name in list_scenarios() else None
+    meant = named(name, list_scenarios())
+    return shipped_folder("scenarios") / f"{meant[0]}.yaml" if len(meant) == 1 else None
+
+
+def names_model(source: str) -> bool:
+    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
+    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
+        return False
+    return not any(name.startswith(f"{source.partition('/')[0]}/") for name in list_scenarios())
 
 
 @limited
-def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> LoadedScenario:
-    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, and resolve it.
+def load_scenario(
+    source: str | Path, *, overrides: Sequence[str] = (), placed: bool = True
+) -> LoadedScenario:
+    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, and resolve it;
+    ``placed`` as in ``resolve``.
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    return resolve(read_document(locate(source)), overrides=overrides)
+    return resolve(read_document(locate(source)), overrides=overrides, placed=placed)
 
 
 def loaded(source: ScenarioSource) -> LoadedScenario:
@@ -93,15 +103,15 @@ def resolve(
     *,
     overrides: Sequence[str] = (),
     cache: ScenarioCache | None = None,
+    placed: bool = True,
 ) -> LoadedScenario:
     """Check a document and load everything that it refers to. Raises InputError.
 
-    Scenarios that share a ``cache`` read common files once.
+    Scenarios that share a ``cache`` read common files once. A scenario that is not ``placed`` is only the
+    origin of others on targets: it may name tiers that its own platform does not have.
     """
     cache = ScenarioCache() if cache is None else cache
-    for assignment in overrides:
-        within = parse_path(split_assignment(assignment)[0])[:-1]
-        document = set_value(opened(document, within, cache), assignment)
+    document = overridden(document, overrides, cache)
     problems: list[Problem] = []
     document = rename_keys(document, RENAMED, problems)
     _keep_limits(document)
@@ -115,7 +125,7 @@ def resolve(
     model = _try(document, problems, "model", lambda: cache.model(scenario.model, root=document.root))
     machine = _machine(document, cache, problems, nodes=scenario.nodes)
     if machine is not None:
-        scenario = _with_tiers(document, scenario, machine, problems)
+        scenario = _with_tiers(document, scenario, machine, problems if placed else [])
     else:
         _check_the_rest(document, cache, problems)
     problems += _out_of_place(document, scenario)
@@ -185,27 +195,6 @@ def _value(part: Mapping[str, Any], key: str) -> Any:
     return part.get(last)
 
 
-def opened(document: Document, location: Location, cache: ScenarioCache) -> Document:
-    """Return the document with a file's content instead of its path, if the location is inside that file.
-
-    Raises InputError.
-    """
-    strategy = document.data.get("strategy")
-    if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):
-        return document
-    known = strategy_of(strategy.get("kind", _usual(document.data.get("workload"))))
-    key = str(location[1])
-    if known is None or key not in known.files:
-        return document
-    return cache.opened(document, key, known.files[key])
-
-
-def _usual(workload: Any) -> str:
-    """Return the default kind of strategy of a workload."""
-    kind = workload.get("kind") if isinstance(workload, dict) else None
-    return (strategy_for(str(kind)) or strategy_for("inference"))[0]
-
-
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
     """Return a problem for each section that is valid only for training."""
     work = scenario.workload
@@ -224,10 +213,10 @@ def _with_tiers(
 
     def resolved(part: M, section: str) -> M:
         for key, choice in keys[section].items():
-            part = named(part, key.split("."), choice, f"{section}.{key}")
+            part = with_name(part, key.split("."), choice, f"{section}.{key}")
         return part
 
-    def named(part: M, path: list[str], choice: TierChoice, place: str) -> M:
+    def with_name(part: M, path: list[str], choice: TierChoice, place: str) -> M:
         first, *inner = path
         value = getattr(part, first, None)
         if value is None:
@@ -235,9 +224,9 @@ def _with_tiers(
         if inner:
             if first not in part.model_fields_set:
                 return part
-            return part.model_copy(update={first: named(value, inner, choice, place)})
+            return part.model_copy(update={first: with_name(value, inner, choice, place)})
         read = partial(READ_TIER[choice], value, machine, place)
-        return part.model_copy(update={first: _try(document, problems, place, read)})
+        return part.model_copy(update={first: _try(document, problems, place, read) or value})
 
     parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}
@@ -252,13 +241,18 @@ def locate(source: str | Path) -> Path:
     shipped = find_scenario(str(source))
     if shipped is not None:
         return shipped
-    known = [*list_scenarios(), *list_models()]
-    message = f"no such file, and no shipped scenario or model of that name{suggest(str(source), known)}"
-    if is_model(str(source)):
-        message = (
-            "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
-        )
-    raise InputError([Problem(shortened(str(source)), None, None, "", message)])
+    raise InputError.at("", _no_scenario(str(source)), path=shortened(str(source)))
+
+
+def _no_scenario(name: str) -> str:
+    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    if names_model(name):
+        return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+    text = "no such file, and no shipped scenario or model of that name"
+    if looks := resembled_model(name):
+        return f"{text}: {looks}"
+    hint = candidates(name, [*list_scenarios(), *list_models()])
+    return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
@@ -277,7 +271,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
-    strategy = {"kind": _usual(workload), **strategy}
+    strategy = {"kind": usual_kind(workload), **strategy}
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
@@ -313,27 +307,26 @@ _WORKLOAD = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output
 
 @limited
 def default_scenario(
-    model: str, platform: str | None = None, *, overrides: Sequence[str] = ()
+    model: str, platform: str | None = None, *, overrides: Sequence[str] = (), placed: bool = True
 ) -> LoadedScenario:
     """Return a scenario of a model under ZeRO-Inference on all GPUs of a platform.
 
     It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
     another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter.
-    ``overrides`` (``a.b=value``) replace any of these, including the platform.
+    ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     data: dict[str, Any] = {"name": model, "model": model, "workload": _WORKLOAD}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
-    for assignment in overrides:
-        document = set_value(document, assignment)
+    cache = ScenarioCache()
+    document = overridden(document, overrides, cache)
     if "platform" not in document.data:
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
         raise InputError([document.problem((), text)])
-    cache = ScenarioCache()
-    return resolve(_filled(resolve(document, cache=cache)), cache=cache)
+    return resolve(_filled(resolve(document, cache=cache, placed=placed)), cache=cache, placed=placed)
 
 
 def _filled(scenario: LoadedScenario) -> Document:

@@ -112,15 +112,17 @@ class ScheduleBuilder:
         self._repeated = first, len(self._numbers), times
 
     def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
-        """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap``
-        [B/s]."""
+        """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s].
+
+        Rates that follow from others may be rounded to nothing; the least is 1 B/s.
+        """
         known = self._known_hops.get(id(hops))
         if known is None:
             known = self._known_hops[id(hops)] = (
                 hops,
                 self._route_hops.setdefault(hops, len(self._route_hops)),
             )
-        return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
+        return self._routes.setdefault(_RouteKey(name, known[1], max(1, cap)), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
         """Return the index of the ranks for which each rank waits, for dependencies on other ranks."""

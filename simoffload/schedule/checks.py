@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from simoffload.errors import SimulationError
-from simoffload.schedule.ir import Block, Op, Program, Route, Schedule
+from simoffload.schedule.ir import Block, Op, OpKind, Program, Route, Schedule
 
+_KINDS = frozenset(get_args(OpKind))
 _MOST_RANKS = 2**16 - 1
 _MOST_REPEATS = 2**32 - 1
 """Largest numbers that the columns of a timeline can hold."""
@@ -189,9 +191,9 @@ def _all_sound(schedule: Schedule) -> bool:
 
 def _is_sound(op: Op, owners: Sequence[Program], pairs: _Pairs, routes: int) -> bool:
     """Return quickly whether an operation is valid."""
-    _, _, on, fixed, size, route, after, _ = op
+    kind, _, on, fixed, size, route, after, _ = op
     streams = len(owners)
-    if not (type(on) is type(fixed) is type(size) is type(route) is int):
+    if not (kind in _KINDS and type(on) is type(fixed) is type(size) is type(route) is int):
         return False
     if not (0 <= on < streams and fixed >= 0 and size >= 0 and -1 <= route < routes) or (route < 0 < size):
         return False
@@ -206,6 +208,8 @@ def _is_sound(op: Op, owners: Sequence[Program], pairs: _Pairs, routes: int) -> 
 
 
 def _op_problems(schedule: Schedule, op: Op, owners: Sequence[Program]) -> Iterator[str]:
+    if op.kind not in _KINDS:
+        yield f"its kind must be one of {', '.join(get_args(OpKind))}"
     yield from _check_index("stream", op.stream, len(schedule.streams))
     yield from _check_count("fixed [ps]", op.fixed, least=0)
     yield from _check_count("size [B]", op.size, least=0)

@@ -31,6 +31,30 @@ from typing import Literal, NamedTuple
 
 LinkUnit = Literal["B", "core-ns"]
 
+OpKind = Literal[
+    "hook",
+    "launch",
+    "wait",
+    "pages",
+    "pin",
+    "cached",
+    "checksum",
+    "cpu",
+    "copy",
+    "stage",
+    "read",
+    "write",
+    "gather",
+    "all-reduce",
+    "send",
+    "compute",
+    "concat",
+    "reduce",
+    "update",
+]
+"""What an operation is: work of the host thread and the CPUs; a transfer between the GPU and host memory, of
+a file, or between GPUs; or work of the GPU. Every table by kind has an entry for each."""
+
 
 class Link(NamedTuple):
     """A capacity that concurrent flows share: a cable direction, a DRAM, a drive, a server, a CPU's cores."""
@@ -98,8 +122,7 @@ Peers = tuple[tuple[int, ...], ...]
 class Op(NamedTuple):
     """One operation on one stream of every rank of a program."""
 
-    kind: str
-    """Cause of the time: hook, wait, launch, read, copy, gather, concat, compute."""
+    kind: OpKind
     label: str
     """The module or tensor for which it runs, shown in the timeline."""
     stream: int

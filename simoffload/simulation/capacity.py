@@ -21,6 +21,7 @@ AHEAD = "batches made ahead"
 """Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
 """Start of the warnings for which a sweep has the column ``extrapolates``."""
+_ON_CPU = "compute layers or experts on the CPU, which is not simulated yet and can be several times faster"
 _UNKNOWN = "error unknown, see docs/CALIBRATION.md"
 
 
@@ -84,6 +85,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *scenario.warnings,
             *scenario.link_warnings(plan),
             *plan.warnings,
+            *not_simulated(scenario),
             *(use.narrow for use in uses if use.narrow),
             *_what_if(plan),
             *scenario.context_warnings,
@@ -92,6 +94,26 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
         "extrapolations": plan.extrapolations,
         "uncompared": plan.uncompared,
     }
+
+
+def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
+    """Return a sentence about programs that compute on the CPU, where a model that generates exceeds the GPUs
+    of a desktop, or of a machine with unified memory.
+
+    "Several times": a CPU reads weights in host memory where they are, two channels of DDR5 at 60 to 88 GB/s,
+    instead of copying them over 16 lanes of PCIe 4 (some 25 GB/s), and of a mixture only the experts that
+    tokens take (discussions 477 and pull request 232 of ikawrakow/ik_llama.cpp).
+    """
+    machine, model, work = scenario.machine, scenario.model, scenario.scenario.workload
+    if work.kind != "inference" or not machine.accelerator.is_personal:
+        return ()
+    has = machine.gpus * (machine.tiers["hbm"].capacity - machine.accelerator.reserved_bytes)
+    needed = model.weight_bytes + model.kv_cache_bytes(batch=1, tokens=work.max_context)
+    if needed <= has:
+        return ()
+    gpus = "the GPU" if machine.gpus == 1 else f"all {machine.gpus} GPUs"
+    text = f"the model ({format_bytes(needed, binary=True)} with the cache of a sequence) does not fit {gpus}"
+    return (f"{text}: llama.cpp and KTransformers {_ON_CPU}",)
 
 
 def identity(

@@ -15,7 +15,7 @@ from simoffload.results import (
     tier_lifetime,
 )
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import common, identity
+from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan, strategy_of
 from simoffload.units import format_bytes, format_number, format_seconds
@@ -76,7 +76,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
         **identity(scenario, target=weights),
         "capacity": (),
         "advice": (),
-        "warnings": scenario.warnings,
+        "warnings": (*scenario.warnings, *not_simulated(scenario)),
         "refused": messages,
     }
     if isinstance(error, PlacementError):  # named by its target, which may be a strategy such as "resident"
@@ -113,11 +113,13 @@ class _InferenceMeasures(Measures[InferenceResult]):
             prefill_chunks=facts.chunks,
             prefill_weight_moves=facts.weight_moves,
             cache_blocks=facts.cache_blocks,
+            gathers=self.scenario.scenario.strategy.gathers,
+            first_pass_why=facts.first_pass,
         )
         bound = facts.spread_bound
         if bound is None or not result.fits:
             return result
-        warnings = (*result.warnings, _gathered(result.ranks, bound))
+        warnings = (*result.warnings, _gathered(result.ranks, bound, result.gathers or "the strategy"))
         return replace(result, spread_bound_tokens_per_s=bound, warnings=warnings)
 
     def timed(self, plan: Plan, result: InferenceResult, runner: Runner) -> InferenceResult:
@@ -182,14 +184,15 @@ def _too_many_blocks(result: InferenceResult) -> tuple[str, ...]:
     return (f"new blocks are produced faster than {tier} takes them: {text}; {remedy}",)
 
 
-def _gathered(ranks: int, bound: float) -> str:
-    """Return a warning about weights in HBM that ZeRO-3 gathers, which may be mistaken for a resident
+def _gathered(ranks: int, bound: float, method: str) -> str:
+    """Return a warning about weights in HBM that are gathered, which may be mistaken for a resident
     model."""
     most = f"{bound:,.0f}" if bound >= 100 else f"{bound:.3g}"
+    each = f"each of {ranks} GPUs gathers every layer over the links between GPUs for every token"
     return (
-        f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "
-        "for every token, which is not tensor parallelism; weights spread over the GPUs and not gathered "
-        f"could give up to {most} tokens/s in decode by their bytes alone (a bound, not a prediction)"
+        f"weights in HBM under {method}: {each}, which is not tensor parallelism; weights spread over the "
+        f"GPUs and not gathered could give up to {most} tokens/s in decode by their bytes alone (a bound, "
+        "not a prediction)"
     )
 
 

@@ -22,6 +22,7 @@ from simoffload.strategies.accelerate_plan import AccelerateOptions, AccelerateP
 from simoffload.strategies.base import Placement, Plan
 from simoffload.strategies.device_map import Home, ModuleTree, tree_of
 from simoffload.strategies.kv_cache import CachingStrategy
+from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.terms import Split
 from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import Bytes, format_bytes, plural
@@ -233,6 +234,7 @@ class Accelerate(CachingStrategy):
             chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
+        check_capability(TRANSFORMERS, model, machine)
         tree = tree_of(model)
         homes = self.given_homes(tree)
         if homes is None:

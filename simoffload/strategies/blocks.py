@@ -10,7 +10,7 @@ from typing import Literal
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.schedule import Dependency, Hops, Op, Schedule, ScheduleBuilder, cache_route
+from simoffload.schedule import Dependency, Hops, Op, OpKind, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.base import Phase
 from simoffload.strategies.cache_routes import TransferRoute
 from simoffload.strategies.connector import (
@@ -189,7 +189,7 @@ class BlockWriter:
         self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
     ) -> int:
         name, first, hops = self._way(way, blocks.part)
-        kind = "copy"
+        kind: OpKind = "copy"
         if self._on_tier(way):
             kind = "read" if way in (LOAD, READ) else "write"
             stored = self.machine.tiers[self.connector.tier].is_storage

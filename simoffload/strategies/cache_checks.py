@@ -10,13 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from simoffload.documents import either
 from simoffload.errors import InputError
-from simoffload.models import Dtype, ModelShape
+from simoffload.models import ModelShape
 
 if TYPE_CHECKING:
     from simoffload.strategies.kv_cache import CacheEngine, KvCache
 
 _SECTION = "strategy.kv_cache"
-NATIVE: dict[Dtype, str] = {"float16": "fp16", "bfloat16": "bf16"}
+NATIVE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16"}
 """Format that is a model's data type of 16 bit."""
 
 

@@ -182,7 +182,8 @@ def write_update(
     # The copy that the layer before has begun; in the first layer the pass before has.
     own = Dependency(prefetch, 1 if ahead else 0)
     builder.add(Op("compute", "torch.cat", compute, joining, after=(*so_far(host), *after, own)))
-    copy(compute, update.stored, to_device=False, behind=so_far(host))
+    if update.stored:  # a layer with a window of one token keeps none
+        copy(compute, update.stored, to_device=False, behind=so_far(host))
     builder.add(Op("compute", label, compute, duration - joining, after=so_far(host)))
 
 
@@ -298,8 +299,8 @@ def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inf
 
         def block(context: int, at: int = at) -> int:
             batch = (Sequences(workload.batch_size, 1, context),)
-            size = tensor_sizes(cache, part, layer, batch, [context], length=last)[at]
-            return pinned_block(size)
+            sizes = tensor_sizes(cache, part, layer, batch, [context], length=last)
+            return pinned_block(sizes[at]) if sizes else 0
 
         context = first
         while context <= last:

@@ -16,7 +16,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Change
+from simoffload.results import FLEXGEN_4BIT, Change
 from simoffload.strategies.base import Placement, Plan, Strategy
 from simoffload.strategies.flexgen_layout import FlexGenOptions, Home, Shares
 from simoffload.strategies.flexgen_plan import FlexGenPlan
@@ -144,10 +144,10 @@ class FlexGen(Strategy):
         """Yield 4 bits for the weights, and for the cache where FlexGen can compress it."""
         if not self.compress_weight:
             edit = Edit.at("strategy.compress_weight", True)
-            yield Change("precision", "weights in 4 bits (compress_weight)", (edit,), same_work=False)
+            yield Change("precision", "weights in 4 bits (compress_weight)", (edit,), quality=FLEXGEN_4BIT)
         if not self.compress_cache and self.cache.home is not None:
             edit = Edit.at("strategy.compress_cache", True)
-            yield Change("precision", "cache in 4 bits (compress_cache)", (edit,), same_work=False)
+            yield Change("precision", "cache in 4 bits (compress_cache)", (edit,), quality=FLEXGEN_4BIT)
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
         """Yield other shares of weights on the GPU, attention on the other side, overlap and pinning."""
@@ -201,9 +201,12 @@ class FlexGen(Strategy):
             edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in changed.items())
             how = (tier, "4 bits" if packed else "", "attention on the CPU" if attends else "")
             if home != "gpu" or not attends:
-                text, same = ", ".join(filter(None, how)), packed == self.compress_cache
+                text, quality = (
+                    ", ".join(filter(None, how)),
+                    "" if packed == self.compress_cache else FLEXGEN_4BIT,
+                )
                 key = "-".join(("cache", tier, *["4-bit"] * packed, *["cpu-attention"] * attends))
-                found.append(Change("placement", text, edits, key=key, same_work=same))
+                found.append(Change("placement", text, edits, key=key, quality=quality))
         if all(one.edits for one in found):
             yield Change("placement", self.cached[0], key="cache-as-it-is")
         yield from found

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.schedule import cache_route
+from simoffload.schedule import OpKind, cache_route
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
@@ -120,7 +120,7 @@ class CopyWriter(StreamWriter):
         self._next_thread = (self._next_thread + 1) % _THREADS
         begun = False
 
-        def step(kind: str, size: int, route: int, latency: int = 0) -> None:
+        def step(kind: OpKind, size: int, route: int, latency: int = 0) -> None:
             nonlocal begun
             after = () if begun else self.so_far(HOST)
             self.add(kind, thread, fixed=latency, size=size, route=route, label=job.label, after=after)

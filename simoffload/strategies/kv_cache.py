@@ -15,7 +15,7 @@ from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
-from simoffload.results import Change, peak_uses
+from simoffload.results import Change, peak_uses, quality_of_cache
 from simoffload.strategies.base import Plan, Strategy, TierChoice
 from simoffload.strategies.cache_checks import (
     NATIVE,
@@ -81,6 +81,7 @@ _WHAT_IF = "; or try a what-if, implementation: streamed"
 class KvCache(Frozen):
     """Where and how the keys and values of all earlier tokens are kept."""
 
+    written_as: ClassVar[str] = "{{tier: {}}}"
     tier: TierName = "hbm"
     """Tier that holds the cache."""
     format: CacheFormat | None = None
@@ -329,8 +330,8 @@ class CachingStrategy(Strategy):
         """Yield the tiers, formats and implementations of the cache that the program has."""
         now = self.kv_cache.plain
         for other in self._others(plan):
-            edits, same = now.edits(other), other.format == now.format
-            yield Change("placement", other.description, edits, key=other.key, same_work=same)
+            quality = "" if other.format == now.format else quality_of_cache(other.format)
+            yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
 
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
@@ -341,7 +342,12 @@ class CachingStrategy(Strategy):
         found = [(one, now.edits(one)) for one in self._others(plan)]
         for kind, there in (("setting", True), ("precision", False)):
             yield tuple(
-                Change(kind, f"key-value cache on {one.description}", edits, same_work=there)
+                Change(
+                    kind,
+                    f"key-value cache on {one.description}",
+                    edits,
+                    quality="" if there else quality_of_cache(one.format),
+                )
                 for one, edits in found
                 if (one.format == now.format) == there and (one.tiers != now.tiers or not there)
             )

@@ -83,7 +83,7 @@ class InferencePlan(Plan):
     cache: KvCache = DEFAULT
     """Where and how keys and values are kept."""
     traced: ClassVar[bool] = False
-    """Whether the first pass after loading differs from later ones."""
+    """Whether the first pass after loading differs from later ones; ``facts.first_pass`` says why."""
     zero3: ClassVar[bool] = False
     """Whether DeepSpeed's ZeRO-3 runs the modules."""
 

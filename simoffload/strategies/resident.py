@@ -17,6 +17,7 @@ from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
+from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
@@ -93,6 +94,7 @@ class Resident(CachingStrategy):
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
+        check_capability(TRANSFORMERS, model, machine)
         if workload.kind == "inference":
             cache = self.cache_of(model, machine)
             return ResidentPlan(

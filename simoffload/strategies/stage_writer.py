@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
-from simoffload.schedule import Dependency, Hops, Op, Program, Schedule, ScheduleBuilder
+from simoffload.schedule import Dependency, Hops, Op, OpKind, Program, Schedule, ScheduleBuilder
 from simoffload.strategies.blocks import LOAD, BlockWriter, PassBlocks, stream_names
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
@@ -260,7 +260,7 @@ class PassWriter:
             size = self._sequences * module.out_features * tensor * ring
             self._transfer("gather", "all-gather", REDUCE, size)
 
-    def _transfer(self, kind: str, name: str, stream: int, elements: float) -> None:
+    def _transfer(self, kind: OpKind, name: str, stream: int, elements: float) -> None:
         """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
         the next stage."""
         machine, degrees, ring = self._machine, self._degrees, stream == REDUCE

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
-from simoffload.schedule import Dependency, Device, Hops, Op, Schedule, ScheduleBuilder, cache_route
+from simoffload.schedule import Dependency, Device, Hops, Op, OpKind, Schedule, ScheduleBuilder, cache_route
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.workload import READ_AHEAD
 
@@ -137,7 +137,7 @@ class StreamWriter:
 
     def add(
         self,
-        kind: str,
+        kind: OpKind,
         stream: int,
         *,
         fixed: int = 0,
@@ -151,7 +151,7 @@ class StreamWriter:
         return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
 
     def exchange(
-        self, kind: str, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
+        self, kind: OpKind, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
     ) -> int:
         """Let every rank receive ``size`` [B] from the other ranks' GPUs in ``calls`` calls; return the
         number of the operation.

@@ -28,10 +28,24 @@ from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
+from simoffload.strategies.requirements import (
+    TRANSFORMERS as TRANSFORMERS_PROGRAM,
+)
+from simoffload.strategies.requirements import (
+    VLLM as VLLM_PROGRAM,
+)
+from simoffload.strategies.requirements import check_capability, check_float16, lacks
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED
 from simoffload.strategies.vllm_connector import connector_command
-from simoffload.strategies.vllm_engine import UTILIZATION, VllmEngine, check_blocks, default_tokens
+from simoffload.strategies.vllm_engine import (
+    UTILIZATION,
+    VllmEngine,
+    check_blocks,
+    checked_utilization,
+    default_tokens,
+    most_utilization,
+)
 from simoffload.strategies.zero import inference_moves
 from simoffload.workload import Inference
 
@@ -48,6 +62,8 @@ class DividedStrategy(CachingStrategy):
     evidence: ClassVar = "tensor_parallel"
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
+    without_vllm: ClassVar[str] = "strategy.kind zero_inference or accelerate"
+    """Settings that do without vLLM."""
 
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
@@ -60,7 +76,8 @@ class DividedStrategy(CachingStrategy):
     ``vllm serve`` chooses, 16,384 with 160 GiB of GPU memory and more, 8,192 with 70 GiB and more except on
     an A100, else 2,048."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
-    """Fraction of the GPU's memory that vLLM fills."""
+    """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
+    a display takes some of a small GPU."""
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
     as many as fit."""
@@ -99,7 +116,7 @@ class DividedStrategy(CachingStrategy):
                 machine,
                 sequences=workload.batch_size,
                 tokens=self.max_num_batched_tokens,
-                utilization=self.gpu_memory_utilization,
+                utilization=self._utilization(machine),
                 blocks=self.kv_blocks,
             )
         for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
@@ -110,16 +127,29 @@ class DividedStrategy(CachingStrategy):
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
 
+    def _utilization(self, machine: Machine) -> float:
+        """Return the fraction of memory to fill. Raises InputError for one with which vLLM does not start."""
+        stated = "gpu_memory_utilization" in self.model_fields_set
+        return checked_utilization(self.gpu_memory_utilization if stated else None, machine)
+
+    def served(self, model: ModelShape, machine: Machine) -> ModelShape:
+        """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
+        check_float16(model)
+        form = self.kv_cache.format
+        check_capability(VLLM_PROGRAM, model, machine, cache_format=form, without=self.without_vllm)
+        return model.as_served()
+
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
         """Return the options of ``vllm serve`` for limits that are not its defaults."""
         assert isinstance(plan, TensorParallelPlan)
-        tokens = None if plan.engine is None else plan.engine.tokens
+        engine = plan.engine
+        tokens = None if engine is None else engine.tokens
         named: dict[str, float | None] = {
             "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
             "num-gpu-blocks-override": self.kv_blocks,
         }
-        if self.gpu_memory_utilization != UTILIZATION:
-            named["gpu-memory-utilization"] = self.gpu_memory_utilization
+        if engine is not None and engine.utilization != UTILIZATION:
+            named["gpu-memory-utilization"] = engine.utilization
         return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
 
     def connected_cache(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
@@ -185,7 +215,11 @@ class TensorParallel(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
-        model = model.as_served() if self._uses_vllm else model
+        if self._types_vllm(model):
+            served = self.served(model, machine)
+            model = served if self._uses_vllm else model
+        else:
+            check_capability(TRANSFORMERS_PROGRAM, model, machine)
         plan = TensorParallelPlan(
             model=model,
             workload=workload,
@@ -214,7 +248,7 @@ class TensorParallel(DividedStrategy):
         larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
         for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
             for sizes in arrangements(gpus, machine):
-                strategy = {"kind": "tensor_parallel", **sizes, "compiled": True}
+                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks(VLLM_PROGRAM, machine)}
                 with suppress(InputError):
                     plan = cls.model_validate(strategy).plan(model, work, machine)
                     if all(use.fits for use in peak_uses(plan.memory_stages, machine.tiers)):
@@ -243,13 +277,17 @@ class TensorParallel(DividedStrategy):
     def _uses_vllm(self) -> bool:
         return self.compiled or self.ranks > self.tensor_parallel_size
 
-    def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model, or, for transformers' eager code, a program, if
-        transformers can divide the model and keeps its weights as they are stored."""
-        model = plan.model
+    def _types_vllm(self, model: ModelShape) -> bool:
+        """Whether the command to type is vLLM's: also of eager code, unless transformers can divide the model
+        and keeps its weights as they are stored."""
         stored = QUANTIZATIONS.get(model.quantization or "")
         in_full = stored is not None and stored.mixture is not None  # so transformers loads GGUF files
-        if not self._uses_vllm and not in_full and (self.ranks == 1 or model.traits.tensor_plan):
+        return self._uses_vllm or in_full or not (self.ranks == 1 or model.traits.tensor_plan)
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the command that serves the model, or, for transformers' eager code, a program."""
+        model = plan.model
+        if not self._types_vllm(model):
             name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
             program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
             return {"tensor_parallel.py": program, **self.generation_config()}
@@ -307,7 +345,8 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compile
     options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
     if plan.engine is None and UTILIZATION < (filled := _filled(plan)) <= 1:
-        options.append(f"--gpu-memory-utilization {ceil(100 * filled) / 100:g}")
+        most = most_utilization(plan.machine)
+        options.append(f"--gpu-memory-utilization {min(most, ceil(100 * filled) / 100):g}")
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
     before = ""

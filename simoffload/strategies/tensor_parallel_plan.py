@@ -15,7 +15,7 @@ from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.terms import Tunable
-from simoffload.strategies.vllm_engine import FULLER, VllmEngine, block_bytes
+from simoffload.strategies.vllm_engine import VllmEngine, block_bytes, fuller, tight
 from simoffload.workload import Inference
 
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
@@ -43,6 +43,8 @@ class TensorParallelPlan(StagedPlan):
         heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
         connector = self.cache.connector
         found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
+        if self.engine is not None:
+            found = (*found, *tight(self.engine.utilization, self.machine))
         if gpus <= heads:
             return found
         return (
@@ -127,7 +129,10 @@ class TensorParallelPlan(StagedPlan):
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
             yield Tunable(key, ("strategy", key), engine.tokens, (halves,))
-            key, more = "gpu_memory_utilization", [one for one in FULLER if one > engine.utilization]
+            key, more = (
+                "gpu_memory_utilization",
+                [one for one in fuller(self.machine) if one > engine.utilization],
+            )
             yield Tunable(key, ("strategy", key), engine.utilization, (more,))
 
     @property

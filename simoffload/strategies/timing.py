@@ -21,7 +21,6 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -356,7 +355,3 @@ class TrainingTiming(Timing):
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""
         return 1 + operations(self._model, module)
-
-    def gpu_adam(self, numel: int) -> int:
-        """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""
-        return self.hbm_traffic(DEEPSPEED_ADAM * numel)

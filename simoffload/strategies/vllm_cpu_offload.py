@@ -42,7 +42,7 @@ from simoffload.strategies.tensor_parallel import (
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED, Split, Tunable
-from simoffload.strategies.vllm_engine import FULLER
+from simoffload.strategies.vllm_engine import fuller
 from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
 from simoffload.strategies.vllm_prefetch import group_of, prefetching, stored_bytes_of
 from simoffload.units import plural
@@ -135,23 +135,23 @@ class VllmCpuOffload(DividedStrategy):
 
         def split(sizes: Mapping[str, float]) -> Split:
             several = {key: size for key, size in sizes.items() if size != 1}
-            fuller = (
-                f", which fills {FULLER[-1]:g} of their memory" if "gpu_memory_utilization" in sizes else ""
-            )
+            fills = sizes.get("gpu_memory_utilization")
+            filled = f", which fills {fills:g} of their memory" if fills else ""
 
             def section(count: int) -> dict[str, Any]:
                 return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
 
             def description(count: int) -> str:
                 offloaded = f"with cpu_offload_gb {total - count}" if count < total else "without offload"
-                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}{fuller}"
+                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}{filled}"
 
             return Split(total, section, description)
 
         sizes = tuple(arrangements(gpus, machine))
-        more = {"gpu_memory_utilization": FULLER[-1]}
-        fuller: list[dict[str, float]] = [{**one, **more} for one in sizes]
-        yield (*map(split, sizes), *map(split, fuller))
+        more: list[dict[str, float]] = [
+            {**one, "gpu_memory_utilization": most} for most in fuller(machine)[-1:] for one in sizes
+        ]
+        yield (*map(split, sizes), *map(split, more))
         yield tuple(prefetching(model, one, gpus=gpus) for one in sizes)
 
     def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
@@ -174,7 +174,7 @@ class VllmCpuOffload(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
         """Apply the strategy. Raises InputError for options that vLLM refuses."""
-        model = model.as_served()
+        model = self.served(model, machine)
         plan = VllmOffloadPlan(
             model=model,
             workload=workload,

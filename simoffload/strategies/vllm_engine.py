@@ -2,7 +2,8 @@
 
 Sources: wheel of vLLM 0.33.0, ``engine/arg_utils.py`` (``get_batch_defaults``: tokens of a step),
 ``v1/core/sched/scheduler.py`` (a prefill in chunks), ``v1/worker/gpu_worker.py``
-(``determine_available_memory``: what is left for blocks of the cache) and ``config/vllm.py`` (sizes of
+(``determine_available_memory``: what is left for blocks of the cache), ``v1/worker/utils.py``
+(``request_memory``: at the start that fraction of the memory must be free) and ``config/vllm.py`` (sizes of
 CUDA graphs).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import floor
 from typing import NamedTuple
 
 from simoffload.errors import InputError
@@ -17,14 +19,18 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.strategies.kv_cache import VLLM_BLOCK
-from simoffload.units import plural
+from simoffload.units import format_bytes, plural
 
 UTILIZATION = 0.92
 """Fraction of a GPU's memory that vLLM fills by default (``gpu_memory_utilization``, vllm/config/cache.py).
 """
-FULLER = (0.95, 0.97)
-"""Larger fractions that are tried where that is too little: vLLM refuses more than is free when its context
-and those of its libraries are there, 1 to 2 GB; our choice."""
+_FULLER = (0.95, 0.97)
+"""Larger fractions that are tried where that is too little; our choice."""
+_TIGHT = 0.98
+"""Fraction from which a warning states what must be free; our choice."""
+_CONTEXT, _DISPLAY = 500_000_000, 500_000_000
+"""Memory of a GPU [B] that is not free when vLLM starts: its CUDA context, and on desktops what the display
+takes (an estimate, some 0.2 to 1 GB)."""
 _GIB = 1 << 30
 _ALONE = 850_000_000
 """CUDA context and libraries [B] of a process that does not communicate: vLLM 0.25.1 on one H200 had 0.844 GB
@@ -114,6 +120,63 @@ class VllmEngine(NamedTuple):
             *([MemoryTerm("hbm", "CUDA graphs", graphs)] if graphs else ()),
             left,
         )
+
+
+def _taken(machine: Machine) -> tuple[int, str]:
+    """Return the memory of a GPU [B] that is not free when vLLM starts, and what takes it."""
+    size, words = _CONTEXT, ["its CUDA context"]
+    if machine.accelerator.has_display:
+        size += _DISPLAY
+        words.append("a display")
+    if machine.accelerator.is_unified:
+        size += machine.host.reserved_bytes
+        words.append("the operating system")
+    return size, f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
+
+
+def most_utilization(machine: Machine) -> float:
+    """Return the largest fraction, in hundredths, of a GPU's memory that is free when vLLM starts."""
+    return floor(100 * (1 - _taken(machine)[0] / machine.tiers["hbm"].capacity)) / 100
+
+
+def fuller(machine: Machine) -> tuple[float, ...]:
+    """Return larger fractions than the default one that may be tried on a machine."""
+    most = most_utilization(machine)
+    return tuple(dict.fromkeys(one for each in _FULLER if (one := min(each, most)) > UTILIZATION))
+
+
+def checked_utilization(stated: float | None, machine: Machine) -> float:
+    """Return the fraction that vLLM fills: ``stated``, or the default one, less where not so much is free.
+
+    Raises InputError for one with which vLLM does not start.
+    """
+    most, gpu = most_utilization(machine), machine.accelerator
+    if stated is None:
+        return min(UTILIZATION, most)
+    if stated > most:
+        text = f"{_start(stated, machine)}; set it to {most:g} or less"
+        if gpu.has_display and not gpu.is_unified:
+            text += f", or display of accelerator/{gpu.id} to false if none is connected"
+        raise InputError.at("strategy.gpu_memory_utilization", text)
+    return stated
+
+
+def _start(utilization: float, machine: Machine) -> str:
+    """Return a sentence about what vLLM needs beside a fraction of the memory."""
+    size, what = _taken(machine)
+    capacity = machine.tiers["hbm"].capacity
+    left = format_bytes(capacity - int(utilization * capacity), binary=True)
+    begins = f"vLLM starts only if {utilization:g} of a GPU's memory is free, which leaves {left}"
+    return f"{begins}, and {what} take{'s' if what == 'its CUDA context' else ''} about " + format_bytes(
+        size, binary=True
+    )
+
+
+def tight(utilization: float, machine: Machine) -> tuple[str, ...]:
+    """Return a warning about a fraction that leaves little to other programs."""
+    if utilization < _TIGHT:
+        return ()
+    return (f"gpu_memory_utilization: {_start(utilization, machine)}: nothing else may use the GPU",)
 
 
 def block_bytes(stage: ModelShape, *, element: float) -> int:

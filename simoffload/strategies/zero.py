@@ -6,7 +6,7 @@ tier, it has priority over ds_config.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product, starmap
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,9 +15,9 @@ from pydantic import Field, field_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine, Tier
+from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
-from simoffload.results import Change
+from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
@@ -28,11 +28,16 @@ from simoffload.strategies.ds_config.settings import fetch_settings
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
 
-_KINDS: dict[str, tuple[str, ...]] = {
-    "none": ("hbm",),
-    "cpu": ("dram",),
-    "nvme": ("nvme", "nvmeof", "nfs", "pfs"),
+_DEVICES: Mapping[TierKind, OffloadDevice] = {
+    "hbm": "none",
+    "dram": "cpu",
+    "nvme": "nvme",
+    "nvmeof": "nvme",
+    "nfs": "nvme",
+    "pfs": "nvme",
+    "remote": "nvme",
 }
+"""DeepSpeed's name for the device of a tier, by its kind; of several tiers of a device, the first is used."""
 _SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
 """Sections of ``zero_optimization`` by the scenario's key for the same data."""
 _ZERO = ("strategy", "ds_config", "zero_optimization")
@@ -162,8 +167,7 @@ class ZeroStrategy(Strategy):
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
     """Return DeepSpeed's name for the device of a tier."""
-    devices: dict[str, OffloadDevice] = {"hbm": "none", "dram": "cpu"}
-    return devices.get(machine.tiers[tier].kind, "nvme")
+    return _DEVICES[machine.tiers[tier].kind]
 
 
 def within_config(problems: Iterable[Problem]) -> InputError:
@@ -195,7 +199,7 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
     path = written.nvme_path if written and configured == "nvme" else None
     tier_of_path = _tier_of_path(path, machine) if path else None
     if named is not None:
-        if configured is not None and machine.tiers[named].kind not in _KINDS[configured]:
+        if configured is not None and device_of(named, machine) != configured:
             message = f'ds_config {section}.device: "{configured}" contradicts {key}: {named}'
             return named, (f"{message}; {named} is used",)
         if tier_of_path not in (None, named):
@@ -204,7 +208,7 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
         return named, ()
     if tier_of_path is not None:
         return tier_of_path, ()
-    kinds = _KINDS[configured or "none"]
+    kinds = [kind for kind, device in _DEVICES.items() if device == (configured or "none")]
     found = [name for kind in kinds for name, tier in machine.tiers.items() if tier.kind == kind]
     if not found:
         text = f"the platform has no tier for offload device {configured!r}"
@@ -295,8 +299,9 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
         return
     for quantize in ({}, {"quantize": "nf4"}):
         lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
-        four_bit = ", frozen weights in nf4" if quantize else ""
+        four_bit = ", frozen weights in nf4 (QLoRA)" if quantize else ""
         description = (
             f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
         )
-        yield Change("lora", description, (*before, lora))
+        quality = FROZEN_NF4 if quantize else ADAPTERS
+        yield Change("lora", description, (*before, lora), quality=quality)

@@ -44,6 +44,7 @@ from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.streamed_cache import CacheUpdate, Parts
@@ -88,6 +89,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             model, ignored = with_quantized_weights(model, self.ds_config, settings)
         except InputError as error:
             raise within_config(error.problems) from None
+        check_capability(TRANSFORMERS, model, machine)
         tier, more = self.tier("weights", machine)
         settings = settings._replace(device=device_of(tier, machine))
         plan = ZeroInferencePlan(
@@ -191,9 +193,10 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Also the upper bound of the throughput with divided weights; None for one GPU and for weights
-        outside HBM."""
-        place, found = self.placement, super().facts
+        """Also why the first pass is slower, and the upper bound of the throughput with divided weights; None
+        for one GPU and for weights outside HBM."""
+        why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
+        place, found = self.placement, replace(super().facts, first_pass=why)
         if place.settings.device != "none" or place.ranks == 1:
             return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)

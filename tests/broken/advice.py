@@ -68,7 +68,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-objective-unknown",
         "advise s.yaml --objective costs",
-        ("simoffload advise:", '"costs" is not one of throughput, cost', 'did you mean "cost"'),
+        ("simoffload advise:", '"costs" is not one of throughput, latency, cost', 'did you mean "cost"'),
     ),
     command(
         "advise-no-trials",

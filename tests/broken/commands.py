@@ -147,8 +147,23 @@ CASES: tuple[Case, ...] = (
     ),
     command(
         "set-into-value",
-        "run s.yaml --set model.layers.x=3",
-        ("--set: model:", 'this is a single value, so it has no entry "layers"'),
+        "run s.yaml --set platform.gpus=3",
+        ("--set: platform:", 'this is a single value, so it has no entry "gpus"'),
+    ),
+    command(
+        "set-two-words",
+        "run s.yaml --set workload.batch_size 8",
+        ("simoffload run: unrecognized arguments: 8; --set takes one word", "--set workload.batch_size=8"),
+    ),
+    command(
+        "set-without-a-space",
+        "run s.yaml --set strategy={kind:x}",
+        ("--set: strategy:", "a space is missing after the colon; write kind: x"),
+    ),
+    command(
+        "set-key-called-like-the-kind",
+        'run s.yaml --set strategy={"kind":"tensor_parallel","tensor_parallel":2}',
+        ("--set: strategy.tensor_parallel: unknown key", 'did you mean "tensor_parallel_size"?'),
     ),
     command(
         "set-bad-yaml",

@@ -376,7 +376,7 @@ def test_the_table_has_a_line_for_every_pass(compare: Compare) -> None:
     low, to, high, inside = table[1][4:8]
     assert (float(low) < 30 < float(high), to) == (inside == "yes", "to")
     assert table[2][:2] == ["decode", "21.0"]
-    assert table[3][:5] == ["trained", "1", "cpu", "forward", "4000.0"]
+    assert table[3][:6] == ["trained", "1", "parameters", "cpu", "forward", "4000.0"]
     assert [row[0] for row in table[4:7]] == ["backward", "optimizer", "step"]
     assert lines[-1].startswith("3 runs. decode (2): error ")
     assert " inside the 80 % interval; naive " in lines[-1]

@@ -73,6 +73,31 @@ def test_accelerate_and_tensor_parallelism_are_runs(tmp_path: Path) -> None:
     assert "accelerate, 1.32e9 parameters, 1 rank, offload cpu" in describe([cpu], settings(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("zero", "words"),
+    [
+        ({"stage": 3}, "offload none"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "offload optimizer cpu"),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "cpu"}},
+            "offload parameters cpu, optimizer nvme, writes",
+        ),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+            "offload cpu",
+        ),
+    ],
+)
+def test_what_training_offloads_is_said(zero: dict[str, Any], words: str, tmp_path: Path) -> None:
+    for section in ("offload_optimizer", "offload_param"):
+        if section in zero and zero[section]["device"] == "nvme":
+            zero[section] |= {"nvme_path": "/nvme"}
+    training = {"kind": "training", "batch_size": 1, "sequence_length": 128}
+    strategy = {"ds_config": {"zero_optimization": zero}}
+    (case,) = read_requests([written(tmp_path, RUN | {"workload": training, "strategy": strategy})])
+    assert words in describe([case], settings(tmp_path))
+
+
 def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     (case,) = read_requests([written(tmp_path, RUN | {"strategy": {"weights": "nvme"}})])
     assert case.device == "nvme"

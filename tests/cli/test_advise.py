@@ -92,7 +92,7 @@ def test_on_another_tier_and_a_model_by_its_name(program) -> None:
 def test_what_does_not_fit_is_told_what_would(program) -> None:
     answer = program("advise", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu", *FAST)
     assert answer.status == 0
-    assert "Fastest change that makes it fit: " in " ".join(answer.out.split())
+    assert "Change with the highest throughput that makes it fit: " in " ".join(answer.out.split())
 
 
 def test_where_nothing_helps_the_status_says_so(program, monkeypatch: pytest.MonkeyPatch) -> None:

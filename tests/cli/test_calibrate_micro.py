@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simoffload.calibration.micro import session
+from simoffload.calibration.micro import profiles, session
 from simoffload.calibration.micro.plan import MeasurementRequest
 from simoffload.hardware import load_platform
 from tests.calibration.micro.machine import record
@@ -167,6 +167,68 @@ def test_an_unknown_gpu_keeps_the_record(micro: Micro, monkeypatch: pytest.Monke
     assert held("out") == ["micro.json"]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["while measuring", "while profiles are made"])
+def test_a_stop_leaves_profiles_of_what_was_measured(
+    micro: Micro, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    raw = record()
+    del raw["sections"]["hooks"]
+    raw["unfinished"] = ["hooks"]
+    make = profiles.checked_profiles
+
+    def measure(request: MeasurementRequest, **_: object) -> dict[str, object]:
+        assert request.record is not None
+        request.record.write_text(json.dumps(raw))
+        if not late:
+            raise KeyboardInterrupt
+        return raw
+
+    def stopped(*_: object, **__: object) -> None:
+        monkeypatch.setattr(profiles, "checked_profiles", make)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "measure", measure)
+    if late:
+        monkeypatch.setattr(profiles, "checked_profiles", stopped)
+    answer = micro("-o", "out", "--id", "mine")
+    assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
+    assert "out: platform.yaml, host.yaml, accelerator.yaml, pcie.yaml, drive.yaml" in answer.err
+    assert load_platform(Path("out/platform.yaml")).profile.id == "mine"
+
+
+def test_a_second_stop_leaves_the_record(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(request: MeasurementRequest, **_: object) -> None:
+        assert request.record is not None
+        request.record.write_text(json.dumps(record()))
+        raise KeyboardInterrupt
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "measure", measure)
+    monkeypatch.setattr(profiles, "checked_profiles", stopped)
+    answer = micro("-o", "out")
+    assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
+    assert "--from-json" in answer.err
+    assert held("out") == ["micro.json"]
+
+
+def test_a_stop_says_why_there_are_no_profiles(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = record()
+    raw["machine"]["gpu"]["name"] = "Imagined 1"
+
+    def measure(request: MeasurementRequest, **_: object) -> None:
+        assert request.record is not None
+        request.record.write_text(json.dumps(raw))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "measure", measure)
+    answer = micro("-o", "out")
+    assert answer.status == 130
+    assert 'warning: --from: missing: no shipped platform has the GPU "Imagined 1"' in answer.err
+    assert held("out") == ["micro.json"]
+
+
 def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -240,7 +302,7 @@ def test_words_that_are_refused(micro: Micro, argv: tuple[str, ...], message: st
 def test_nothing_heavy_is_imported_here() -> None:
     """The parser does not even need the calibration package."""
     program = (
-        "import sys, simoffload.cli.calibrating\n"
+        "import sys, simoffload.cli.measuring\n"
         "print([name for name in ('torch', 'numpy', 'simoffload.calibration') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

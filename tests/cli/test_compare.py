@@ -267,3 +267,12 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
         assert rendered[name] in " ".join(program(*argv).out.split())
     alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)
     assert program(*alone).err.splitlines()[1].startswith(f"error: {rendered['many']}")
+
+
+def test_memory_that_would_do_is_said_and_shown_on_request(program) -> None:
+    """Drives and a filesystem are compared, and the GPUs hold the model."""
+    argv = ("compare", "storage/llama-3.1-405b", "--on", "raid0,lustre", "--json", "--nearer", *WIDE)
+    answer = program(*argv)
+    nearer = [one["label"] for one in json.loads(answer.out)["nearer"]]
+    assert list(compared(answer)) == ["raid0", "lustre", *nearer]
+    assert nearer[0] == "dram"

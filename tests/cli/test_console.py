@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from simoffload import simulation
 from simoffload.cli.console import Console, Progress
 from simoffload.errors import Problem
 
@@ -52,6 +54,7 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "status", "reported"),
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
@@ -70,6 +73,7 @@ def test_a_signal_in_the_middle_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_a_library_wraps_is_one(program, monkeypatch: pytest.MonkeyPatch) -> None:
     """pydantic tells of a KeyboardInterrupt while it builds a validator as a SchemaError."""
 
@@ -82,6 +86,23 @@ def test_an_interrupt_that_a_library_wraps_is_one(program, monkeypatch: pytest.M
     monkeypatch.setattr("simoffload.simulation.simulate", fail)
     answer = program("run", "ddn/bloom-7b1")
     assert (answer.status, answer.err) == (130, "interrupted\n")
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a command that a shell starts in the background: Ctrl-C is meant for what runs in front."""
+    simulated = simulation.simulate
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return simulated(*arguments, **options)
+
+    monkeypatch.setattr("simoffload.simulation.simulate", signalled)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert program("run", "small.yaml").status == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -200,6 +221,7 @@ def _is_guarded(running: subprocess.Popen[str]) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells of handlers on Linux only")
 def test_an_interrupt_while_modules_are_imported(repository: Path) -> None:
     """At any moment from the first line of ours on; of what Python does before, nobody is the master."""

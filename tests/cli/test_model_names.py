@@ -58,6 +58,34 @@ def test_a_misspelt_model(program) -> None:
     assert 'no shipped scenario or model of that name; did you mean "llama-3.1-8b"?' in answer.err
 
 
+def test_ids_of_the_hub_and_other_spellings(program) -> None:
+    answer = program("fit", "Qwen/Qwen3-0.6B", "--set", "platform=DGX_H100", "--json")
+    found = json.loads(answer.out)
+    assert (found["model"]["name"], found["platform"]) == ("qwen3-0.6b", "dgx-h100")
+
+
+def test_what_several_names_begin_with(program) -> None:
+    answer = program("fit", "qwen3", "--set", "platform=dgx-h100")
+    assert answer.status == 2
+    assert '"qwen3" may be qwen3-0.6b, qwen3-1.7b' in answer.err
+
+
+def test_a_mistake_in_the_name_of_a_shipped_scenario_is_no_model(program) -> None:
+    answer = program("fit", "ddn/bloom-1b1", "--set", "platform=dgx-h100")
+    assert 'did you mean "ddn/bloom-7b1"?' in answer.err
+
+
+def test_a_name_like_no_other_gets_the_lists(program) -> None:
+    answer = program("run", "nosuch")
+    assert answer.err.endswith("list: simoffload scenarios list, simoffload models list\n")
+
+
+def test_an_override_reaches_into_a_model_that_is_a_name(program) -> None:
+    argv = ("--set", "platform=dgx-h100", "--set", "model.quantization=fp8", "--json")
+    found = json.loads(program("fit", "qwen3-0.6b", *argv).out)
+    assert found["model"]["name"] == "qwen3-0.6b, fp8"
+
+
 def test_a_file_of_that_name_comes_first(program) -> None:
     Path("opt-13b").write_text(SCENARIO)
     answer = program("fit", "opt-13b", "--set", "platform=dgx-a100")

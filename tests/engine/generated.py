@@ -49,7 +49,7 @@ def operations_on(
 ) -> st.SearchStrategy[Op]:
     return st.builds(
         Op,
-        kind=st.just("op"),
+        kind=st.just("copy"),
         label=st.just(""),
         stream=streams,
         fixed=times,

@@ -105,7 +105,7 @@ def test_a_dependency_reaches_into_an_earlier_block() -> None:
 
 def test_operations_without_length_take_neither_recursion_nor_the_clock() -> None:
     """3 x 20,000 operations at time 0."""
-    ops = (Op("mark", "", HOST), Op("mark", "", GPU, after=(Dependency(HOST),)), Op("mark", "", HOST))
+    ops = (Op("hook", "", HOST), Op("hook", "", GPU, after=(Dependency(HOST),)), Op("hook", "", HOST))
     executor = Executor(schedule(Block("marks", ops, 20_000)))
     timeline = executor.run()
     assert (len(timeline), timeline.makespan) == (60_000, 0)
@@ -113,7 +113,7 @@ def test_operations_without_length_take_neither_recursion_nor_the_clock() -> Non
 
 
 def test_a_mark_after_a_wait_ends_when_it_starts() -> None:
-    ops = (wait(HOST, 2), Op("mark", "", GPU, after=(Dependency(HOST),)), wait(GPU, 1))
+    ops = (wait(HOST, 2), Op("hook", "", GPU, after=(Dependency(HOST),)), wait(GPU, 1))
     assert seconds(execute(schedule(ops))) == [(0, 2), (2, 2), (2, 3)]
 
 
@@ -364,7 +364,7 @@ def test_a_run_that_takes_too_long_is_stopped() -> None:
     [
         (Block("one", (wait(HOST, 1),) * 300_000),),
         tuple(Block("pair", (wait(HOST, i),), 2) for i in range(1, 100_000)),
-        (Block("many", (Op("mark", "", HOST),), 10**8),),
+        (Block("many", (Op("hook", "", HOST),), 10**8),),
     ],
     ids=["one long block", "many blocks", "no time at all"],
 )

@@ -11,8 +11,9 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import fit
-from simoffload.planning.compare import compare_scenarios, on_targets
+from simoffload.planning.compare import compare_scenarios
 from simoffload.planning.costs import Economics
+from simoffload.planning.targets import on_targets
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 

@@ -125,7 +125,7 @@ def test_invalid_files_are_refused(
             "give either `lanes`, or both",
         ),
         (LANES, RATES.replace("wire,", "wire, lanes: 4,"), "switches.left", "give either `lanes`, or both"),
-        (LANES, RATES.replace("device_to_host", "lanes"), "switches.left.lanes", "whole number"),
+        (LANES, RATES.replace("device_to_host", "lanes"), "switches.left.lanes.value", "whole number"),
         (
             LANES,
             RATES.replace(number("9 GB/s"), "9 GB/s"),

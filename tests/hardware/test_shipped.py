@@ -21,7 +21,7 @@ PLATFORMS = [path.stem for path in FILES if path.parent.name == "platform"]
 
 # What is no number of a device: names, references, counts of parts and the shape of the wiring.
 STRUCTURE = {"kind", "id", "name", "notes", "cpu", "profile", "drive", "target", "link", "links", "protocol"}
-STRUCTURE |= {"level", "count", "copy_lanes", "currency", "sold"}
+STRUCTURE |= {"level", "count", "copy_lanes", "currency", "sold", "form_factor", "fabric"}
 
 
 def loaded(path: Path) -> Any:

@@ -13,7 +13,7 @@ from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.cache_speed import CacheSpeed, FasterCache, cache_speed, with_speeds
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Explanation, Sensitivity
-from simoffload.report.sections.advice import explained
+from simoffload.report.sections.explanations import explained
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.schedule import cache_route, cache_tier, way_of
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.compare import compare, on_targets
+from simoffload.planning.compare import compare
 from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.targets import on_targets
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO
 
@@ -112,3 +114,52 @@ def test_what_is_refused_elsewhere_is_told_at_its_line(tmp_path: Path) -> None:
     path.write_text(SCENARIO.replace("buffer_size: 4e9", "buffer_size: 1000").replace("raid", "dram"))
     with pytest.raises(InputError, match=rf"{path}:\d+:\d+: .*buffer_size"):
         load_scenario(path).on("raid").plan()
+
+
+GEN5 = "equipment.pcie.gen5=gen6"
+
+
+def test_overrides_hold_on_the_platform_of_the_target(scenario: LoadedScenario) -> None:
+    (moved,) = on_targets(scenario, ["dgx-h100:pfs"], overrides=[GEN5]).values()
+    assert moved.machine.platform == "dgx-h100"
+    assert moved.document.data["equipment"] == {"pcie": {"gen5": "gen6"}}
+    assert "gen6" in [use.id for use in moved.machine.profiles]
+
+
+def test_a_target_that_has_no_place_for_an_override_says_so(scenario: LoadedScenario) -> None:
+    with_them, without = on_targets(scenario, ["dgx-h100:pfs", ":raid"], overrides=[GEN5]).values()
+    assert with_them.remarks == ()
+    assert "equipment" not in without.document.data
+    (remark,) = without.remarks
+    assert remark.startswith(f"{GEN5} is left out on dgx-a100: no slot of this platform has that")
+
+
+@pytest.mark.parametrize(
+    ("override", "messages"),
+    [
+        (
+            "equipment.pcie.gen9=gen6",
+            ["on dgx-h100: no slot of this platform has", "on dgx-a100: no slot of this platform has"],
+        ),
+        ("equipment.pcie.gen5=gen66", ['on dgx-h100: there is no pcie "gen66"', "on dgx-a100: no slot"]),
+        (
+            "profiles.h100-sxm.hbm_bandwidth=fast",
+            ['on dgx-h100: "fast" is not a rate', "on dgx-a100: this platform uses no profile of that name"],
+        ),
+    ],
+)
+def test_what_no_target_has_a_place_for_is_an_error(
+    scenario: LoadedScenario, override: str, messages: list[str]
+) -> None:
+    with pytest.raises(InputError) as error:
+        on_targets(scenario, ["dgx-h100:pfs", ":raid"], overrides=[override])
+    found = error.value.problems
+    assert [one.path for one in found] == ["--set"] * len(messages)
+    assert all(one.message.startswith(text) for one, text in zip(found, messages, strict=True))
+
+
+def test_a_purchase_of_another_platform_keeps_what_has_a_slot_there() -> None:
+    """As ``advise --platforms`` tries it: the slots of the scenario's own platform are not there."""
+    own = load_scenario("ddn/bloom-7b1", overrides=["equipment.pcie.gen4=gen5"])
+    other = own.edited(Edit.at("platform", "dgx-h100"), Edit.at("strategy.weights", "dram"))
+    assert (other.machine.platform, other.document.data["equipment"]) == ("dgx-h100", {"pcie": {}})

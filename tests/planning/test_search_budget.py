@@ -22,10 +22,10 @@ devices:
 
 
 @pytest.mark.parametrize(
-    ("budget", "prices", "over_budget"), [(None, {20_000.0, math.inf}, 0), (1e9, {20_000.0}, 10)]
+    ("budget", "prices", "unpriced"), [(None, {20_000.0, math.inf}, 0), (1e9, {20_000.0}, 10)]
 )
 def test_what_has_no_price_is_within_no_budget(
-    tmp_path: Path, budget: float | None, prices: set[float], over_budget: int
+    tmp_path: Path, budget: float | None, prices: set[float], unpriced: int
 ) -> None:
     """Of three sizes of memory times five batches; more memory than the machine has would be extra."""
     (tmp_path / "quotes.yaml").write_text(QUOTES)
@@ -36,4 +36,4 @@ def test_what_has_no_price_is_within_no_budget(
         costs=simoffload.load_costs(tmp_path / "quotes.yaml"),
     )
     assert {point.purchase for point in search.points} == prices
-    assert (search.combinations, search.over_budget) == (15, over_budget)
+    assert (search.combinations, search.over_budget, search.unpriced) == (15, 0, unpriced)

@@ -84,12 +84,13 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
     begin = time.process_time()
     advice = advise(base)
     assert time.process_time() - begin < 5
-    assert {one.change.key for one in advice.helping[:3]} == {
+    fewer = [one for one in advice.helping if not one.change.same_work]
+    assert {one.change.key for one in fewer[:3]} == {
         "split-vllm_cpu_offload-1-prefetch-int4-g128",
         "split-vllm_cpu_offload-1-int4-g128",
         "split-accelerate-1-int4-g128",
     }
-    assert (advice.helping[2].result.unit_s or 9) < 1
+    assert (fewer[2].result.unit_s or 9) < 1
 
 
 @cache

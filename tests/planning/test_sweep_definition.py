@@ -56,6 +56,12 @@ def test_equal_scenarios_are_simulated_once_and_stay_points(define: Define) -> N
     assert (points.unique, points.duplicates) == ([0, 1, 4, 5], 8)
 
 
+def test_spellings_of_a_name_are_one_scenario(define: Define) -> None:
+    names = "model=bloom-560m,bigscience/bloom-560m,BLOOM_560m"
+    points = find_points(define(axes=[names, "platform=dgx-a100,DGX_A100"]))
+    assert (len(points), points.unique) == (6, [0])
+
+
 def test_files_count_by_their_content(define: Define, tmp_path: Path) -> None:
     config = {"zero_optimization": {"offload_param": {"buffer_size": 4e9}}}
     for name in ("a", "b"):
@@ -110,7 +116,7 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
             "small.yaml:10:",
             'did you mean "batch_size"?',
         ),
-        ("sweep: {axes: {model.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
+        ("sweep: {axes: {platform.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
         ("sweep: {axes: {nodes: [1]}}\n", {}, "small.yaml:10:23: sweep.axes.nodes", "write {choices: [1, 2,"),
         ("sweep: {constraints: 3}\n", {"axes": ["nodes=1"]}, "small.yaml:10:22", "must be a list, got 3"),
         ("", {"axes": ["workload.batch=1,2"]}, "--axis: workload.batch", 'did you mean "batch_size"?'),

@@ -144,6 +144,7 @@ def test_a_worker_that_is_killed_costs_only_its_chunk(
     assert (tmp_path / "hurt.csv").read_bytes() == written_here(*MANY)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "status", "reported"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],

@@ -54,11 +54,12 @@ def test_one_result_in_five_sentences(drive: Costed) -> None:
     )
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0878 USD per hour")
     assert f"a million output tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
-    assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
+    why = "the rent of accelerator/l40s (2 USD an hour) includes no storage"
+    assert first.sentences[3] == f"no cost on rented hardware: {why}"
     assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0135 USD")
     kwh = (found["energy_per_run_j"] or 0.0) * 2 / 3.6e6
     assert first.sentences[4].endswith(f" and takes {kwh:.3g} kWh (PUE included)")
-    assert first.sentences[5] == "5 of 5 prices are estimates; replace them with --costs"
+    assert not [text for text in first.sentences if "estimate" in text], "a list of quotes"
     assert details.page_only, "the bill is not for a terminal"
 
 
@@ -94,14 +95,15 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
-    first, turns, gathered, estimates = section.sentences
+    first, turns, gathered, rent = section.sentences
+    assert rent.startswith(f"{ONE}: no cost on rented hardware, as the rent of accelerator/l40s")
+    assert [bool(row[-1]) for row in section.tables[0].texts] == [True, False], "the drive is not in the rent"
     assert first == f"{ONE} has the lowest cost per token; {SIX} costs 1.73 times as much"
     assert turns == (
         f"{SIX} would cost less per token than {ONE} if all hardware of {SIX} cost less than 38,600 USD (now "
         "67,560 USD), or if one GPU (accelerator/l40s) cost less than 2,560 USD (now 10,000 USD), or if all "
         f"hardware of {ONE} cost more than 32,000 USD (now 18,328 USD)"
     )
-    assert estimates.endswith("prices are estimates; replace them with --costs")
     assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")
 
 

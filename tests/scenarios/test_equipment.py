@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
-from simoffload.planning.compare import on_targets
+from simoffload.planning.targets import on_targets
 from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
 from tests.hardware.conftest import FILES, LANES, RATES, number
 

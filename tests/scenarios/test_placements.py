@@ -12,7 +12,8 @@ import pytest
 from simoffload.cli.sources import find_profile
 from simoffload.documents import parse_json
 from simoffload.errors import InputError, PlacementError
-from simoffload.planning.compare import Misplaced, compare, on_targets
+from simoffload.planning.compare import compare
+from simoffload.planning.targets import Misplaced, on_targets
 from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.base import Placement

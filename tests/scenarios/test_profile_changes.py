@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.compare import on_targets
 from simoffload.planning.explanation import sensitivity
+from simoffload.planning.targets import on_targets
 from simoffload.scenario import ScenarioCache, load_scenario, resolve
 from simoffload.simulation import simulate
 

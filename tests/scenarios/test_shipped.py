@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.planning.compare import compare_fit, on_targets
+from simoffload.planning.compare import compare_fit
+from simoffload.planning.targets import on_targets
 from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
 
 TRAINING = {

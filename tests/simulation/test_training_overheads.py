@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
-from simoffload.planning.compare import on_targets
+from simoffload.planning.targets import on_targets
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve

@@ -141,6 +141,16 @@ def test_it_takes_the_time_of_its_copies() -> None:
     assert json.loads(json.dumps(result.to_dict()))["target"] == "dram"
 
 
+def test_its_first_pass_names_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a strategy says why a first pass is slower: ZeRO-Inference, because of DeepSpeed's trace."""
+    monkeypatch.setattr(StreamedPlan, "traced", True)
+    result: Any = so.simulate(so.load_scenario("s.yaml"))
+    formulas = result.to_dict()["formulas"]
+    assert result.first_pass_s > 0.0
+    assert formulas["first_pass_s"] == "time of the warm-up pass"
+    assert not any("DeepSpeed" in text or "ZeRO" in text for text in formulas.values())
+
+
 def test_a_cell_of_a_notebook_may_be_run_again() -> None:
     """It makes another class of the same name, whose keys then count; one from elsewhere is refused."""
     first, second = cell(), cell(depth=int)

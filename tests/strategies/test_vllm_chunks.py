@@ -11,6 +11,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
+from simoffload.report.sections.capacity import capacity
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.vllm_engine import VllmEngine, graph_sizes
@@ -248,6 +249,19 @@ def test_vllm_fills_only_a_part_of_the_memory() -> None:
     found = so.fit(scenario(**keys)).remedies
     assert found is not None
     assert ("strategy.gpu_memory_utilization=0.95",) in [one.assignments for one in found.changes]
+
+
+def test_the_room_for_the_cache_is_that_of_a_replica() -> None:
+    """Each of two replicas has the blocks of its own GPUs."""
+    for replicas, ends in (
+        (1, "{0:,} tokens in all sequences"),
+        (2, "of one replica, {1:,} in those of all 2"),
+    ):
+        found = fitted(data_parallel_size=replicas)
+        room = found.cache_blocks
+        assert room is not None
+        (said,) = capacity(found).sentences
+        assert said.endswith(ends.format(room.tokens, 2 * room.tokens))
 
 
 def test_graph_sizes() -> None:

@@ -177,7 +177,7 @@ class _ThisMachine:
             self._workers.start("deepspeed", self._gpus)
         with suppress(SkippedError):
             if _COMPILED & set(self._request.sections):
-                self._progress("compiling DeepSpeed's operations, which takes minutes the first time")
+                self._progress("compiling DeepSpeed's operations: one to five minutes the first time")
                 self._workers.call("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION_S)
         if self._several:
             with suppress(SkippedError):

@@ -34,6 +34,8 @@ from simoffload.units import plural
 __all__ = ["check_names", "checked_profiles", "profile_from_micro"]
 
 _LANES = (1, 2, 4, 8, 16)
+_OF_ITS_CHASSIS = ("drive_slots",)
+"""Keys of the base's host that say nothing about another machine with the same GPU."""
 _GEN5 = "gen5"
 _LONGEST, _LONGEST_MACHINE = 1900, 600
 """[characters] of a source, and of the machine in it."""
@@ -198,7 +200,8 @@ class _Profiles:
         keys = ", ".join(key for key in measured if key not in ("cpu", "pcie")) or "nothing"
         notes = f"Measured with calibrate micro: {keys}. All other numbers are those of {base['id']}."
         head = self._head(kind, f"{base['name'][:1000]}, measured", notes)
-        return head | {key: value for key, value in base.items() if key not in head} | measured
+        kept = {key: value for key, value in base.items() if key not in head and key not in _OF_ITS_CHASSIS}
+        return head | kept | measured
 
     # -- the profiles ---------------------------------------------------------------------------
 

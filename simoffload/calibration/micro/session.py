@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import simoffload
 from simoffload.calibration.micro.bench import Bench, open_bench, probe_seconds, storage_bytes
-from simoffload.calibration.micro.noise import is_noisy
+from simoffload.calibration.micro.noise import is_noisy, probe_level
 from simoffload.calibration.micro.plan import (
     Context,
     MeasurementRequest,
@@ -20,7 +20,7 @@ from simoffload.calibration.micro.plan import (
 )
 from simoffload.calibration.micro.record import SCHEMA, Record
 from simoffload.errors import shortened
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, plural
 
 __all__ = ["describe", "measure"]
 
@@ -36,6 +36,13 @@ _PROBE = 1.8
 """[s] Time of a probe and its overhead."""
 _PACES = (0.3, 4.0)
 """Bounds on the measured time of sections as a multiple of the expected time."""
+_REFERENCE_PROBE = 6.0e-6
+"""[s] The level of a probe of a host on which the sections take their expected time: the first probe of 15
+measured machines with one or two GPUs, over the time of their sections as a multiple of the expected time
+(median 6.0, range 4.8 to 6.9 us; validation/measured)."""
+_MARGIN = 1.25
+"""The time limit without ``--time``, as a multiple of the time that the first probe promises: it was up to
+1.24 times too short on these machines. What is left of it is for repeated measurements."""
 
 
 def describe(request: MeasurementRequest, folder: Path) -> str:
@@ -57,26 +64,12 @@ def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> 
     begin = time.monotonic()
     with open_bench(request, progress) as bench:
         record = Record(_initial_record(request, bench), request.record)
+        measurement = _MicroMeasurement(bench, record, quick=request.quick, progress=progress)
+        progress(f"{measurement.plan()} on the reference host, without compilation")
         bench.prepare()
-        prepared = time.monotonic() - begin
-        record.raw["preparation_seconds"] = round(prepared, 1)
-        if request.seconds is None:
-            # Compilers may take minutes; they leave the usual time of the sections as it is.
-            seconds = _usual_seconds(bench, quick=request.quick) - min(prepared, bench.preparation)
-        else:
-            seconds = request.seconds - prepared
-        _MicroMeasurement(
-            bench, record, seconds, complete=request.seconds is None, progress=progress
-        ).carry_out()
+        record.raw["preparation_seconds"] = round(time.monotonic() - begin, 1)
+        measurement.carry_out(None if request.seconds is None else begin + request.seconds)
         return record.raw
-
-
-def _usual_seconds(bench: Bench, *, quick: bool) -> float:
-    """Return the time of preparation and all rounds on a slow host [s]; a quiet host leaves time for
-    repetitions."""
-    rounds = sum(section.seconds * section.expected_rounds + section.building for section in bench.sections)
-    probes = sum(section.expected_rounds for section in bench.sections)
-    return bench.preparation + rounds + probes * (probe_seconds(quick=quick) + 0.2) + _SPARE
 
 
 def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]:
@@ -146,32 +139,49 @@ class _Step(NamedTuple):
 
 
 class _MicroMeasurement:
-    """The measurement of sections in rounds, which records every result at once.
+    """The measurement of sections in rounds, which records every result at once."""
 
-    ``seconds`` [s] limits the time: a section that does not fit into the remaining time is not started. With
-    ``complete``, the first round is measured without regard to that limit, so that no section is missing.
-    """
-
-    def __init__(
-        self,
-        bench: Bench,
-        record: Record,
-        seconds: float,
-        *,
-        complete: bool,
-        progress: Callable[[str], None],
-    ) -> None:
+    def __init__(self, bench: Bench, record: Record, *, quick: bool, progress: Callable[[str], None]) -> None:
         self._bench, self._record, self._progress = bench, record, progress
-        self._end, self._complete = time.monotonic() + seconds, complete
+        self._probe_time = probe_seconds(quick=quick) + 0.2
+        self._end, self._complete = 0.0, False
         self._latest: tuple[int, float] | None = None
         """The number of the latest probe, and the time at which it ended [s]."""
         self._expected = self._measured = 0.0
         """[s] Expected and measured time of all sections so far."""
+        self._first_pace = 1.0
+        """The time of sections that the first probe promises, as a multiple of the expected time."""
         self._built: set[str] = set()
 
-    def carry_out(self) -> None:
-        """Measure all rounds, and then again what a noisy host disturbed."""
-        steps = self._planned()
+    def plan(self) -> str:
+        """Return how many sections will be measured and the time that this takes on the reference host."""
+        steps = self._missing()
+        sections = plural(len({step.section.name for step in steps}), "section")
+        return f"{sections} to measure: {self._seconds(steps, 1.0) + self._bench.preparation:.0f} s"
+
+    def _seconds(self, steps: Sequence[_Step], pace: float) -> float:
+        """Return the time of measurements and their probes on a host of a pace [s]."""
+        first = {step.section.name: step for step in reversed(steps)}
+        once = [step for step in steps if not step.section.once or step is first[step.section.name]]
+        seconds: float = sum(step.section.seconds for step in once)
+        seconds += sum(one.section.building for name, one in first.items() if name not in self._built)
+        return seconds * pace + len(once) * self._probe_time + _SPARE
+
+    def carry_out(self, end: float | None) -> None:
+        """Measure all rounds, and then again what a noisy host disturbed.
+
+        ``end`` [s] is a limit on ``time.monotonic``: a section that does not fit into the remaining time is
+        not started. Without it, the limit is ``_MARGIN`` times what the first probe promises, and the first
+        round is measured without regard to it, so that no section is missing.
+        """
+        steps = self._missing()
+        level = probe_level(self._record.raw["probes"][self._probe()])
+        self._first_pace = min(max(level / _REFERENCE_PROBE, _PACES[0]), _PACES[1])
+        self._complete = end is None
+        # A run that continues has the whole time, for what the host disturbed in the earlier one.
+        usual = time.monotonic() + _MARGIN * self._seconds(self._planned(), self._first_pace)
+        self._end = usual if end is None else end
+        self._tell(self._seconds(steps, self._first_pace))
         for index, step in enumerate(steps):
             self._carry_out(step, label=f"{index + 1} of {len(steps)}", later=steps[index + 1 :])
         while (again := self._next_disturbed()) is not None:
@@ -180,23 +190,35 @@ class _MicroMeasurement:
         self._record.raw["noise"]["stayed_noisy"] = noisy
         self._record.write()
 
+    def _tell(self, seconds: float) -> None:
+        """Say how long the missing measurements take here [s], and what a shorter time leaves out."""
+        pace = f"the host thread takes {self._first_pace:.2f} x the reference's time"
+        self._progress(f"about {seconds:.0f} s on this machine: {pace}")
+        if seconds > self._remaining():
+            left = f"only {max(0.0, self._remaining()):.0f} s of --time are left"
+            self._progress(f"{left}: what does not fit is not measured, most of all later rounds")
+
     def _planned(self) -> list[_Step]:
-        """Return the measurements that the record lacks, round by round."""
-        done = {(one["section"], one["round"]) for one in self._record.raw["rounds"]}
+        """Return all measurements, round by round."""
         numbers = sorted({number for section in self._bench.sections for number in section.rounds})
         return [
             _Step(section, number, 0)
             for number in numbers
             for section in self._bench.sections
-            if number in section.rounds and (section.name, number) not in done
+            if number in section.rounds
         ]
+
+    def _missing(self) -> list[_Step]:
+        """Return the measurements that the record lacks."""
+        done = {(one["section"], one["round"]) for one in self._record.raw["rounds"]}
+        return [step for step in self._planned() if (step.section.name, step.round) not in done]
 
     def _remaining(self) -> float:
         return self._end - time.monotonic()
 
     def _pace(self) -> float:
         """Return the measured time of sections as a multiple of the expected time."""
-        pace = self._measured / self._expected if self._expected else 1.0
+        pace = self._measured / self._expected if self._expected else self._first_pace
         return min(max(pace, _PACES[0]), _PACES[1])
 
     def _needed(self, step: _Step) -> float:
@@ -210,8 +232,8 @@ class _MicroMeasurement:
         needed = self._needed(step)
         if not self._is_due(step) or (not required and needed > self._remaining()):
             return
-        rest = sum(self._needed(one) for one in later if self._is_due(one))
-        remaining = max(needed, min(needed + rest, self._remaining()))
+        rest = self._seconds([step, *(one for one in later if self._is_due(one))], self._pace())
+        remaining = max(needed, min(rest, self._remaining()))
         self._progress(f"round {step.round}: {name} ({label}), about {remaining:.0f} s left")
         before = self._probe_before()
         begin = time.monotonic()

@@ -81,6 +81,7 @@ class Gemma2(GemmaConfig):
         saved=SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=14, single_norm=True),
         leaf_modules=(),
         lora_targets=("q_proj", "v_proj"),
+        float16=False,
     )
 
     attn_logit_softcapping: float | None = 50.0

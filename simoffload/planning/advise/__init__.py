@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
+from simoffload.planning.advise.objective import Objective
 from simoffload.planning.advise.purchases import (
     Method,
-    Objective,
     Search,
     SimulatedPurchase,
     search_catalogue,
@@ -15,7 +15,6 @@ from simoffload.planning.advise.service import ServiceLevel, parse_service
 __all__ = [
     "WORTH",
     "Advice",
-    "Change",
     "Method",
     "Objective",
     "Search",

@@ -10,8 +10,20 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
-from simoffload.hardware import LEAST_DRIVES, Machine, Platform, Raid, Tier, TierKind, list_profiles
-from simoffload.planning.advise.options import placement_words, resident, shipped, takes_drives
+from simoffload.hardware import (
+    LEAST_DRIVES,
+    Drive,
+    Machine,
+    Nic,
+    Platform,
+    Raid,
+    Tier,
+    TierKind,
+    list_profiles,
+    load_profile,
+)
+from simoffload.planning.advise.drives import DriveSlots, shipped, takes_drives
+from simoffload.planning.advise.options import placement_words, resident
 from simoffload.planning.costs import CostList
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
@@ -67,6 +79,25 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     return tuple(found)
 
 
+def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
+    """Return sentences on what a platform cannot take, and on what is assumed of it."""
+    if not scenario.scenario.strategy.uses_storage:
+        return ()
+    platform = scenario.platform(*(() if name is None else (Edit.at("platform", name),)))
+    here, setting, slots = platform.profile.id, platform.profile.setting, DriveSlots.of(platform)
+    found = []
+    if setting is None:
+        found.append(f"{here} does not state its setting (desk or rack): a rack is assumed")
+    if takes_drives(platform, costs):
+        if slots.assumed:
+            found.append(f"{slots.owner} does not state its drive_slots: assumed that it {slots.text}")
+        if not all(slots.take(_drive(one), number) for one in _arrays(costs) for number in _DRIVES):
+            found.append(f"arrays that cannot be attached are left out: {here} {slots.text}")
+    if setting == "desk":
+        found.append(f"servers and filesystems are left out: {here} stands on a desk, without a rack")
+    return tuple(found)
+
+
 def joined_edits(changes: Iterable[Change]) -> tuple[Edit, ...]:
     """Return the edits of one choice in each dimension.
 
@@ -108,20 +139,24 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     for copies in resident(scenario):
         gpus = () if own else (Edit.at("strategy.ranks", ranks),)
         yield Change(_KIND, copies.description, (*copies.edits, *gpus))
-    where, through = _attached(platform)
+    where, slots = _places_of_drives(platform), DriveSlots.of(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
         placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
-        for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
+        least, drive = LEAST_DRIVES[array.level], _drive(array)
+        for number in (one for one in _DRIVES if one >= least and slots.take(drive, one)):
             count = Edit(("profiles", f"raid/{array.id}", "count"), number)
             description = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
             yield Change(_KIND, description, (local, count, *placed_edits))
-    if not through:
+    if platform.profile.setting == "desk":  # which has no rack
         return
     shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
     for kind in shared:
         for one in list_profiles(kind):
+            through = _adapters(platform, getattr(load_profile(kind, one.id), "link", None))
+            if not through:
+                continue
             remote = _tier({"profile": one.id, "through": list(through)})
             placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
             for number in _SYSTEMS if kind == "pfs" else (1,):
@@ -139,12 +174,28 @@ def _arrays(costs: CostList) -> Iterator[Raid]:
             yield array
 
 
-def _attached(platform: Platform) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return where local drives are attached (by default at the CPU), and the largest set of adapters that
-    storage uses."""
-    tiers = platform.profile.tiers.values()
-    local = max((tier.at for tier in tiers if tier.at), key=len, default=("cpu",))
-    return local, max((tier.through for tier in tiers if tier.through), key=len, default=())
+def _drive(array: Raid) -> Drive:
+    drive = load_profile("drive", array.drive)
+    assert isinstance(drive, Drive)
+    return drive
+
+
+def _places_of_drives(platform: Platform) -> tuple[str, ...]:
+    """Return where local drives are attached, by default at the CPU."""
+    return max((tier.at for tier in platform.profile.tiers.values() if tier.at), key=len, default=("cpu",))
+
+
+def _adapters(platform: Platform, server: str | None) -> tuple[str, ...]:
+    """Return the largest set of adapters over which storage is used and that have the network of a server's
+    adapter (None: of any); empty if there is none."""
+    fabric = None
+    if server is not None:
+        nic = load_profile("nic", server)
+        assert isinstance(nic, Nic)
+        fabric = nic.fabric
+    used = (tier.through for tier in platform.profile.tiers.values() if tier.through)
+    same = (names for names in used if {platform.nics[name][0].fabric for name in names} & {fabric, None})
+    return max(used if fabric is None else same, key=len, default=())
 
 
 def _tier(content: dict[str, Any]) -> Edit:

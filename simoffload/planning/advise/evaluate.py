@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
-from simoffload.errors import InputError, SimulationError, WorkLimitError
+from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import is_path
-from simoffload.limits import limited
+from simoffload.planning.advise.objective import (
+    Objective,
+    objective_of,
+    ranking_time,
+    sequences_at_once,
+)
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import Search
 from simoffload.planning.confidence import confidence, margin
@@ -34,11 +39,15 @@ class Tried(Evaluated):
 
     change: Change
     gain: float | None
-    """Speed relative to the unchanged scenario, by time per ``unit``; None if that does not fit."""
+    """Speed relative to the unchanged scenario, by the time of the objective; None if that does not fit."""
     extra: float | None
     """Purchase price beyond the unchanged scenario, in the list's currency; None without prices."""
     margin: float = 0.0
     """Gain beyond 1 from which the 80 % interval of the gain does not contain 1."""
+    throughput: float | None = None
+    """Throughput relative to the unchanged scenario, by time per ``unit``; None if that does not fit."""
+    only_throughput: bool = False
+    """Whether it processes more sequences at once, none of them faster, where latency is the objective."""
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
@@ -48,7 +57,7 @@ class Tried(Evaluated):
     @property
     def helps(self) -> bool:
         """Whether the change makes the scenario fit, or gains more than the predictions may be wrong."""
-        return self.gain is None or self.gain >= max(WORTH, 1 + self.margin)
+        return not self.only_throughput and (self.gain is None or self.gain >= max(WORTH, 1 + self.margin))
 
     @property
     def gain_per_cost(self) -> float | None:
@@ -58,13 +67,15 @@ class Tried(Evaluated):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **by_name(self.change, "key description kind changes=edits"),
-            **by_name(self, "gain gain_interval margin extra_cost=extra gain_per_1000=gain_per_cost"),
+            **by_name(self.change, "key description kind changes=edits same_answers=same_work quality"),
+            **by_name(self, "gain gain_interval margin throughput_gain=throughput only_throughput"),
+            **by_name(self, "extra_cost=extra gain_per_1000=gain_per_cost"),
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
             "intervals": {name: list(ends) for name, ends in confidence(self.result).intervals().items()},
             **by_name(self.result, "bottleneck limit"),
             "economics": self.economics.metrics(),
+            **by_name(self.economics, "missing_prices=missing"),
             **by_name(self.result.provenance, "exports"),
         }
 
@@ -77,19 +88,28 @@ class Advice:
     result: SimulationResult
     economics: Economics
     tried: tuple[Tried, ...]
-    """Simulated changes, the largest gain first."""
+    """Simulated changes: those that keep the answers before those that do not, the largest gain first."""
     impossible: tuple[Change, ...]
     """Changes that DeepSpeed, the machine or its memory refuses, each with its reason (``barred``)."""
+    objective: Objective = "throughput"
+    """What ``gain`` is of: the time of a step for "latency", for others the throughput."""
 
     @property
     def helping(self) -> tuple[Tried, ...]:
-        """Changes that gain more than the predictions may be wrong, the largest gain first."""
+        """Changes that gain more than the predictions may be wrong, in the order of ``tried``."""
         return tuple(one for one in self.tried if one.helps)
 
     @property
+    def larger_batches(self) -> tuple[Tried, ...]:
+        """Changes that gain throughput, but no latency, which is the objective: the largest first."""
+        found = [one for one in self.tried if one.only_throughput and (one.throughput or 0.0) >= WORTH]
+        return tuple(sorted(found, key=lambda one: (one.change.rank, -(one.throughput or 0.0))))
+
+    @property
     def uncertain(self) -> tuple[Tried, ...]:
-        """Changes whose gain is within its 80 % interval, the largest first: no recommendations."""
-        return tuple(one for one in self.tried if not one.helps and (one.gain or 0.0) >= WORTH)
+        """Changes whose gain is within its 80 % interval, in the order of ``tried``: no recommendations."""
+        rest = (one for one in self.tried if not one.helps and not one.only_throughput)
+        return tuple(one for one in rest if (one.gain or 0.0) >= WORTH)
 
     def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
         """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
@@ -111,17 +131,18 @@ class Advice:
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
-        """Changes that increase the speed and cost money, the largest gain per cost first."""
+        """Changes that help and cost money, the largest gain per cost first."""
         paid = [one for one in self.helping if one.gain_per_cost is not None]
-        return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
+        return tuple(sorted(paid, key=lambda one: (one.change.rank, -(one.gain_per_cost or 0.0))))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
             "schema": SCHEMA,
-            **by_name(self, "result economics options=tried"),
+            **by_name(self, "objective result economics options=tried"),
             "by_cost": [one.change.key for one in self.by_cost],
             "uncertain": [one.change.key for one in self.uncertain],
+            "larger_batches": [one.change.key for one in self.larger_batches],
             "impossible": [by_name(one, "key description why=barred") for one in self.impossible],
         }
 
@@ -139,74 +160,119 @@ def _is_number(value: Any) -> bool:
 def advise(
     scenario: ScenarioSource,
     *,
+    objective: Objective | None = None,
     costs: CostList | None = None,
     progress: Progress | None = None,
     evaluator: Evaluator | None = None,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
-    ``evaluator`` is one of the scenario that may have simulated some of it already. Raises what ``simulate``
-    raises for the unchanged scenario; a change that cannot be made is listed as impossible.
+    Changes that keep the answers come first. The gain is of the throughput, or for the ``objective``
+    "latency" of the time of a step (of a token, the first one if there is no other, of an update or a
+    checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1). "cost"
+    decides between purchases alone. ``evaluator`` is one of the scenario that may have simulated some of it
+    already. Raises InputError for an unknown objective, and what ``simulate`` raises for the unchanged
+    scenario; a change that cannot be made is listed as impossible.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
-    scenario = evaluator.scenario
-    _, result = evaluator.answer(progress=progress)
-    now = economics(scenario, result, known)
-    tried: list[Tried] = []
-    impossible: list[Change] = []
+    trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective), progress)
+    for option in options_of(evaluator, trial.result, known):
+        trial.evaluate(option)
+    together = _together(trial.tried)
+    if together is not None:
+        trial.evaluate(together)
+        single = max(one.gain or 0.0 for one in trial.tried if one.change.kind == "setting")
+        # Settings may stand in each other's way: what gains less than one of them is no advice.
+        trial.tried = [
+            one for one in trial.tried if one.change is not together or (one.gain or 0.0) >= single
+        ]
+    trial.tried.sort(key=trial.order)
+    tried = tuple(_different(trial.tried, trial.scenario, trial.result))
+    return Advice(trial.scenario, trial.result, trial.now, tried, tuple(trial.impossible), trial.objective)
 
-    def evaluate(change: Change) -> None:
+
+class _Trial:
+    """A _Trial simulates one change of a scenario after the other."""
+
+    def __init__(
+        self, evaluator: Evaluator, costs: CostList, objective: Objective, progress: Progress | None
+    ) -> None:
+        self._evaluator, self._costs, self._progress = evaluator, costs, progress
+        self.scenario, self.objective = evaluator.scenario, objective
+        _, self.result = evaluator.answer(progress=progress)
+        self.now = economics(self.scenario, self.result, costs)
+        self.tried: list[Tried] = []
+        self.impossible: list[Change] = []
+
+    def evaluate(self, change: Change) -> None:
+        """Simulate a change, and list it as tried or impossible."""
         why = change.barred
         if not why:
             try:
-                found, answer = evaluator.answer(*change.edits, progress=labelled(progress, change.key))
+                progress = labelled(self._progress, change.key)
+                found, answer = self._evaluator.answer(*change.edits, progress=progress)
                 why = "; ".join(answer.advice)
             except (InputError, SimulationError) as error:
                 why = _why(error)
         if why:
-            impossible.append(change._replace(barred=why))
-            return
-        cost = economics(found, answer, known)
-        gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
-        tried.append(
-            Tried(
-                change=change,
-                scenario=found,
-                result=answer,
-                economics=cost,
-                gain=gain,
-                extra=_extra(now, cost) if change.priced else None,
-                margin=margin(result, answer, unit=True) if gain else 0.0,
-            )
+            self.impossible.append(change._replace(barred=why))
+        else:
+            self.tried.append(self._compared(change, found, answer))
+
+    def _compared(self, change: Change, scenario: LoadedScenario, result: SimulationResult) -> Tried:
+        cost = economics(scenario, result, self._costs)
+        times = [ranking_time(one, self.objective) for one in (self.result, result)]
+        gain = times[0] / times[1] if times[0] and times[1] else None
+        before, after = self.result.unit_s, result.unit_s
+        found = Tried(
+            change=change,
+            scenario=scenario,
+            result=result,
+            economics=cost,
+            gain=gain,
+            extra=_extra(self.now, cost) if change.priced else None,
+            margin=self._margin(result) if gain else 0.0,
+            throughput=before / after if before and after else None,
         )
+        more = sequences_at_once(scenario) > sequences_at_once(self.scenario)
+        slower = more and gain is not None and (change.kind == "workload" or not found.helps)
+        return replace(found, only_throughput=self.objective == "latency" and slower)
 
-    try:
-        options = limited(options_of)(evaluator, result, known)
-    except WorkLimitError as error:
-        options = (Change("setting", "all changes", barred=str(error)),)
-    for option in options:
-        evaluate(option)
-    together = _together(tried)
-    if together is not None:
-        evaluate(together)
-        single = max(one.gain or 0.0 for one in tried if one.change.kind == "setting")
-        # Settings may stand in each other's way: what gains less than one of them is no advice.
-        tried = [one for one in tried if one.change is not together or (one.gain or 0.0) >= single]
-    tried.sort(key=lambda one: one.result.unit_s or 0.0)
-    return Advice(scenario, result, now, tuple(_different(tried)), tuple(impossible))
+    def _margin(self, result: SimulationResult) -> float:
+        return margin(self.result, result, by="step_by" if self.objective == "latency" else "unit_by")
+
+    def order(self, one: Tried) -> tuple[int, bool, float]:
+        """Return the order of report: the same answers first, then, where one sequence at a time is asked
+        for, as many sequences, then what is fastest."""
+        more = sequences_at_once(one.scenario) > sequences_at_once(self.scenario)
+        single = getattr(self.scenario.scenario.workload, "batch_size", 0) == 1
+        return one.change.rank, more and single, ranking_time(one.result, self.objective) or 0.0
 
 
-def _different(tried: Iterable[Tried]) -> Iterator[Tried]:
-    """Yield the changes without those that help exactly as an earlier one does: they are the same change in
-    other words, such as a strategy that divides nothing and one that offloads nothing."""
+def _different(tried: Iterable[Tried], base: LoadedScenario, unchanged: SimulationResult) -> Iterator[Tried]:
+    """Yield the changes without those that are the same in other words as an earlier one, or as no change.
+
+    They help exactly as much, or the same program runs with the same settings.
+    """
     answers: list[tuple[Any, ...]] = []
+    programs = [_program(base, unchanged)]
     for one in tried:
         needs = [(use.tier, use.needed, use.capacity) for use in one.result.capacity]
         answer = one.result.metrics(), needs, one.extra, one.change.priced
-        if not one.helps or answer not in answers:
-            answers.append(answer)
-            yield one
+        program = _program(one.scenario, one.result)
+        if (one.helps and answer in answers) or (program[0] and program in programs):
+            continue
+        answers.append(answer)
+        programs.append(program)
+        yield one
+
+
+def _program(scenario: LoadedScenario, result: SimulationResult) -> tuple[Any, ...]:
+    """Return what a user types, for what else, and with which times; nothing is typed if it is empty."""
+    rest = {key: value for key, value in scenario.document.data.items() if key != "strategy"}
+    needs = [(use.tier, use.needed) for use in result.capacity]  # adapters are in no exported file
+    return result.provenance.exports, rest, result.gpus, result.targets, result.metrics(), needs
 
 
 def _together(tried: Sequence[Tried]) -> Change | None:
@@ -257,7 +323,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     A scenario that refers to files of its own needs ``user_files`` next to it.
     """
     found: dict[str, str] = {}
-    for rank, one in enumerate(advice.helping, start=1):
+    for rank, one in enumerate((*advice.helping, *advice.larger_batches), start=1):
         name = f"{rank:02d}-{one.change.key}".replace("+", "-and-")
         found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.description)
         if one.change.sets_program:
@@ -279,6 +345,8 @@ def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
+        written = found.scenario.document.data["strategy"].get("ds_config") or {}
+        config |= {key: written[key] for key in ("optimizer",) if key in written}  # one that a program passes
         edits.append(Edit.at("strategy.ds_config", config))
     return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import (
-    Drive,
-    Nic,
-    Pcie,
-    PcieLink,
-    Platform,
-    Ports,
-    Profile,
-    Raid,
-    Target,
-    adapter_rate,
-    list_profiles,
-    load_profile,
-)
+from simoffload.hardware import Nic, Pcie, Platform, Ports, adapter_rate
+from simoffload.planning.advise.drives import drives, shipped
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
@@ -32,17 +20,14 @@ from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.strategies import Placement
-from simoffload.units import format_bytes, format_rate
+from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Training
 
 _KINDS = {"tier": "placement", "strategy": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 """Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
-P = TypeVar("P", bound=Profile)
-
-_FASTER_DRIVES, _AS_MUCH = 2, 1.05
-"""Kinds of faster drives to try; rates of both ends of a route within this factor count as equal: our
-choice."""
+_AS_MUCH = 1.05
+"""Rates of both ends of a route within this factor count as equal: our choice."""
 _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
 
@@ -69,9 +54,10 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     yield from places(scenario, tiers)
     yield from resident(scenario)
     yield from memory(scenario, tiers)
-    yield from cables(scenario)
-    yield from processors(scenario)
-    yield from workloads(scenario)
+    if result.fits:  # none of these needs less memory
+        yield from cables(scenario)
+        yield from processors(scenario)
+        yield from workloads(scenario)
     yield from cache_options(evaluator)
     yield from other_ways(evaluator)
     yield from scenario.scenario.strategy.settings(
@@ -123,8 +109,7 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
         kind = _KINDS.get(one.kind.partition(" + ")[0], "hardware")
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
-        same = one.same_work and not one.kind.startswith("lora")
-        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced, same_work=same)
+        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced)
 
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
@@ -184,94 +169,6 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
         yield Change(
             "hardware", f"{description}, with the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
         )
-
-
-def takes_drives(platform: Platform, costs: CostList) -> bool:
-    """Return whether drives can be added: not to a machine that is only rented, whose own drives nobody
-    sells."""
-    own = (target.drive for target in platform.targets.values())
-    return all(costs.sold(f"drive/{drive.id}") for drive in own if drive is not None)
-
-
-def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
-    """Yield one more drive, twice as many, and faster ones."""
-    target, where = platform.targets[tier], platform.profile.tiers[tier].at
-    if target.drive is None or where is None or not takes_drives(platform, costs):
-        return
-    array = target.array or _striped(target.drive.id)
-    if array is not None:
-        yield from _more(tier, target, where, array)
-    known = [one for one in shipped("drive", Drive) if costs.sold(f"drive/{one.id}")]
-    yield from _faster(platform, tier, target, where, known)
-
-
-def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Change]:
-    for number in (target.drives + 1, 2 * target.drives):
-        description = f"{number} drives in {tier} instead of {target.drives}"
-        count = Edit(("profiles", f"raid/{array.id}", "count"), number)
-        changed = (count,) if target.array else _array(tier, array, where, number)
-        yield Change("hardware", description, changed, key=f"{tier}-{number}-drives")
-
-
-def _faster(
-    platform: Platform, tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]
-) -> Iterator[Change]:
-    """Yield as many faster drives, those first that are fastest in the slots of this machine."""
-    assert target.drive is not None
-    slots = [platform.slots[vertex] for vertex in where]
-    rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
-    rate = _rate(target.drive, target.pcie_link, slots)
-    faster = (one for one in known if rates[one.id] > rate)
-    for drive in sorted(faster, key=lambda one: (-rates[one.id], one.id)):
-        joined = _striped(drive.id, like=target.array) if target.array else None
-        if found == _FASTER_DRIVES or (target.array and joined is None):
-            continue
-        found += 1
-        rate_text = format_rate(drive.read.value)
-        if rates[drive.id] < drive.read.value:
-            rate_text = f"slot: {format_rate(rates[drive.id])}"
-        description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
-        changed = (
-            _array(tier, joined, where, target.drives)
-            if joined is not None
-            else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
-        )
-        yield Change("hardware", description, changed, key=f"{tier}-{drive.id}")
-
-
-def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]) -> int:
-    """Return the rate [B/s] at which a drive reads in the slowest of some slots."""
-    assert pcie_link is not None
-    return min(drive.read.value, *(pcie_link.within(slot).payload_rate for slot in slots))
-
-
-def _own_side(drive: Drive) -> PcieLink:
-    """Return the PCIe connector of a shipped drive."""
-    pcie = load_profile("pcie", drive.pcie.profile)
-    assert isinstance(pcie, Pcie)
-    return PcieLink(pcie, drive.pcie.lanes.value)
-
-
-def shipped(kind: str, model: type[P]) -> Iterator[P]:
-    """Yield all shipped profiles of a kind. Raises AssertionError for one of another class."""
-    for one in list_profiles(kind):
-        profile = load_profile(kind, one.id)
-        assert isinstance(profile, model)
-        yield profile
-
-
-def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
-    """Return a shipped array of a drive with the RAID level of another array, or RAID0; None if there is
-    none."""
-    level = like.level if like is not None else 0
-    return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
-
-
-def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
-    return (
-        Edit(("equipment", "tiers", tier), {"profile": array.id, "at": list(where)}),
-        Edit(("profiles", f"raid/{array.id}", "count"), number),
-    )
 
 
 def systems(platform: Platform, tier: str) -> Iterator[Change]:
@@ -359,7 +256,7 @@ def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
 
 def _next_nic(now: Nic) -> Nic | None:
     """Return the next faster adapter of the same kind of network; None if there is none."""
-    same = [one for one in shipped("nic", Nic) if one.id.endswith("gbe") == now.id.endswith("gbe")]
+    same = [one for one in shipped("nic", Nic) if one.fabric == now.fabric]
     faster = (one for one in same if one.link_rate.value > now.link_rate.value)
     return min(faster, key=lambda one: one.link_rate.value, default=None)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError
-from simoffload.limits import time_left
-from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
+from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
+from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
@@ -23,8 +23,6 @@ from simoffload.simulation import Progress, fit
 if TYPE_CHECKING:
     import optuna
 
-Objective = Literal["throughput", "cost"]
-"""The most work per time, or the least money per unit of work, within budget and service level."""
 Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
 MOST_ON_A_GRID = 1000
@@ -39,6 +37,8 @@ class SimulatedPurchase(Evaluated):
     """Chosen changes, one for each dimension."""
     meets: bool
     """Whether the purchase keeps the budget and the service level."""
+    objective: Objective = "throughput"
+    """What ``speed`` is of."""
 
     @property
     def description(self) -> tuple[str, ...]:
@@ -60,18 +60,30 @@ class SimulatedPurchase(Evaluated):
         """[1/s] tokens, or checkpoints."""
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
 
+    @property
+    def speed(self) -> float:
+        """[1/s] What the front compares: steps of one sequence for the objective "latency", else ``rate``."""
+        time = ranking_time(self.result, self.objective)
+        return 1 / time if time else 0.0
+
+    @property
+    def cost_per_unit(self) -> float:
+        """Cost of a unit of work; infinite if unknown."""
+        per_h = self.economics.metrics()["cost_per_h"]
+        return per_h / self.rate if per_h is not None and not self.economics.missing else math.inf
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
             **by_name(self, "description changes=edits meets units_per_s=rate"),
-            **by_name(self.economics, "purchase"),
+            **by_name(self.economics, "purchase missing_prices=missing"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
 
 
 def _purchase(one: Economics) -> float:
-    return math.inf if one.purchase is None or one.bill.missing else one.purchase
+    return math.inf if one.purchase is None else one.purchase
 
 
 @dataclass(frozen=True)
@@ -87,32 +99,24 @@ class Search:
     objective: Objective
     method: Method
     combinations: int
-    """Number of combinations in the catalogue."""
+    """Number of combinations in the catalogue: those that were simulated, and those counted below."""
     over_budget: int
-    """Number of combinations over the budget or with an unpriced part; they are not simulated."""
+    """Number of combinations over the budget; they are not simulated."""
+    unpriced: int
+    """Number of combinations with a part without a price, which no budget allows; they are not simulated."""
     too_large: int
     """Number of combinations that do not fit."""
     duplicates: int
     """Number of combinations that lead to the same scenario as another one."""
+    not_tried: int
+    """Number of combinations that the method did not look at."""
     refusals: dict[str, int]
-    """Number of refused combinations by the reason of DeepSpeed or the machine, most frequent first."""
+    """Number of refused combinations by the reason of the program or the machine, most frequent first."""
     missing: tuple[str, ...]
     """Parts without a price; combinations with them are within no budget, and not in ``front``."""
+    limits: tuple[str, ...]
+    """Sentences on what the machines cannot take, and on what was assumed about them."""
     currency: str
-    keeps: bool
-    """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
-    untried: int
-    """Number of combinations for which no time was left."""
-
-    @property
-    def already(self) -> str:
-        """Return that nothing has to be bought, as the beginning of a sentence; empty if that is not so."""
-        return "the scenario keeps the service level without a purchase; " if self.keeps else ""
-
-    @property
-    def left(self) -> str:
-        """Return how many combinations were not tried, as the end of a sentence; empty if all were."""
-        return f", {self.untried:,} were not tried in half of --timeout" if self.untried else ""
 
     @property
     def simulated(self) -> int:
@@ -121,26 +125,38 @@ class Search:
 
     @property
     def refused(self) -> int:
-        """Number of combinations that DeepSpeed or the machine refuses."""
+        """Number of combinations that the program or the machine refuses."""
         return sum(self.refusals.values())
 
     @property
+    def outcomes(self) -> dict[str, int]:
+        """Number of combinations by what became of them, which add up to all; without what became of none."""
+        counted = {
+            "simulated": self.simulated,
+            "do not fit": self.too_large,
+            "exceed the budget": self.over_budget,
+            "have a part without a price, which no budget allows": self.unpriced,
+            "are refused by the program or the machine": self.refused,
+            "are equal to others": self.duplicates,
+            "were not looked at": self.not_tried,
+        }
+        return {text: number for text, number in counted.items() if number or text == "simulated"}
+
+    @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
-        """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
+        """Points that keep the service level and that no other beats in both purchase and speed (Pareto)."""
         found: list[SimulatedPurchase] = []
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
-        for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
-            if not found or point.rate > found[-1].rate:
+        for point in sorted(priced, key=lambda one: (one.purchase, -one.speed)):
+            if not found or point.speed > found[-1].speed:
                 found.append(point)
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = "keeps combinations simulated untried over_budget too_large duplicates refused refusals"
-        return {
-            "schema": SCHEMA,
-            **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
-        }
+        counted = "combinations simulated over_budget unpriced too_large refused duplicates not_tried"
+        rest = "outcomes refusals missing_prices=missing limits best nearest front"
+        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} {rest}")}
 
 
 def search_catalogue(
@@ -148,7 +164,7 @@ def search_catalogue(
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
-    objective: Objective = "throughput",
+    objective: Objective | None = None,
     platforms: Sequence[str] = (),
     method: Method | None = None,
     trials: int = 200,
@@ -160,32 +176,26 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The scenario itself is
-    simulated first. Raises what ``simulate`` raises for it, and InputError for an unknown platform, or
-    without the package optuna where it is needed.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
+    default that of ``advise``. Raises InputError for an unknown objective or platform, or without the package
+    optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress)
-    spaces = [dimensions(evaluator.scenario, one, known) for one in dict.fromkeys((None, *platforms))]
+    objective = objective_of(evaluator.scenario, objective)
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress, objective)
+    names = tuple(dict.fromkeys((None, *platforms)))
+    spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
-    _, unchanged = evaluator.answer(progress=progress)
-    run.reserve = time_left() / 2
     for space in spaces:
         if chosen == "grid":
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
                 run.point(space, choice)
         else:
             explore(space, run.point, trials=max(1, trials // len(spaces)))
-    fitting = [one for one in run.points if one.meets]
-    ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
-        "throughput": lambda one: (-one.rate, one.purchase),
-        "cost": lambda one: (_cost_per_unit(one), one.purchase),
-    }
-    if objective == "cost":
-        fitting = [one for one in fitting if math.isfinite(_cost_per_unit(one))]
-    best = min(fitting, key=ranks[objective], default=None)
+    fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
+    best = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
     return Search(
         run.points,
@@ -195,20 +205,20 @@ def search_catalogue(
         chosen,
         combinations,
         run.over_budget,
+        run.unpriced,
         run.too_large,
-        run.combined - run.distinct - run.untried,
+        run.looked_at - run.distinct,
+        combinations - run.looked_at,
         dict(run.refusals.most_common()),
         tuple(run.missing),
+        tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
         known.currency,
-        bool(service) and unchanged.fits and all(level.kept(unchanged) for level in service),
-        run.untried,
     )
 
 
-def _cost_per_unit(point: SimulatedPurchase) -> float:
-    """Return the cost of a unit of work; infinite where it is not known."""
-    per_h = point.economics.metrics()["cost_per_h"]
-    return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
+def _rank(one: SimulatedPurchase) -> tuple[float, float]:
+    """Return the order of purchases by their objective; equal ones by price."""
+    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
 
 
 class _PurchaseSearch:
@@ -221,28 +231,31 @@ class _PurchaseSearch:
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
+        objective: Objective,
     ) -> None:
-        self._evaluator, self._costs = evaluator, costs
+        self._evaluator, self._costs, self._objective = evaluator, costs, objective
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
-        self.over_budget = self.too_large = self.combined = self.untried = 0
-        self.reserve = 0.0  # [s] of the shared time, left for the advice
+        self.over_budget = self.unpriced = self.too_large = 0
+        self._chosen: set[tuple[int, tuple[int, ...]]] = set()
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = joined_edits(picked)
-        self.combined += 1
+        self._chosen.add((id(space), tuple(choice)))
         key = self._evaluator.identity(*edits)
-        if key not in self._known and time_left() < self.reserve:
-            self.untried += 1
-            return None
         if key not in self._known:
             self._known[key] = self._simulated(picked, edits)
         return self._known[key]
+
+    @property
+    def looked_at(self) -> int:
+        """Number of combinations that were looked at, each once."""
+        return len(self._chosen)
 
     @property
     def distinct(self) -> int:
@@ -264,7 +277,8 @@ class _PurchaseSearch:
             cost = economics(scenario, capacity, self._costs)
             self.missing |= dict.fromkeys(cost.bill.missing)
             if self._budget is not None and _purchase(cost) > self._budget:
-                self.over_budget += 1
+                self.unpriced += bool(cost.bill.missing)
+                self.over_budget += not cost.bill.missing
                 return None
             if self._progress is not None:
                 description = ", ".join(one.description for one in changes if one.description)
@@ -279,7 +293,12 @@ class _PurchaseSearch:
         cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
         return SimulatedPurchase(
-            changes=changes, scenario=scenario, result=result, economics=cost, meets=meets
+            changes=changes,
+            scenario=scenario,
+            result=result,
+            economics=cost,
+            meets=meets,
+            objective=self._objective,
         )
 
 
@@ -293,7 +312,7 @@ def explore(
     *,
     trials: int,
 ) -> None:
-    """Try ``trials`` combinations that look promising for a high rate and a low purchase.
+    """Try ``trials`` combinations that look promising for a high speed and a low purchase.
 
     The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
     itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
@@ -313,7 +332,7 @@ def explore(
         point = evaluate(space, choice)
         if point is None or not point.meets:
             return _WORST
-        return point.rate, min(point.purchase, _WORST[1])
+        return point.speed, min(point.purchase, _WORST[1])
 
     study = optuna.create_study(
         directions=["maximize", "minimize"],

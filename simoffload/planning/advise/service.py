@@ -1,4 +1,4 @@
-"""Service levels: metrics of a result and their limits."""
+"""Service levels that purchases must keep: limits of times and rates."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ adapters, drives and servers as far as their bandwidth is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from simoffload.documents import without
@@ -63,7 +63,12 @@ class Bill(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """Sum of all known prices; None if none is known."""
+        """Sum of all prices; None if one of them is not known."""
+        return None if self.missing else self.known
+
+    @property
+    def known(self) -> float | None:
+        """Sum of all known prices, which the total is at least; None if none is known."""
         known = [item.total for item in self.items if item.total is not None]
         return sum(known) if known else None
 
@@ -74,7 +79,7 @@ class Bill(NamedTuple):
 
     @property
     def by_key(self) -> dict[str, float]:
-        """Sum of the prices by key."""
+        """Sum of the known prices by key."""
         found: dict[str, float] = {}
         for item in self.items:
             found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
@@ -129,14 +134,32 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     all_cores = costs.machine_price(scenario.machine.platform)
     if all_cores is None:
         return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))
-    nodes = scenario.machine.nodes
-    included = _included(scenario, nodes)
-    items = [Item(all_cores.what, "whole machine", nodes, all_cores)]
-    for part in wanted:
-        inside, added = _split(part, included.get((part.key, part.tier), part._replace(number=0)))
+    items = [Item(all_cores.what, "whole machine", scenario.machine.nodes, all_cores)]
+    for inside, added in _against_platform(scenario, wanted):
         items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
         items += [_item(one, costs, one.number) for one in added if one.number]
     return Bill(tuple(items))
+
+
+def beyond_rent(scenario: LoadedScenario, result: SimulationResult, *, of_machines: bool) -> tuple[str, ...]:
+    """Return the parts in use that a rent does not include: of machines what their platform's file does not
+    have, of GPUs (``of_machines`` false) every storage tier."""
+    wanted = used_parts(scenario, result)
+    if of_machines:
+        each = _against_platform(scenario, wanted)
+        wanted = tuple(one for _, added in each for one in added if one.number)
+    else:
+        wanted = tuple(part for part in wanted if part.tier)
+    return tuple(dict.fromkeys(part.tier or part.key for part in wanted))
+
+
+def _against_platform(
+    scenario: LoadedScenario, wanted: Iterable[DeviceGroup]
+) -> Iterator[tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]]:
+    """Yield of each part what the platform's file has, and what the scenario adds."""
+    included = _included(scenario, scenario.machine.nodes)
+    for part in wanted:
+        yield _split(part, included.get((part.key, part.tier), part._replace(number=0)))
 
 
 def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
@@ -174,13 +197,13 @@ class Replacement(NamedTuple):
     """Name (``Figure.what``) of the price of each replaced drive."""
     paid_per_h: float
     """How many times that price is paid in an hour of work, beyond the purchase."""
-    value: float
-    """Price of one drive, in the list's currency."""
+    value: float | None
+    """Price of one drive, in the list's currency; None: not known."""
 
     @property
-    def per_h(self) -> float:
-        """Cost per hour of work, in the list's currency."""
-        return self.paid_per_h * self.value
+    def per_h(self) -> float | None:
+        """Cost per hour of work, in the list's currency; None: not known."""
+        return None if self.value is None else self.paid_per_h * self.value
 
 
 def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple[Replacement, ...]:
@@ -197,12 +220,13 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
     found = []
     for item in bill.items:
         days = lasting.get(item.tier)
-        if days is None or item.price is None or item.kind != "drive":
+        if days is None or item.kind != "drive":
             continue
         rate = 1 / (days * _HOURS_A_DAY) - 1 / hours
         if rate > 0:
             paid = item.number * item.units * rate
-            found.append(Replacement(item.tier, item.price.what, paid, item.price.value))
+            what, value = (item.price.what, item.price.value) if item.price else (item.key, None)
+            found.append(Replacement(item.tier, what, paid, value))
     return tuple(found)
 
 

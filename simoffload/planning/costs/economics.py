@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isclose
 from typing import Any, Literal, NamedTuple
 
+from simoffload.hardware import Setting
 from simoffload.planning.confidence import margin
-from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, energy, replacements, used_parts
+from simoffload.planning.costs.bill import (
+    Bill,
+    Energy,
+    Replacement,
+    beyond_rent,
+    bill,
+    energy,
+    replacements,
+    used_parts,
+)
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
@@ -23,7 +34,7 @@ FORMULAS: Mapping[str, str] = {
     "replacement_per_h": "drives that wear out first: price x (1 / hours they last - 1 / hours written off)",
     "electricity_per_h": "power_w / 1000 x pue x electricity",
     "cost_per_h": "purchase_per_h + replacement_per_h + electricity_per_h",
-    "rent_per_h": "rent of the machine, or of all its GPUs, electricity included",
+    "rent_per_h": "rent on demand of the machine, or of all its GPUs, electricity included",
     "energy_per_token_j": "power_w x per_token_s, PUE not included",
     "kwh_per_million_tokens": "energy_per_token_j x pue x 1e6 / 3.6e6",
     "cost_per_million_tokens": "cost_per_h / 3600 x per_token_s x 1e6",
@@ -36,7 +47,7 @@ FORMULAS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Economics:
-    """Economics holds money and energy of one answer; unknown values are None and listed as missing."""
+    """Economics holds money and energy of one answer; what depends on a missing price or power is None."""
 
     bill: Bill
     energy: Energy | None
@@ -47,10 +58,16 @@ class Economics:
     """Profiles of the machine, as kind/id; a list may price profiles of the user."""
     replacements: tuple[Replacement, ...]
     """Replacements of drives that wear out before they are written off."""
+    setting: Setting | None
+    """Where the machine stands; None: not stated, so that a rack is assumed."""
     rent: Figure | None
-    """Rent of one GPU or of one machine per hour."""
+    """Rent of one GPU or of one machine per hour, on demand."""
     rented: int
     """Number of rented GPUs or machines."""
+    beyond_rent: tuple[str, ...]
+    """Storage tiers and other parts in use that the rent does not include."""
+    spot: Figure | None
+    """Spot price of the same per hour, which no cost contains."""
     tokens: int | None
     """Tokens made during the time that ``energy`` covers; None for a checkpoint."""
     idle: str = ""
@@ -63,28 +80,68 @@ class Economics:
 
     @property
     def purchase(self) -> float | None:
-        """Return the price of the machine and of the storage in use; None if no price is known."""
+        """Return the price of the machine and of the storage in use; None if a price is missing."""
         return self.bill.total
 
     @property
+    def pue(self) -> Figure:
+        """Return the power usage effectiveness of where the machine stands."""
+        return self.costs.pue(self.setting)
+
+    @property
     def missing(self) -> tuple[str, ...]:
-        """Return the keys of parts without a known price or power, which the sums leave out."""
+        """Return the keys of parts without a known price or power."""
         power = self.energy.missing if self.energy else ()
-        return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
+        worn = (one.price for one in self.replacements if one.value is None)
+        return tuple(dict.fromkeys((*self.bill.missing, *worn, *(f"{key} (power)" for key in power))))
+
+    @property
+    def no_rent(self) -> str:
+        """Return why no cost of rented hardware is given; "" where one is."""
+        offer = self.rent or self.spot
+        if offer is None:
+            return "no rent is known"
+        hourly = (
+            f"{offer.what.partition(',')[0]} ({offer.value:g} {self.costs.currency}".rstrip() + " an hour)"
+        )
+        if self.rent is None:
+            return f"only a spot price of {hourly} is known, and spot machines may be taken away at any time"
+        if not self.beyond_rent:
+            return ""
+        lacks = f"does not include {', '.join(self.beyond_rent)}"
+        return (
+            f"the rent of {hourly} {lacks if offer.what.startswith('platform/') else 'includes no storage'}"
+        )
 
     def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name: see ``FORMULAS``."""
-        pue, price = self.costs.assumption("pue").value, self.costs.assumption("electricity").value
+        """Return all metrics by name, None where a price, power or rent is missing: see ``FORMULAS``."""
+        watts = self.energy.watts if self.energy and not self.energy.missing else None
+        return self._metrics(self.purchase, watts, None if self.beyond_rent else self.rent, partly=False)
+
+    def at_least(self) -> dict[str, float | None]:
+        """Return what the known prices, powers and rents alone add up to, by name of the metric.
+
+        Each is what the metric is at least, but for ``return_per_purchase``, which is None where a price is
+        missing.
+        """
         watts = self.energy.watts if self.energy else None
-        purchase = _product(self.purchase, 1 / self.costs.hours)
+        found = self._metrics(self.bill.known, watts, self.rent, partly=True)
+        return found if self.purchase is not None else found | {"return_per_purchase": None}
+
+    def _metrics(
+        self, bought: float | None, watts: float | None, rented: Figure | None, *, partly: bool
+    ) -> dict[str, float | None]:
+        pue, price = self.pue.value, self.costs.assumption("electricity").value
+        purchase = _product(bought, 1 / self.costs.hours)
         electricity = _product(watts, pue * price / 1000)
-        worn = sum(one.per_h for one in self.replacements)
-        hourly = None if purchase is None or electricity is None else purchase + worn + electricity
-        rent = self.rent.value * self.rented if self.rent else None
+        known = [one.per_h for one in self.replacements if one.per_h is not None]
+        worn = sum(known) if partly or len(known) == len(self.replacements) else None
+        hourly = _sum(purchase, worn, electricity)
+        rent = rented.value * self.rented if rented else None
         time = self.energy.time_s if self.energy else None
         token = time / self.tokens if time and self.tokens else None
         return {
-            "purchase": self.purchase,
+            "purchase": bought,
             "power_w": watts,
             "purchase_per_h": purchase,
             "replacement_per_h": worn,
@@ -97,16 +154,15 @@ class Economics:
             "rent_per_million_tokens": _product(rent, token, _MILLION / 3600),
             "cost_per_run": _product(hourly, time, 1 / 3600),
             "energy_per_run_j": _product(watts, time),
-            "return_per_purchase": self.units * 3600 / time / self.purchase * 1000
-            if time and self.purchase
-            else None,
+            "return_per_purchase": self.units * 3600 / time / bought * 1000 if time and bought else None,
         }
 
     @property
     def figures(self) -> tuple[Figure, ...]:
         """Prices and assumptions that were taken from the lists, without powers."""
-        assumed = (self.costs.assumption(key) for key in ("electricity", "pue", "lifetime", "utilization"))
-        return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
+        electricity, *times = map(self.costs.assumption, ("electricity", "lifetime", "utilization"))
+        rents = (one for one in (self.rent, self.spot) if one is not None)
+        return (*self.bill.prices, *rents, electricity, self.pue, *times)
 
     @property
     def prices(self) -> tuple[Figure, ...]:
@@ -121,7 +177,8 @@ class Economics:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about idle GPUs, missing prices and old prices."""
-        missing = (f"no price or power is known for {', '.join(self.missing)}: the totals leave it out",)
+        left_out = "the totals leave it out and are marked with ≥; data files have no value for them"
+        missing = (f"no price or power is known for {', '.join(self.missing)}: {left_out}",)
         idle = (self.idle,) if self.idle else ()
         unknown = missing if self.missing else ()
         return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(self.prices))
@@ -131,6 +188,8 @@ class Economics:
         return {
             "currency": self.costs.currency,
             "metrics": self.metrics(),
+            "at_least": self.at_least(),
+            **by_name(self, "missing no_rent setting"),
             "formulas": dict(FORMULAS),
             "bill": [item.to_dict() for item in self.bill.items],
             "power": [draw._asdict() | {"watts": draw.watts} for draw in self.energy.draws]
@@ -151,11 +210,17 @@ def _product(*factors: float | None) -> float | None:
     return result
 
 
+def _sum(*terms: float | None) -> float | None:
+    known = [term for term in terms if term is not None]
+    return sum(known) if len(known) == len(terms) else None
+
+
 def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostList | None = None) -> Economics:
     """Return what an answer costs by a list of prices and powers, by default the shipped one."""
     scenario = loaded(scenario)
     known, machine = load_costs() if costs is None else costs, scenario.machine
-    rented = known.rent(f"platform/{machine.platform}")
+    platform, gpu = f"platform/{machine.platform}", f"accelerator/{machine.accelerator.id}"
+    rented = known.rent(platform)
     bought = bill(scenario, result, known)
     return Economics(
         bill=bought,
@@ -164,8 +229,11 @@ def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostLis
         costs=known,
         platform=machine.platform,
         profiles=frozenset(f"{use.kind}/{use.id}" for use in machine.profiles),
-        rent=rented or known.rent(f"accelerator/{machine.accelerator.id}"),
+        setting=machine.setting,
+        rent=rented or known.rent(gpu),
         rented=machine.nodes if rented else machine.gpus,
+        beyond_rent=beyond_rent(scenario, result, of_machines=rented is not None),
+        spot=known.rent(platform, "spot") or known.rent(gpu, "spot"),
         tokens=result.tokens,
         idle=_idle_gpus(scenario),
     )
@@ -224,8 +292,8 @@ def break_even_points(
             _line(one, what == rented or what, now, electricity=electricity)
             for one, rented in ((first, FIRST), (second, SECOND))
         )
-        if mine is None or other is None or mine.slope == other.slope:
-            continue
+        if mine is None or other is None or isclose(mine.slope, other.slope):
+            continue  # both pay it equally often, but for rounding
         at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
         if at >= 0:
             found.append(BreakEven(what, now, at, first_cheaper_above=mine.slope < other.slope))
@@ -247,7 +315,7 @@ def _line(one: Economics, what: str | Literal[True], now: float, *, electricity:
     per_h = (one.metrics()["electricity_per_h"] or 0.0) if electricity else 0.0
     paid = 1.0 if what is True else one.bill.paid(what)
     again = sum(worn.paid_per_h for worn in one.replacements if worn.price == what)
-    per_h += sum(worn.per_h for worn in one.replacements if worn.price != what)
+    per_h += sum(worn.per_h or 0.0 for worn in one.replacements if worn.price != what)
     slope = paid / one.costs.hours + again
     return _Line(((one.purchase - paid * now) / one.costs.hours + per_h) * hours, slope * hours)
 
@@ -266,9 +334,9 @@ class Costed(NamedTuple):
 
     @property
     def per_unit(self) -> float | None:
-        """Cost of a token or a checkpoint, in the list's currency; None where a price is missing."""
+        """Cost of a token or a checkpoint, in the list's currency; None where a price or power is missing."""
         run = self.economics.metrics()["cost_per_run"]
-        return None if run is None or self.economics.bill.missing else run / self.economics.units
+        return None if run is None else run / self.economics.units
 
 
 class CostVerdict(NamedTuple):
@@ -308,7 +376,7 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
         first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
         turns = break_even_points(first.economics, second.economics)
-        error = margin(first.result, second.result, unit=True)
+        error = margin(first.result, second.result, by="unit_by")
         same = first.economics.bill.bought == second.economics.bill.bought
         reason.append(CostVerdict(first.label, second.label, ratio, error, turns, same))
     return tuple(reason)

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload.documents import DocumentLocation, suggest
-from simoffload.hardware import MEMORY, Costs, DeviceCosts, DeviceGroup, Entry, Library, Power, Sourced
+from simoffload.hardware import (
+    MEMORY,
+    Costs,
+    DeviceCosts,
+    DeviceGroup,
+    Entry,
+    Library,
+    Power,
+    RentKind,
+    Setting,
+    Sourced,
+)
 
 REFERENCE = "reference"
 """Name of the shipped price list."""
@@ -17,6 +28,7 @@ _GB = float(1 << 30)
 """Bytes of memory that are sold as one GB [B]."""
 _TB = 1e12
 _HOURS_A_YEAR = 8766.0
+_ON_A_DESK = "by definition: a desk has no site that draws power"
 _OLD = 365
 """Age after which a price is reported as old [d]."""
 
@@ -42,6 +54,8 @@ class CostList:
     """Names and hashes (name, sha256) of the files; later files override earlier ones."""
     today: datetime.date
     remarks: tuple[str, ...] = ()
+    states_pue: bool = False
+    """Whether a list of the user's own states ``pue``, which then holds for machines on a desk, too."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Messages by key about devices without a shipped profile: typing errors, or the user's own."""
 
@@ -70,10 +84,17 @@ class CostList:
         named = self._device(f"platform/{platform}").price
         return _figure(named, f"platform/{platform}") if named else None
 
-    def rent(self, key: str) -> Figure | None:
-        """Rent of one device or machine per hour."""
+    def rent(self, key: str, kind: RentKind = "on-demand") -> Figure | None:
+        """Rent of one device or machine per hour; None where the list has none of this kind."""
         named = self._device(key).rent
-        return _figure(named, f"{key}, an hour") if named else None
+        return _figure(named, f"{key}, an hour") if named and named.kind == kind else None
+
+    def pue(self, setting: Setting | None) -> Figure:
+        """Power usage effectiveness of the place where a machine stands; None is taken for a rack."""
+        listed = self.assumption("pue")
+        if setting != "desk" or self.states_pue:
+            return listed
+        return listed._replace(value=1.0, origin="spec", source=_ON_A_DESK)
 
     def sold(self, key: str) -> bool:
         """Whether a device can be bought separately."""
@@ -94,7 +115,8 @@ class CostList:
         return memory.power, part.size / memory.module.value
 
     def assumption(self, key: str) -> Figure:
-        """Return the value of ``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
+        """Return the value of ``electricity`` [per kWh], ``pue`` of a rack, ``lifetime`` [years] or
+        ``utilization``."""
         value: Sourced[float] | None = getattr(self.costs, key)
         assert value is not None, f"the shipped list has {key}"
         return _figure(value, key)
@@ -143,7 +165,8 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
         remarks = (f"prices in {mine.currency} come from {file.name} alone: nothing is converted",)
         _check_complete(own)
     merged = _merged_costs(mine, base)
-    return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, remarks, _unknown(mine))
+    lists, states_pue = (*sources, (own.use.path, own.use.sha256)), mine.pue is not None
+    return CostList(merged, lists, now, remarks, states_pue, _unknown(mine))
 
 
 def _today() -> datetime.date:

@@ -41,7 +41,7 @@ def capacity(result: SimulationResult) -> ReportSection:
     """Return every tier with the parts of its memory."""
     tables, sentences = [_peaks(result.capacity)], list[str]()
     if isinstance(result, InferenceResult) and result.cache_blocks is not None:
-        sentences.append(_blocks(result.cache_blocks))
+        sentences.append(_blocks(result.cache_blocks, result.replicas))
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))
     if isinstance(result, TrainingResult):
         tables += [*_memory_stages(result), *_estimates(result)]
@@ -51,9 +51,11 @@ def capacity(result: SimulationResult) -> ReportSection:
     return ReportSection(CAPACITY, tuple(sentences), tuple(tables), (_UNITS,), charts=(chart,))
 
 
-def _blocks(cache: CacheBlocks) -> str:
-    """Return the number of blocks and tokens of a paged cache on each GPU."""
+def _blocks(cache: CacheBlocks, replicas: int) -> str:
+    """Return the number of blocks and tokens of a paged cache on each GPU, which serves one replica."""
     tokens = f"{cache.number:,} blocks of {cache.size} tokens, {cache.tokens:,} tokens in all sequences"
+    if replicas > 1:
+        tokens += f" of one replica, {cache.tokens * replicas:,} in those of all {replicas}"
     if cache.stated:
         return f"key-value cache of each GPU: {tokens}, as stated (kv_blocks)"
     return f"room for the key-value cache of each GPU at {cache.utilization:g} of its memory: {tokens}"
@@ -167,4 +169,5 @@ def _change(change: Change) -> Listing:
     scope = "in total" if use.scope == "in all" else use.scope
     free = f"{counted(use.headroom, use)} of {use.tier} free {scope}"
     options = " ".join(f"--set {shlex.quote(one)}" for one in change.assignments)
-    return Listing(f"{change.description}: {free}", options)
+    quality = f"; quality: {change.quality}" if change.quality else ""
+    return Listing(f"{change.description}: {free}{quality}", options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from simoffload.hardware import DeviceKind
 from simoffload.planning.costs import FORMULAS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
@@ -13,12 +14,10 @@ from simoffload.units import format_number, format_watts, plural
 
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3
-_PRICED = {
+_PRICED: Mapping[DeviceKind, str] = {
     "accelerator": "one GPU",
     "drive": "one drive",
-    "flash per TB": "a TB of flash",
     "host": "one host",
-    "memory per GB": "a GB of memory",
     "nfs": "the file server",
     "nic": "one network adapter",
     "nvmeof": "the NVMe-oF server",
@@ -26,7 +25,9 @@ _PRICED = {
     "platform": "one machine",
     "remote": "the other host",
 }
-"""Descriptions of what has a price, by the name of the price or the kind of the profile."""
+"""Descriptions of devices that have a price, by the kind of their profiles."""
+_BY_SIZE = {"flash per TB": "a TB of flash", "memory per GB": "a GB of memory"}
+"""Descriptions of prices by the name of the price."""
 _ALWAYS_BUSY = 0.995
 """Share of the time from which a GPU is called busy all the time."""
 
@@ -69,29 +70,34 @@ def costs(result: SimulationResult, one: Economics) -> tuple[ReportSection, ...]
 
 
 def _sentences(result: SimulationResult, one: Economics) -> list[str]:
-    found, currency, years = one.metrics(), one.costs.currency, one.costs.assumption("lifetime").value
-    lines = []
+    found, currency, years = one.at_least(), one.costs.currency, one.costs.assumption("lifetime").value
+    lines, mark = [], "≥ " if one.bill.missing else ""
     if found["purchase"] is None:
         lines.append("no price is known for this machine")
     else:
-        text = f"machine and storage cost {_amount(found['purchase'], currency)}{_parts(one.bill, currency)}"
+        sum_ = f"{mark}{_amount(found['purchase'], currency)}"
+        text = f"machine and storage cost {sum_}{_parts(one.bill, currency)}"
         if found["purchase_per_h"] is not None:
             lifetime = "1 year" if years == 1 else f"{years:g} years"
-            text += f", which is {_amount(found['purchase_per_h'], currency)} per hour over {lifetime}"
+            text += f", which is {mark}{_amount(found['purchase_per_h'], currency)} per hour over {lifetime}"
         lines.append(text)
     for worn in one.replacements:
-        per_h = _amount(worn.per_h, currency)
-        lines.append(f"drives of {worn.tier} wear out before that: replacements cost {per_h} per hour")
+        per_h = "an unknown amount" if worn.per_h is None else f"{_amount(worn.per_h, currency)} per hour"
+        lines.append(f"drives of {worn.tier} wear out before that: replacements cost {per_h}")
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
-        pue = one.costs.assumption("pue").value
-        electricity = _amount(found["electricity_per_h"], currency)
-        power = (
-            f"mean power during this work is {format_watts(found['power_w'])} ({_waiting(one)}do not use it"
-        )
-        power += " to size the power supply)"
-        lines.append(f"{power}; with a PUE of {pue:g}, electricity costs {electricity} per hour")
+        least = "≥ " if one.energy and one.energy.missing else ""
+        electricity = f"{least}{_amount(found['electricity_per_h'], currency)}"
+        watts = f"{least}{format_watts(found['power_w'])}"
+        power = f"mean power during this work is {watts} ({_waiting(one)}do not use it to size the power"
+        lines.append(f"{power} supply); with a PUE of {_pue(one)}, electricity costs {electricity} per hour")
     lines += _per_work(result, one, found)
     return [*lines, *_price_notes([one]), *one.warnings]
+
+
+def _pue(one: Economics) -> str:
+    """Return the PUE, with the place that was assumed where the platform does not state it."""
+    assumed = {None: " (a rack is assumed, as the platform states no setting)", "desk": " (on a desk)"}
+    return f"{one.pue.value:g}{assumed.get(one.setting, '')}"
 
 
 def _parts(bill: Bill, currency: str) -> str:
@@ -128,18 +134,21 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     currency, lines = one.costs.currency, []
     tokens = "a million output tokens" if isinstance(result, InferenceResult) else "a million tokens"
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
+    mark, least = ("≥ " if missing else "" for missing in (one.missing, one.energy and one.energy.missing))
     if million is not None and kwh is not None:
-        lines.append(f"{tokens} cost {_amount(million, currency)} and take {_digits(kwh)} kWh (PUE included)")
+        amounts = f"{mark}{_amount(million, currency)} and take {least}{_digits(kwh)} kWh (PUE included)"
+        lines.append(f"{tokens} cost {amounts}")
     lines += _spread(result, one, found)
-    rented = found["rent_per_million_tokens"]
+    rented = found["rent_per_million_tokens"] if not one.no_rent else None
     if rented is not None and one.rent is not None:
-        hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}, without storage"
+        hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}"
         lines.append(f"on rented hardware, {tokens} cost {_amount(rented, currency)} ({hour})")
+    elif million is not None and (one.rent or one.spot):
+        lines.append(f"no cost on rented hardware: {one.no_rent}")
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
-        joules = found["energy_per_run_j"] * one.costs.assumption("pue").value
-        kwh_text = f"{_digits(joules / 3.6e6)} kWh (PUE included)"
-        lines.append(f"{_one_run(result)} costs {_amount(run, currency)} and takes {kwh_text}")
+        kwh_text = f"{least}{_digits(found['energy_per_run_j'] * one.pue.value / 3.6e6)} kWh (PUE included)"
+        lines.append(f"{_one_run(result)} costs {mark}{_amount(run, currency)} and takes {kwh_text}")
     return lines
 
 
@@ -155,14 +164,15 @@ def _one_run(result: SimulationResult) -> str:
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
     """Return the lower bound of the cost of tokens if weights in HBM were not gathered for every token."""
-    bound = result.spread_bound_tokens_per_s if isinstance(result, InferenceResult) else None
+    if not isinstance(result, InferenceResult):
+        return []
+    bound = result.spread_bound_tokens_per_s
     if bound is None or found["cost_per_h"] is None:
         return []
     least = _amount(found["cost_per_h"] / 3600 / bound * 1e6, one.costs.currency)
-    gathers = "ZeRO-3 gathers every layer on every GPU for every token; without gathering,"
-    return [
-        f"{gathers} a million output tokens would cost at least {least} (upper bound: {per_second(bound)})"
-    ]
+    gathers = f"{result.gathers or 'the strategy'} gathers every layer on every GPU for every token"
+    cost = f"a million output tokens would cost at least {least} (upper bound: {per_second(bound)})"
+    return [f"{gathers}; without gathering, {cost}"]
 
 
 def _metrics(one: Economics) -> ReportTable:
@@ -192,7 +202,8 @@ def _bill(one: Economics) -> ReportTable:
         rows.append(
             (item.description, count(item.number), price, total if item.covered or item.price else "unknown")
         )
-    rows.append(("total", "", "", money(one.purchase, currency) if one.purchase is not None else "unknown"))
+    total = "unknown" if one.bill.known is None else money(one.bill.known, currency)
+    rows.append(("total", "", "", _marked(total, one.bill.missing)))
     return ReportTable("Bill of materials", ("part", "count", "each", "total"), tuple(rows), (1, 2, 3))
 
 
@@ -257,9 +268,10 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     by_label = {one.label: one for one in found}
     lines = [text for one in verdicts(found) for text in _verdict(one, by_label)]
     for one in found:
-        more = _spread(one.result, one.economics, one.economics.metrics())
+        more = _spread(one.result, one.economics, one.economics.at_least())
         lines += [NameFirst(f"{one.label}: {text}") for text in more]
     lines += _price_notes([one.economics for one in found])
+    lines += _not_rented(found)
     return (
         ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(_legend(found)), notes_on_terminal=True),
     )
@@ -267,42 +279,53 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
 
 def _legend(found: Sequence[Costed]) -> Iterator[str]:
     """Explain the columns of the table."""
-    assumption = found[0].economics.costs.assumption
-    tokens, pue, share = _tokens(found), assumption("pue").value, assumption("utilization").value
+    tokens, share = _tokens(found), found[0].economics.costs.assumption("utilization").value
     used = "is never idle" if share == 1 else f"works {percent(share)} of the time"
     formula = FORMULAS["cost_per_million_tokens"]
     yield f"cost/1M, kWh/1M: for a million {tokens} on a machine that {used}; cost = {formula}"
-    yield (
-        f"power: mean during this work; power and J/token exclude the PUE ({pue:g}), cost and kWh include it"
-    )
+    pues: dict[str, list[str]] = {}
+    for one in found:
+        pues.setdefault(_pue(one.economics), []).append(one.label)
+    pue = "; ".join(text if len(pues) == 1 else f"{', '.join(who)}: {text}" for text, who in pues.items())
+    yield f"power: mean during this work; power and J/token exclude the PUE ({pue}), cost and kWh include it"
     yield f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}"
     if any(_lifetimes(one.result) for one in found):
         yield "worn out: time until the rated endurance of the drives is used up in continuous operation"
 
 
 def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
-    metrics, currency = one.economics.metrics(), one.economics.costs.currency
+    metrics, currency = one.economics.at_least(), one.economics.costs.currency
+    prices, powers = one.economics.bill.missing, one.economics.energy and one.economics.energy.missing
     best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in peers), default=0.0)
     mine = metrics["return_per_purchase"]
     kwh = metrics["kwh_per_million_tokens"]
     return (
         one.label,
-        _at_least(one, money(metrics["purchase"], currency)),
-        _at_least(one, money(metrics["cost_per_million_tokens"], currency)),
+        _marked(money(metrics["purchase"], currency), prices),
+        _marked(money(metrics["cost_per_million_tokens"], currency), one.economics.missing),
         "" if mine is None else Datum(f"{format_number(mine / best)}×", mine),
         _lifetimes(one.result),
-        _watts(metrics["power_w"]),
-        _joules(metrics["energy_per_token_j"]),
-        "" if kwh is None else Datum(_digits(kwh), kwh, "kWh"),
-        money(metrics["rent_per_million_tokens"], currency),
+        _marked(_watts(metrics["power_w"]), powers),
+        _marked(_joules(metrics["energy_per_token_j"]), powers),
+        _marked("" if kwh is None else Datum(_digits(kwh), kwh, "kWh"), powers),
+        money(one.economics.metrics()["rent_per_million_tokens"], currency),
     )
 
 
-def _at_least(one: Costed, cell: Entry) -> Entry:
-    """Mark a sum in which a price is missing, so that the actual value is larger."""
-    if not one.economics.bill.missing or isinstance(cell, str):
-        return cell
-    return cell._replace(text=f"≥ {cell.text}")
+def _marked(cell: Entry, missing: Sequence[str] | None) -> Entry:
+    """Mark a sum in which a price or a power is missing, so that the actual value is larger."""
+    return cell if not missing or isinstance(cell, str) else cell._replace(text=f"≥ {cell.text}")
+
+
+def _not_rented(found: Sequence[Costed]) -> Iterator[str]:
+    """Return why results have no cost on rented hardware, where a rent of some kind is known."""
+    reasons: dict[str, list[str]] = {}
+    for one in found:
+        mine = one.economics
+        if mine.no_rent and (mine.rent or mine.spot) and mine.metrics()["energy_per_token_j"] is not None:
+            reasons.setdefault(mine.no_rent, []).append(one.label)
+    for reason, labels in reasons.items():
+        yield NameFirst(f"{', '.join(labels)}: no cost on rented hardware, as {reason}")
 
 
 def _lifetimes(result: SimulationResult) -> str:
@@ -354,7 +377,8 @@ def _distinct(points: Sequence[BreakEven], first: Bill, second: Bill) -> list[Br
 def _break_even(point: BreakEven, one: CostVerdict, found: Mapping[str, Costed]) -> str:
     """Return a condition, such as "if the filesystem (pfs/x) cost less than 99,800 USD (now 500,000 USD)"."""
     kind, slash, _ = point.what.partition("/")
-    priced = _PRICED.get(kind, kind) + (f" ({point.what})" if slash else "")
+    described = {str(device): text for device, text in _PRICED.items()} | _BY_SIZE
+    priced = described.get(kind, kind) + (f" ({point.what})" if slash else "")
     totals = {FIRST: f"all hardware of {one.cheapest}", SECOND: f"all hardware of {one.next}"}
     currency = found[one.cheapest].economics.costs.currency
     than = "less than" if point.first_cheaper_above else "more than"

@@ -32,7 +32,7 @@ from simoffload.report.formatting import (
     times,
 )
 from simoffload.report.presentation import presentation
-from simoffload.results import PassResult, SimulationResult, TrainingResult
+from simoffload.results import PassResult, SimulationResult, TrainingResult, definitions
 from simoffload.units import format_seconds
 
 PHASES = "Phases of a step"
@@ -62,7 +62,7 @@ def unit_of(metric: str) -> str:
 
 def speed(result: SimulationResult) -> ReportSection:
     """List all metrics that have a value, each with its formula."""
-    wording = presentation(result)
+    wording, formulas = presentation(result), definitions(result)
     values, intervals = result.metrics(), confidence(result).intervals()
     shares = any(metric.share for metric in wording.metrics)
     rows: list[tuple[Entry, ...]] = []
@@ -74,7 +74,7 @@ def speed(result: SimulationResult) -> ReportSection:
             interval = Datum(span(*map(metric.shown, ends), value=metric.value), unit=unit, ends=ends)
         of_step = [metric.share] if shares else []
         value = Datum(metric.value, values[key], unit)
-        formula = f"{key} = {result.formulas[key]}"
+        formula = f"{key} = {formulas[key]}"
         rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
     head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))

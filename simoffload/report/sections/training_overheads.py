@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simoffload.errors import printable
 from simoffload.report.document import (
@@ -25,6 +25,7 @@ from simoffload.results import (
     InferenceResult,
     Outlook,
     SimulationResult,
+    StateDevice,
     TierLifetime,
     TrainingResult,
     data_loading_sentences,
@@ -33,7 +34,7 @@ from simoffload.results import (
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 from simoffload.workload import Dataset
 
-_FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
+_FROM: Mapping[StateDevice, str] = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
 def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:

@@ -19,10 +19,11 @@ blocks above 32 MiB to the kernel: mallopt(3), M_MMAP_THRESHOLD). The zip format
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE, ModelShape
+from simoffload.results import StateDevice
 from simoffload.strategies.new_memory import KEPT_BY_MALLOC
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
@@ -48,8 +49,6 @@ _STATES: dict[Optimizer, int] = {"adam": 2 * SINGLE, "momentum": SINGLE, "sgd": 
 _SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, for any machine
 _WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 
-Device = Literal["hbm", "dram", "nvme"]
-
 
 class CheckpointPart(NamedTuple):
     """A CheckpointPart is data that one or several ranks write at the same time, each the same number of
@@ -60,7 +59,7 @@ class CheckpointPart(NamedTuple):
     """Size that each writer writes [B]."""
     writers: tuple[int, ...]
     """Ranks that write the part simultaneously."""
-    device: Device
+    device: StateDevice
     """Memory from which the bytes are written."""
     fresh: float
     """Fraction of the bytes that are in tensors above 32 MiB, for which the host maps new memory."""
@@ -97,7 +96,7 @@ def checkpoint_parts(
     """
     everyone = tuple(range(ranks))
     if workload.contents == "consolidated":
-        device: Device = "dram" if workload.stage == 3 else "hbm"
+        device: StateDevice = "dram" if workload.stage == 3 else "hbm"
         return (_weights(model, weights_of(model), 1, (0,), device, "pytorch_model.bin"),)
     if workload.contents in {"model_only", "sharded"}:
         name = "__{rank}_0.distcp"
@@ -176,7 +175,7 @@ def _weights(
     weights: Sequence[Weight],
     pieces: int,
     writers: tuple[int, ...],
-    device: Device,
+    device: StateDevice,
     pattern: str,
 ) -> CheckpointPart:
     sizes = [-(-weight.numel // pieces) * model.dtype_bytes for weight in weights]
@@ -187,7 +186,7 @@ def _optimizer(
     model: ModelShape, workload: Checkpointing, pieces: int, writers: tuple[int, ...], name: str
 ) -> CheckpointPart:
     numel, tensors = _optimizer_numel(model, workload, pieces)
-    devices: dict[str, Device] = {"none": "hbm", "cpu": "dram", "nvme": "nvme"}
+    devices: dict[str, StateDevice] = {"none": "hbm", "cpu": "dram", "nvme": "nvme"}
     return CheckpointPart(
         _OPTIMIZER,
         numel * optimizer_bytes(workload.optimizer),

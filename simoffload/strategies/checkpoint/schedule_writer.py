@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware import Curve, Machine, Path, Resource
-from simoffload.schedule import Dependency, Hops
+from simoffload.schedule import Dependency, Hops, OpKind
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
 
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)
 
-_KINDS = ("stage", "stage", "gather", "write", "read")  # of transfers, by stream
-_WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
+_KINDS: tuple[OpKind, ...] = ("stage", "stage", "gather", "write", "read")
+"""Kinds of transfers, by stream."""
+_WORK: Mapping[str, OpKind] = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
 """Kinds of work of the host thread, by label; all others are "hook"."""
 
 _COPIED = Fraction(2)
@@ -170,7 +172,7 @@ class PhaseWriter(StreamWriter):
         after: tuple[Dependency, ...] = (),
         *,
         together: bool = False,
-        kind: str = "",
+        kind: OpKind | None = None,
     ) -> None:
         self.add(
             kind or _KINDS[stream],

@@ -74,6 +74,8 @@ _OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
     "adam": "adam",
     "sgd": "momentum",
     "adam8bit": "adam_8bit",
+    "paged_adam": "adam",
+    "paged_adam8bit": "adam_8bit",
     # On ZeRO's flat partitions Adafactor keeps one element each (strategies/training/memory/states.py).
     "adafactor": "momentum",
 }

@@ -243,7 +243,8 @@ class OptimizerSection(ConfigSection):
     """``optimizer`` names the optimizer and its hyperparameters."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
-    """Type of the optimizer: AdamW, Adam, SGD, AdamW8bit or Adafactor."""
+    """Type of the optimizer: AdamW, Adam, SGD, Adafactor, or bitsandbytes' AdamW8bit, PagedAdamW or
+    PagedAdamW8bit."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters, whose values do not affect the time; ``torch_adam`` causes a warning."""
 

@@ -45,7 +45,7 @@ _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
 
-OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor"]
+OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor", "paged_adam", "paged_adam8bit"]
 
 _KINDS: dict[str, OptimizerKind] = {
     "adam": "adam",
@@ -57,7 +57,11 @@ _KINDS: dict[str, OptimizerKind] = {
     "adamw8bit": "adam8bit",
     "adam8bit": "adam8bit",
     "adafactor": "adafactor",
+    **dict.fromkeys(("pagedadam", "pagedadamw", "pagedadam32bit", "pagedadamw32bit"), "paged_adam"),
+    **dict.fromkeys(("pagedadam8bit", "pagedadamw8bit"), "paged_adam8bit"),
 }
+BITSANDBYTES: dict[str, int] = {"adam8bit": 8, "paged_adam": 32, "paged_adam8bit": 8}
+"""Bits of each moment of bitsandbytes' optimizers, which a program passes to DeepSpeed itself."""
 _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _ZENFLOW_STEPS_AUTO = 4
 """Steps between CPU updates if ``update_interval`` is "auto", which depends on gradients: an update comes
@@ -374,7 +378,7 @@ def _kind(config: DeepSpeedConfig) -> OptimizerKind:
     name = config.optimizer.type if config.optimizer else "AdamW"
     kind = _KINDS.get(name.lower().replace("_", ""))
     if kind is None:
-        known = "AdamW, Adam, SGD, AdamW8bit, Adafactor"
+        known = "AdamW, Adam, SGD, AdamW8bit, PagedAdamW, PagedAdamW8bit, Adafactor"
         raise InputError.at("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
     return kind
 

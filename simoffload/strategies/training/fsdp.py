@@ -9,10 +9,10 @@ other modules are the root unit. With gradient accumulation, unsharded gradients
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,10 +29,21 @@ from simoffload.strategies.optimizer_traffic import TORCH_ADAM_NEW
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Trace, micro_step
+from simoffload.strategies.training.bitsandbytes import (
+    PAGED,
+    PAGING_RATE,
+    moments,
+    optimizer_changes,
+    optimizer_script,
+    paged,
+    paged_out,
+    with_paging,
+)
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
+from simoffload.strategies.zero import lora_moves
 from simoffload.workload import Training
 
 _LIMITED = 3
@@ -69,6 +80,9 @@ class Fsdp(Strategy):
     """Whether sharding is ``FULL_SHARD``; otherwise it is ``SHARD_GRAD_OP``."""
     mixed_precision: bool = True
     """Whether only shards and optimizer states are in single precision and all else has the model's type."""
+    optimizer: Literal["AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit"] = "AdamW"
+    """Optimizer of PyTorch, or one of bitsandbytes, which needs its states on the GPU: moments in 8 bit, or
+    paged out to host memory where they do not fit."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
     default the host's cores over its ranks."""
@@ -103,8 +117,31 @@ class Fsdp(Strategy):
         if not model.all_trainable:
             text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
             raise InputError.at("strategy.kind", text)
+        if self.optimizer != "AdamW" and self.cpu_offload:
+            text = f"{self.optimizer} in host memory is not modelled; unset cpu_offload, or take AdamW"
+            raise InputError.at("strategy.optimizer", text)
+        if self.optimizer != "AdamW" and not (self.mixed_precision or model.dtype_bytes == SINGLE):
+            text = f"{self.optimizer} is modelled for shards in single precision; set mixed_precision"
+            raise InputError.at("strategy.optimizer", text)
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
-        return FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
+        plan = FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
+        return replace(plan, warnings=(PAGING_RATE,)) if plan.paged_out else plan
+
+    def precisions(self) -> Iterator[Change]:
+        """Yield moments in 8 bit or paged, if they are on the GPU."""
+        if not self.cpu_offload and self.mixed_precision:
+            yield from optimizer_changes(("strategy", "optimizer"), now=self.optimizer)
+
+    def adapters(self, model: ModelShape) -> Iterator[Change]:
+        """Yield LoRA under ZeRO, as adapters under FSDP are not modelled."""
+        config = {"zero_optimization": {"stage": 3}}
+        strategy = {"kind": "zero_training", "ranks": self.ranks, "ds_config": config}
+        for one in lora_moves(model, before=(Edit(("strategy",), strategy),)):
+            yield one._replace(description=f"{one.description}, under ZeRO-3")
+
+    def exports(self, plan: Plan) -> dict[str, Any]:  # noqa: ARG002
+        """Return how a program makes the optimizer, if it is one of bitsandbytes."""
+        return {} if self.optimizer == "AdamW" else {"optimizer.py": optimizer_script(self.optimizer)}
 
 
 @dataclass(frozen=True)
@@ -206,7 +243,7 @@ class FsdpPlan(StepWork):
             runtime.forward()
             out.backward(self.trace, runtime, accumulates=accumulates, boundary=part.boundary)
         else:
-            out.optimizer(threads=self.threads)
+            out.optimizer(self.strategy.optimizer, threads=self.threads, paged_out=self.paged_out)
         return out.build()
 
     @cached_property
@@ -230,9 +267,21 @@ class FsdpPlan(StepWork):
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Memory of each tier in a micro-step and in the optimizer step (an estimate)."""
+        ranks = self.machine.ranks_per_node(self.strategy.ranks)
+        return tuple(with_paging(self._stages, self.machine, per_host=ranks))
+
+    @cached_property
+    def paged_out(self) -> int:
+        """[B] of moments that one GPU pages out in each step, and back."""
+        return paged_out(self.memory_stages, per_host=self.machine.ranks_per_node(self.strategy.ranks))
+
+    @property
+    def _stages(self) -> tuple[MemoryStage, ...]:
         states, host = self._states, system_memory(self.machine)
         adam = "temporaries of AdamW"
         size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
+        if self.strategy.optimizer != "AdamW":  # one kernel, without any
+            size = 0
         if self.strategy.cpu_offload:  # of one tensor after the other
             size = TORCH_ADAM_NEW * self.options.shard_element * max(self.units.slices) * self._sharing
         return (
@@ -252,12 +301,19 @@ class FsdpPlan(StepWork):
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
         here = self._sharing
         remedy = _HOSTS if offload else _OFFLOAD
+        bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
+        pages = self.strategy.optimizer.startswith("Paged")
+        moved = sum(paged(one, bits=bits) for one in slices) if pages else 0
+        whole = 2 * size * total
+        if self.strategy.optimizer != "AdamW":
+            whole = sum(moments(one, bits=bits) for one in slices)
         terms = [
-            MemoryTerm(self.target, name, here * parts * size * total, pinned=pinned, remedy=remedy)
-            for name, parts, pinned in (
-                ("parameters", 1, offload),
-                ("gradients", 1, offload),
-                ("moments", 2, False),
+            MemoryTerm(self.target, name, here * held, pinned=pinned, remedy=remedy)
+            for name, held, pinned in (
+                ("parameters", size * total, offload),
+                ("gradients", size * total, offload),
+                ("moments", whole - moved, False),
+                (PAGED, moved, False),
             )
         ]
         if offload:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Module
+from simoffload.schedule import OpKind
 from simoffload.strategies.optimizer_traffic import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
@@ -23,6 +24,7 @@ from simoffload.strategies.optimizer_traffic import (
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Event, Trace
+from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
@@ -127,8 +129,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_REDUCE)
         self.host_waits(_COMPUTE)
 
-    def optimizer(self, *, threads: int) -> None:
-        """Write PyTorch's AdamW over all shards on their device, in a sequence of operations."""
+    def optimizer(self, name: str, *, threads: int, paged_out: int = 0) -> None:
+        """Write AdamW over all shards on their device: PyTorch's in a sequence of operations, those of
+        bitsandbytes in one kernel for each, for which the host waits, with ``paged_out`` [B] of moments that
+        come back before it."""
+        if name != "AdamW":
+            self._bitsandbytes(8 if name.endswith("8bit") else 32, paged_out)
+            return
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
@@ -151,6 +158,20 @@ class FsdpWriter(StreamWriter, FsdpSink):
             fixed = self.timing.hbm_traffic(traffic)
             self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.so_far(HOST))
         self.host_waits(_COMPUTE)
+
+    def _bitsandbytes(self, bits: int, paged_out: int) -> None:
+        units = self._units
+        self.builder.segment("optimizer")
+        self.spend(self._fsdp.step_call.value)
+        if paged_out:  # the driver moved them out for activations and gradients
+            for to_device in (False, True):
+                self._copy(paged_out, stream=_COMPUTE, to_device=to_device)
+        for unit in units.numels:
+            self.spend(self.costs.operation.value)
+            self.flush()
+            fixed = self.timing.hbm_traffic(update_traffic(units.slice(unit), bits=bits))
+            self.add("update", _COMPUTE, fixed=fixed, label="AdamW of bitsandbytes", after=self.so_far(HOST))
+            self.host_waits(_COMPUTE)
 
     # -- the runtime's actions --------------------------------------------------------------------
 
@@ -246,7 +267,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self.spend(self._fsdp.backward_call.value)
         self._kernel("compute", duration)
 
-    def _kernel(self, kind: str, duration: int) -> None:
+    def _kernel(self, kind: OpKind, duration: int) -> None:
         if not duration:
             return
         self.flush()
@@ -263,7 +284,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
-    def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
+    def _collective(self, name: str, kind: OpKind, numel: int, *, behind: int) -> int:
         """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
         stream."""
         size = numel * (self.ranks - 1) * self._element

@@ -23,6 +23,7 @@ from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import TrainingTiming
+from simoffload.strategies.training.bitsandbytes import paged_out, with_paging
 from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for
 from simoffload.strategies.training.micro_step import (
@@ -258,7 +259,13 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Memory that each tier must hold at each stage of the run."""
-        return training_stages(self.state, self.workload, self.machine, peak=self.peak)
+        found = training_stages(self.state, self.workload, self.machine, peak=self.peak)
+        return tuple(with_paging(found, self.machine, per_host=self.processes))
+
+    @cached_property
+    def paged_out(self) -> int:
+        """[B] of moments that one GPU pages out in each step, and back."""
+        return paged_out(self.memory_stages, per_host=self.processes)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
+from simoffload.strategies.ds_config.settings import BITSANDBYTES
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
+from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
@@ -175,7 +177,13 @@ class OptimizerStep:
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
         out.flush()
-        fixed = casts + self._timing.gpu_adam(numel)
+        bits = BITSANDBYTES.get(self._settings.optimizer)
+        adam = DEEPSPEED_ADAM * numel if bits is None else update_traffic(numel, bits=bits)
+        out_of_gpu = self._plan.paged_out * numel // max(1, self._plan.state.partitions.part)
+        if out_of_gpu:  # the driver moved them out for activations and gradients
+            for to_device in (False, True):
+                out.move([out_of_gpu], to_device=to_device, pinned=True, stream=COMPUTE)
+        fixed = casts + self._timing.hbm_traffic(adam)
         out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.so_far(HOST))
 
     def _on_cpu(self, update: Update, following: Update | None) -> None:

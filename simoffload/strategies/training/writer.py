@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import SINGLE, Module
-from simoffload.schedule import Dependency
+from simoffload.schedule import Dependency, OpKind
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.streams import HOST, Routes
@@ -203,12 +203,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             shared *= 2
         self.collective("reduce", "reduction of gradients", shared)
 
-    def collective(self, kind: str, name: str, size: int, *, calls: int = 1) -> None:
+    def collective(self, kind: OpKind, name: str, size: int, *, calls: int = 1) -> None:
         """Let all ranks receive ``size`` [B] in a collective operation of the gradients' stream."""
         self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
-    def on_gpu(self, kind: str, traffic: float, *, stream: int | None = None) -> None:
+    def on_gpu(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:
         """Occupy the GPU for ``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream

@@ -20,14 +20,15 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
-from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.terms import Tunable
+from simoffload.strategies.training.bitsandbytes import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (
@@ -122,6 +123,8 @@ class ZeroTraining(ZeroStrategy):
             config=self.ds_config,
         )
         plan.check()
+        if plan.paged_out:
+            plan = replace(plan, warnings=(*plan.warnings, PAGING_RATE))
         if settings.ratio == 1.0:
             return plan
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
@@ -142,10 +145,16 @@ class ZeroTraining(ZeroStrategy):
         return lora_moves(model) if self.lora is None else iter(())
 
     def precisions(self) -> Iterator[Change]:
-        """Yield frozen weights in 4 bit, if adapters are trained."""
+        """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
+        on the GPU."""
         if self.lora is not None and self.lora.quantize is None:
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
-            yield Change("precision", "frozen weights in nf4", edits)
+            yield Change("precision", "frozen weights in nf4 (QLoRA)", edits, quality=FROZEN_NF4)
+        offloads = self.written("optimizer") is not None or self.optimizer not in (None, "hbm")
+        if not offloads:  # its kernels need states on the GPU
+            section = self.ds_config.optimizer
+            now = section.type if section is not None else None
+            yield from optimizer_changes(("strategy", "ds_config", "optimizer", "type"), now=now)
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
@@ -159,7 +168,13 @@ class ZeroTraining(ZeroStrategy):
             self.swap_path("weights", plan.target, plan.machine),
             self.swap_path("optimizer", plan.optimizer_target, plan.machine),
         )
-        return {FILE: training_config(self.ds_config, plan.settings, work)}
+        config = training_config(self.ds_config, plan.settings, work)
+        if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
+            return {FILE: config}
+        # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
+        config = {key: value for key, value in config.items() if key != "optimizer"}
+        script = optimizer_script(self.ds_config.optimizer.type)
+        return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script}
 
     def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
         """Return the model with its adapters, and the size of an element of frozen weights [bit]."""
@@ -210,6 +225,9 @@ def _check_places(settings: TrainingSettings) -> None:
         raise InputError.at("strategy.optimizer", text)
     if settings.stage == 0 and optimizer != "none":
         raise InputError.at("strategy.optimizer", "stage 0 offloads nothing")
+    if settings.optimizer.startswith("paged") and optimizer != "none":
+        text = "bitsandbytes pages out moments on the GPU alone; leave the optimizer there, or take AdamW"
+        raise InputError.at("strategy.ds_config.optimizer.type", text)
     if settings.zenflow is not None and optimizer == "none":
         text = "ZenFlow needs the optimizer in host memory or on storage, not on the GPU"
         raise InputError.at("strategy.optimizer", text)

@@ -13,7 +13,7 @@ from simoffload.calibration.micro.plan import (
     matmul_variants,
     ranks_of,
 )
-from simoffload.cli import calibrating
+from simoffload.cli import measuring
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8])
@@ -49,7 +49,7 @@ def test_subsets_are_measured_within_the_group_of_all(
 
 def test_the_command_knows_the_sections() -> None:
     """The parser has a list of its own, because it must not wait for imports."""
-    assert calibrating._SECTIONS == SECTIONS
+    assert measuring._SECTIONS == SECTIONS
 
 
 def test_what_may_crash_or_changes_pytorch_has_processes_of_its_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from simoffload.calibration.micro.plan import (
 from simoffload.calibration.micro.record import read_record
 from simoffload.calibration.micro.session import measure
 from simoffload.errors import InputError
-from tests.calibration.micro.bench import Copies, FakeBench, opened
+from tests.calibration.micro.bench import QUIET, Copies, FakeBench, opened
 
 LONG = 1000.0
+REFERENCE = session._REFERENCE_PROBE / QUIET
+"""The level of a probe of the host on which sections take their expected time."""
 
 
 def measured(
@@ -30,12 +32,13 @@ def measured(
     seconds: float | None = LONG,
     record: Path | None = None,
     resumed: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     monkeypatch.setattr(session, "open_bench", opened(bench))
     request = MeasurementRequest(
         ("dram",), None, None, None, False, record=record, seconds=seconds, resumed=resumed
     )
-    return measure(request, progress=lambda _: None)
+    return measure(request, progress=progress)
 
 
 def order(raw: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -112,13 +115,63 @@ def test_what_does_not_fit_into_the_time_is_not_begun(monkeypatch: pytest.Monkey
     assert all(context.seconds <= 60 for context in short.calls)
 
 
+def imagined_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    return clock
+
+
+def lasting(clock: list[float], seconds: float) -> Callable[[Context], Mapping[str, Any]]:
+    """A section that takes a time [s] on an imagined clock."""
+
+    def section(_: Context) -> Mapping[str, Any]:
+        clock[0] += seconds
+        return {"found": 1}
+
+    return section
+
+
 def test_without_a_limit_the_first_round_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sections take longer than the usual time of a run, so only the first round is measured."""
-    sections = [MeasurementSection(name, Copies([0.3]), 500.0) for name in ("dram", "cpu_adam")]
-    monkeypatch.setattr(session, "_usual_seconds", lambda *_, **__: 5.0)
-    raw = measured(monkeypatch, FakeBench(sections), seconds=None)
+    """Both sections take ten times as long as the probe promises, so only the first round is measured."""
+    clock = imagined_clock(monkeypatch)
+    sections = [MeasurementSection(name, lasting(clock, 500.0), 50.0) for name in ("dram", "cpu_adam")]
+    raw = measured(monkeypatch, FakeBench(sections, [REFERENCE]), seconds=None)
     assert order(raw) == [("dram", 1), ("cpu_adam", 1)]
     assert raw["unfinished"] == []
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.5, 2.5])
+@pytest.mark.parametrize("error", [1.0, 1.2])
+def test_a_slow_host_has_time_for_all_rounds_and_is_told_how_long(
+    monkeypatch: pytest.MonkeyPatch, pace: float, error: float
+) -> None:
+    """The times of sections follow the first probe; they may be longer by ``error``."""
+    clock, told = imagined_clock(monkeypatch), list[str]()
+    names = ("dram", "copies", "kernels")
+    sections = [MeasurementSection(name, lasting(clock, 50.0 * pace * error), 50.0) for name in names]
+    raw = measured(monkeypatch, FakeBench(sections, [pace * REFERENCE]), seconds=None, progress=told.append)
+    assert len(raw["rounds"]) == 9
+    probes = 9 * 1.8 + 3
+    assert (
+        told[0] == f"3 sections to measure: {450 + probes:.0f} s on the reference host, without compilation"
+    )
+    assert told[1] == (
+        f"about {450 * pace + probes:.0f} s on this machine: "
+        f"the host thread takes {pace:.2f} x the reference's time"
+    )
+    assert clock[0] == pytest.approx(450 * pace * error)
+
+
+def test_a_time_that_is_too_short_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = imagined_clock(monkeypatch), list[str]()
+    sections = [MeasurementSection("dram", lasting(clock, 100.0), 50.0)]
+    raw = measured(monkeypatch, FakeBench(sections, [2 * REFERENCE]), seconds=240.0, progress=told.append)
+    assert told[1].startswith("about 308 s on this machine")
+    assert told[2].startswith("only 240 s of --time are left: what does not fit is not measured")
+    assert len(raw["rounds"]) == 2
+    told.clear()
+    measured(monkeypatch, FakeBench(sections, [2 * REFERENCE]), seconds=340.0, progress=told.append)
+    assert not any("--time" in text for text in told)
 
 
 class Subsets:
@@ -165,21 +218,13 @@ def test_a_resumed_run_measures_what_time_did_not_allow(
     assert raw["unfinished"] == []
 
 
-@pytest.mark.parametrize(("seconds", "more"), [(4.0, 0.0), (10.0, 0.0), (90.0, 80.0)])
-def test_compilers_leave_the_usual_time_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, more: float
-) -> None:
-    """Ten seconds of preparation are expected; what it takes longer is added to the time of the run."""
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    bench = FakeBench([MeasurementSection("dram", Copies([0.3]), 50.0, rounds=(1, 2))])
-    bench.preparation = 10.0
-    monkeypatch.setattr(bench, "prepare", lambda: clock.__setitem__(0, seconds))
-    limits = []
-    monkeypatch.setattr(session._MicroMeasurement, "carry_out", lambda self: limits.append(self._end))
+def test_compilers_leave_the_usual_time_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = imagined_clock(monkeypatch)
+    bench = FakeBench([MeasurementSection("dram", lasting(clock, 50.0), 50.0, rounds=(1, 2))], [REFERENCE])
+    monkeypatch.setattr(bench, "prepare", lambda: clock.__setitem__(0, 900.0))
     raw = measured(monkeypatch, bench, seconds=None)
-    assert raw["preparation_seconds"] == seconds
-    assert limits == pytest.approx([10 + 2 * 50 + 2 * 1.8 + 3 + more])
+    assert raw["preparation_seconds"] == 900.0
+    assert order(raw) == [("dram", 1), ("dram", 2)]
 
 
 def test_a_section_that_fails_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ model: opt-350m
 platform: dgx-h100
 equipment:
   tiers: {raid: {profile: raid0-4x-ps1010-7.68tb, at: [cpu]}}
-profiles: {raid0-4x-ps1010-7.68tb: {count: 8}}
 workload: {batch_size: 2, prompt_length: 8, output_length: 2}
 strategy:
   ranks: 1

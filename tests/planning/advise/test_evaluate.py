@@ -23,7 +23,7 @@ from simoffload.simulation import Progress, simulate
 from tests.broken.training import FSDP
 from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
 
-MORE_DRIVES = {"stored": ("raid-5-drives", "raid-8-drives"), "hosted": ("raid-9-drives", "raid-16-drives")}
+MORE_DRIVES = ("raid-5-drives", "raid-8-drives")
 
 
 def gains(advice: Advice) -> dict[str, float]:
@@ -32,7 +32,7 @@ def gains(advice: Advice) -> dict[str, float]:
 
 def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
     assert stored.result.bottleneck == "raid read"
-    one, twice = (gains(stored)[key] for key in MORE_DRIVES["stored"])
+    one, twice = (gains(stored)[key] for key in MORE_DRIVES)
     assert WORTH < 1.1 < one < twice
     assert stored.by_cost[0].change.key == "raid-8-drives"
     assert "raid-5-drives" in [tried.change.key for tried in stored.uncertain]
@@ -41,7 +41,7 @@ def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
 def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice) -> None:
     assert hosted.result.bottleneck == "host thread"
     found = gains(hosted)
-    assert all(1 <= found[key] < WORTH for key in MORE_DRIVES["hosted"])
+    assert all(1 <= found[key] < WORTH for key in MORE_DRIVES)
     assert not [one for one in hosted.helping if "drives" in one.change.description]
     assert found["faster-thread"] > 1.1
     assert hosted.by_cost == ()
@@ -84,11 +84,11 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = [name for name in recommended(stored) if not name.endswith((".sh", ".py"))]
-    together = [
-        f"0{rank}-tensor_parallel{one}.yaml" for rank, one in enumerate(("", "-int4-g128", "-fp8"), 1)
-    ]
-    assert names[:3] == together
-    assert names[3:5] == ["04-on-resident.yaml", "05-split-accelerate-8-int4-g128.yaml"]
+    assert names[:2] == ["01-tensor_parallel.yaml", "02-on-resident.yaml"]
+    ranks = [one.change.rank for one in stored.helping]
+    fewer = ranks.index(1) + 1
+    assert 1 not in ranks[: fewer - 1]
+    assert f"{fewer:02d}-tensor_parallel-int4-g128.yaml" in names, "after all that keep the answers"
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -256,8 +256,11 @@ def test_plain_values(stored: Advice) -> None:
     rendered = stored.to_dict()
     assert rendered["schema"] == "simoffload/advice/1"
     keys = [one["key"] for one in rendered["options"]]
-    together = [f"tensor_parallel{one}" for one in ("", "-int4-g128", "-fp8")]
-    assert keys[:5] == [*together, "on-resident", "split-accelerate-8-int4-g128"]
+    assert rendered["objective"] == "throughput"
+    assert keys[:2] == ["tensor_parallel", "on-resident"]
+    fewer = keys.index("tensor_parallel-int4-g128")
+    assert keys[fewer + 1] == "tensor_parallel-fp8"
+    assert {one["same_answers"] for one in rendered["options"][:fewer]} == {True}
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
     changes = {one["key"]: one["changes"] for one in rendered["options"]}

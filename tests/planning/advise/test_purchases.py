@@ -12,12 +12,14 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
-from simoffload.planning.advise.catalogue import Dimension, dimensions
+from simoffload.planning.advise.catalogue import Dimension, dimensions, limits_of
+from simoffload.planning.advise.drives import drives
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import SimulatedPurchase
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
+from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
@@ -174,7 +176,7 @@ def test_without_prices_there_is_no_front_and_nothing_within_a_budget() -> None:
     assert math.isinf(found.best.purchase)
     dear = search_catalogue(scenario, budget=1e9)
     assert (dear.best, len(dear.points)) == (None, 0)
-    assert dear.over_budget == len(found.points)
+    assert (dear.over_budget, dear.unpriced) == (0, len(found.points))
 
 
 def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
@@ -194,9 +196,97 @@ def test_the_shipped_catalogue_has_what_is_sold(scenario: LoadedScenario) -> Non
     storage = dimensions(scenario, None, load_costs())[1]
     description = [choice.description for choice in storage.choices]
     assert description[0] == "storage unchanged"
-    assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in description
+    assert "RAID0 of 8 x solidigm-ps1010-7.68tb" in description
+    assert not [word for word in description if " of 16 x " in word], "a DGX A100 has eight bays"
     assert not [word for word in description if "azure" in word], "parts of rented machines"
     assert "2 x ddn-ai400x2" in description
+
+
+@pytest.mark.parametrize("budget", [None, 250_000.0, 1.0])
+@pytest.mark.parametrize("method", ["grid", "optuna"])
+@pytest.mark.usefixtures("simulated")
+def test_what_became_of_the_combinations_adds_up_to_all(
+    scenario: LoadedScenario, budget: float | None, method: purchases.Method
+) -> None:
+    if method == "optuna":
+        pytest.importorskip("optuna", reason="optuna is not installed")
+    found = search_catalogue(scenario, budget=budget, method=method, trials=8)
+    data = found.to_dict()
+    assert sum(found.outcomes.values()) == found.combinations == 15
+    assert data["outcomes"] == found.outcomes
+    assert data["simulated"] == len(found.points) == found.outcomes["simulated"]
+    if method == "optuna":
+        assert found.outcomes["were not looked at"] == found.not_tried >= 7
+    counts = ", ".join(f"{number} {text}" for text, number in found.outcomes.items())
+    (section,) = searched(found, budget=budget, service=())
+    assert counts in section.sentences
+    assert "all simulated" not in " ".join(section.sentences)
+
+
+def _storage_for(platform: str, *overrides: str) -> tuple[list[str], tuple[str, ...]]:
+    """What can be bought for a platform, in words, and what is said about it."""
+    there = (f"platform={platform}", "strategy.ranks=1", "strategy.weights=dram", *overrides)
+    bought, costs = load_scenario("ddn/bloom-7b1", overrides=list(there)), load_costs()
+    storage = dimensions(bought, None, costs)[1]
+    return [choice.description for choice in storage.choices], limits_of(bought, None, costs)
+
+
+def test_nothing_is_bought_that_a_desktop_cannot_take() -> None:
+    """One M.2 slot and no rack: no array, no server; its own drive and file server stay."""
+    description, said = _storage_for("rtx-4090-desktop")
+    assert description == [
+        "storage unchanged",
+        "weights on hbm",
+        "weights on dram",
+        "weights on nvme",
+        "weights on nfs",
+        "a whole copy of the model in each GPU, without ZeRO",
+    ]
+    assert said == (
+        "arrays that cannot be attached are left out: rtx-4090-desktop has 1 M.2 slot",
+        "servers and filesystems are left out: rtx-4090-desktop stands on a desk, without a rack",
+    )
+    arrays = [word for word in _storage_for("xinnor-workstation")[0] if "RAID" in word]
+    assert arrays == ["RAID0 of 2 x generic-dramless-gen4-2tb"], "three M.2 slots"
+
+
+def test_slots_and_place_that_are_not_stated_are_assumed_and_said() -> None:
+    description, said = _storage_for("gh200")
+    assert "RAID6 of 16 x micron-7450-pro-7.68tb, xiRAID" in description
+    assert said == (
+        "host/grace-480gb does not state its drive_slots: assumed that it has as many slots as needed",
+    )
+    description, said = _storage_for("lambda-vector-a6000")
+    assert not [word for word in description if "RAID" in word]
+    assert (
+        said[0] == "host/lambda-vector-252gb does not state its drive_slots: assumed that it has 1 M.2 slot"
+    )
+
+
+def test_a_server_is_reached_over_adapters_of_its_network() -> None:
+    """File servers of a DGX H100 over Ethernet, though its InfiniBand adapters for storage are more."""
+    scenario = load_scenario(
+        "storage/llama-3.1-405b", overrides=["platform=dgx-h100", "strategy.weights=raid"]
+    )
+    through = {
+        choice.description: edit.value["through"]
+        for choice in dimensions(scenario, None, load_costs())[1].choices
+        for edit in choice.edits
+        if isinstance(edit.value, dict) and "through" in edit.value
+    }
+    assert through["1 x nfs-100gbe"] == ["eth0"]
+    assert through["1 x nvmeof-rdma-4x-ps1010"] == through["1 x lustre-generic"] == ["storage0", "storage1"]
+
+
+def test_a_second_drive_is_impossible_with_one_slot() -> None:
+    desktop = load_scenario(
+        "ddn/bloom-7b1", overrides=["platform=rtx-4090-desktop", "strategy.ranks=1", "strategy.weights=nvme"]
+    )
+    platform, costs = desktop.platform(), load_costs()
+    assert [one.key for one in drives(platform, "nvme", costs)] == [], "no faster M.2 drive is known"
+    workstation = load_scenario("xinnor/llama-1b").platform()
+    barred = {one.key: one.barred for one in drives(workstation, "raid", costs)}
+    assert barred == {f"raid-{number}-drives": "host/i5-14600k-96gb has 3 M.2 slots" for number in (4, 6)}
 
 
 def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
     assert found["kwh_per_million_tokens"] == pytest.approx(
         one.energy.watts * one.energy.time_s * 2 / 3.6e6 / tokens * 1e6
     )
-    assert found["rent_per_h"] == 2.0
+    assert (found["rent_per_h"], one.at_least()["rent_per_h"]) == (None, 2.0), "GPUs without the drive"
     assert found["return_per_purchase"] == pytest.approx(tokens * 3600 / seconds / 18328 * 1000)
 
 

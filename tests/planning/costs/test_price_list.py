@@ -18,7 +18,7 @@ L40S = DeviceGroup("accelerator/l40s", 1)
 def test_an_own_list_replaces_what_it_names_and_no_more(costs: CostList) -> None:
     price = costs.price(L40S)
     assert price is not None
-    assert (price[0].value, price[0].origin, price[0].source) == (10000.0, "estimate", "round numbers")
+    assert (price[0].value, price[0].origin, price[0].source) == (10000.0, "quote", "round numbers")
     assert price[0].date == datetime.date(2026, 11, 1)
     other = costs.price(DeviceGroup("accelerator/h100-sxm", 1))
     assert other == load_costs(today=TODAY).price(DeviceGroup("accelerator/h100-sxm", 1))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from simoffload.models import SINGLE
 from simoffload.results import MemoryTerm
+from simoffload.strategies.training.bitsandbytes import PAGED
 from simoffload.strategies.training.memory.states import TrainingMemory, largest_module_numel, moment_bytes
 from simoffload.strategies.training.state import Weight
 
@@ -96,7 +97,8 @@ def _states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
         present = moments or memory.stage == 3
         yield _term("gradients", states.gradients if present else 0, _OPTIMIZER)
         yield _term("master weights", states.master, _OPTIMIZER)
-        yield _term("optimizer moments", states.moments if moments else 0, _OPTIMIZER)
+        yield _term("optimizer moments", states.moments - memory.paged if moments else 0, _OPTIMIZER)
+        yield _term(PAGED, memory.paged if moments else 0, _OPTIMIZER)
     elif memory.state.on_gpu:
         numel = sum(group.numel for group in memory.state.on_gpu)
         adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape
 from simoffload.results import Estimate
-from simoffload.strategies.ds_config.settings import OptimizerKind, TrainingSettings
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind, TrainingSettings
 from simoffload.strategies.memory import Activations, activations_of
+from simoffload.strategies.training.bitsandbytes import moments, paged
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
 from simoffload.workload import Training
 
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
 """[elements] that stage 0 reduces at a time (``allreduce_bucket_size``, deepspeed/runtime/engine.py)."""
-_BLOCK = 256
-"""Number of elements that share a scale in bitsandbytes' 8-bit states (2048 before 0.45; from memory,
-unverified)."""
-_SMALLEST_8BIT = 4096
-"""Number of elements below which bitsandbytes keeps states in single precision (``min_8bit_size``)."""
 
 
 class StateBytes(NamedTuple):
@@ -64,16 +60,18 @@ def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, 
         return 2 * SINGLE * numel
     if kind == "sgd":
         return SINGLE * numel
-    if kind == "adam8bit":
+    if kind in BITSANDBYTES:
         tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
-        return sum(_moments_8bit(one) for one in tensors)
+        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in tensors)
     return SINGLE * (numel if flat else sum(weight.sums for weight in weights if weight.trainable))
 
 
-def _moments_8bit(numel: int) -> int:
-    if numel < _SMALLEST_8BIT:
-        return 2 * SINGLE * numel
-    return 2 * (numel + SINGLE * -(-numel // _BLOCK))
+def paged_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
+    """Return the part of ``moment_bytes`` that bitsandbytes pages [B]."""
+    if not kind.startswith("paged"):
+        return 0
+    tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
+    return sum(paged(one, bits=BITSANDBYTES[kind]) for one in tensors)
 
 
 def state_bytes(
@@ -172,6 +170,14 @@ class TrainingMemory:
             gradient_bytes=self.settings.gradient_bytes,
             weight_bits=self.state.weight_bits,
         )
+
+    @cached_property
+    def paged(self) -> int:
+        """[B] of one rank's moments that may be paged out of its GPU; none unless the optimizer is there."""
+        cut, kind = self.partitions, self.settings.optimizer
+        if self.state.offloads_optimizer:
+            return 0
+        return paged_bytes(kind, cut.weights, numel=cut.part, flat=self.stage > 0)
 
     @cached_property
     def parameter_sizes(self) -> list[int]:

@@ -1,0 +1,132 @@
+"""Models that have a name: the released sizes of ``sizes.yaml``, and what may be written for each."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
+
+from pydantic import Field, TypeAdapter
+
+from simoffload.documents import Document, Frozen, candidates, listing, named, parse_yaml, quoted
+from simoffload.errors import shortened
+from simoffload.models.quantization import QUANTIZATIONS, Quantization
+from simoffload.models.quantization_config import KEY, read_quantization
+from simoffload.models.release_names import Meaning, meaning, usual_form
+
+_LONGEST = 200  # characters of a name; no model has as many
+
+
+class Size(Frozen):
+    """A Size is one row of ``sizes.yaml``: a released model."""
+
+    family: str
+    source: str
+    """Where the configuration is published."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same shape, without their organisation."""
+    distinct: dict[str, str] = Field(default_factory=dict)
+    """Releases whose names look like one of this shape but are not, with the reason."""
+    config: dict[str, Any]
+    """Configuration in Hugging Face's keys; checked by the family."""
+    quantization_config: dict[str, Any] | None = None
+    """Section of the released config.json; None where the weights have 16 bits."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All other names: the aliases, and the one on the Hugging Face hub that ``source`` gives."""
+        hub = re.match(r"https://huggingface\.co/[^/\s]+/([^/\s]+)", self.source)
+        return (*self.aliases, *(hub.groups() if hub else ()))
+
+    @property
+    def released(self) -> Quantization | None:
+        """Quantization of the released weights; None where they have 16 bits."""
+        return read_quantization(Document("sizes.yaml", {KEY: self.quantization_config}))
+
+
+@cache
+def _sizes() -> dict[str, Size]:
+    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
+
+
+@cache
+def _canonical() -> dict[str, str]:
+    """Map every name and alias, in lower case, to the name of its row."""
+    return {name.lower(): known for known, size in _sizes().items() for name in (known, *size.names)}
+
+
+def list_models() -> tuple[str, ...]:
+    """Return the names that a scenario may use, in the order of ``sizes.yaml``."""
+    return tuple(_sizes())
+
+
+def is_model(name: str) -> bool:
+    """Return whether a text is the name of one model, as :func:`find_size` reads it."""
+    try:
+        find_size(name)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def canonical_model(name: str) -> str:
+    """Return the name in the list of models that a text means; the text itself where it means none."""
+    try:
+        return find_size(name)[0]
+    except ValueError:
+        return name
+
+
+def resembled_model(name: str) -> str:
+    """Return why a name that says of itself what it is means no model: several begin so, or the weights have
+    another form; "" for any other text."""
+    wanted = _wanted(name)
+    if _distinct(wanted) or meaning(wanted, _canonical()).listed:
+        try:
+            find_size(name)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _wanted(name: str) -> str:
+    return name.strip().rsplit("/", maxsplit=1)[-1][:_LONGEST].lower()
+
+
+def _distinct(wanted: str) -> str:
+    """Return why a name means none of the rows that it resembles; "" where nothing is known against it."""
+    reasons = {name: why for size in _sizes().values() for name, why in size.distinct.items()}
+    return next((reasons[name] for name in named(wanted, reasons)), "")
+
+
+def _not_listed(name: str, wanted: str, meant: Meaning) -> ValueError:
+    """Return the error for a name that means no row, or several."""
+    sizes = _sizes()
+    if len(meant.listed) == 1:
+        write = f"{{name: {meant.listed[0]}, quantization: {usual_form(meant.form, QUANTIZATIONS)}}}"
+        text = f"it is {meant.listed[0]} with weights in another form ({meant.form}); write {write}"
+        return ValueError(f"unknown model {quoted(name)}: {text} or the path of its config.json")
+    if meant.listed:
+        return ValueError(f"{quoted(name)} may be {listing(list(meant.listed))}; write which")
+    names = [alias for known, size in sizes.items() for alias in (known, *size.names)]
+    hint = candidates(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
+    if wanted.endswith(".json"):
+        hint = f"; for a file write {{config: {shortened(name)}}}"
+    return ValueError(f"unknown model {quoted(name)}{_distinct(wanted) and f': {_distinct(wanted)}'}{hint}")
+
+
+def find_size(name: str) -> tuple[str, Size]:
+    """Look a size up by name, alias or id on the Hugging Face hub, ignoring case, separators, an organisation
+    before the last "/" and words of a release; the beginning of a name is enough where only one begins so.
+
+    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one,
+    one that may be several, and one whose weights have another form than the listed ones.
+    """
+    wanted = _wanted(name)
+    meant = Meaning(()) if _distinct(wanted) else meaning(wanted, _canonical())
+    if len(meant.listed) == 1 and not meant.form:
+        return meant.listed[0], _sizes()[meant.listed[0]]
+    raise _not_listed(name, wanted, meant)

@@ -1,0 +1,138 @@
+"""Memory of a machine that would do where everything that is compared is storage.
+
+A comparison of storage to buy is beside the point if the weights fit into the memory of the host, or, with
+fewer bits, into that of the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from simoffload.errors import InputError, SimulationError, WorkLimitError
+from simoffload.planning.baselines import in_place_of_target
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.replaced import replaced
+from simoffload.planning.serving import together
+from simoffload.results import Change, SimulationResult, TierUse, by_name
+from simoffload.scenario import LoadedScenario
+from simoffload.units import format_bytes, format_number, format_seconds
+from simoffload.workload import Checkpointing
+
+_MEMORY = {"hbm": "GPU memory", "dram": "host memory"}
+"""Memory of a machine, by tier."""
+_TIMES = {"tpot_s": "TPOT", "ttft_s": "TTFT", "per_token_s": "time per token"}
+"""Names of the times by which results are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearerPlace:
+    """A NearerPlace holds what is compared in memory that the machine has, simulated."""
+
+    label: str
+    """Label of its row in the comparison, where that is asked for."""
+    change: Change
+    """The edits of the offers that lead to it; ``same_work`` is false for weights with fewer bits."""
+    scenario: LoadedScenario
+    result: SimulationResult
+    uses: tuple[TierUse, ...]
+    """What the memory must hold, and has."""
+    fastest: str
+    """Label of the fastest of the offers that it makes needless."""
+    gain: float
+    """Time on that offer divided by the time here (``SimulationResult.compared_by``)."""
+
+    @property
+    def text(self) -> str:
+        """Return where it is, how much of that is filled, how fast it is, and whether answers change."""
+        result = self.result
+        filled = (use for use in self.uses if use.tier in result.targets)
+        room = ", ".join(
+            f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
+        )
+        time = f"{_TIMES[result.compared_by]} {format_seconds(result.compared_s or 0.0)}"
+        faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
+        check = "" if self.change.same_work else ", but check the quality of its answers first"
+        return f"{self.change.description}: {room}, {time}, {faster}{check}"
+
+    def is_as(self, other: NearerPlace) -> bool:
+        """Return whether two places are the same for the same work, whatever storage the offers have."""
+        mine, theirs = ((one.change.key, one.scenario.machine.platform, one.result) for one in (self, other))
+        return mine[:2] == theirs[:2] and mine[2].metrics() == theirs[2].metrics()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        change = by_name(self.change, "description same_work changes=edits")
+        return {**by_name(self, "label fastest gain text"), **change, "metrics": self.result.metrics()}
+
+
+def _size(count: int) -> str:
+    return format_bytes(count, binary=True)
+
+
+def nearer_places(
+    offers: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
+) -> tuple[NearerPlace, ...]:
+    """Return where the work of offers of storage would fit into memory of their machines.
+
+    For each work, that is the fastest place with the same answers and, unless that is in the GPUs, the form
+    of the weights with most bits that fits there; neither if it is slower than an offer. Empty unless all
+    offers that have times are on storage, and for checkpoints, which must outlive the memory.
+    """
+    timed = {label: time for label in offers if (time := results[label].compared_s)}
+    if not all(_on_storage(offers[label]) for label in timed):
+        return ()
+    found: list[NearerPlace] = []
+    for label in sorted(timed, key=timed.__getitem__):
+        evaluator = Evaluator(offers[label])
+        candidates = [one for one in _candidates(evaluator) if evaluator.fits(*one.edits)]
+        same = [one for one in candidates if one.same_work]
+        fewer = [one for one in candidates if not one.same_work]
+        places = [one for one in (_place(evaluator, each, label, timed[label]) for each in same) if one]
+        best = sorted(places, key=lambda one: -one.gain)[:1]
+        if not any(one.result.targets[0] == "hbm" for one in places):
+            fitting = (_place(evaluator, each, label, timed[label]) for each in fewer)
+            best += list(islice((one for one in fitting if one), 1))
+        found += [one for one in best if not any(one.is_as(other) for other in found)]
+    return tuple(found)
+
+
+def _on_storage(scenario: LoadedScenario) -> bool:
+    """Return whether a scenario keeps anything but checkpoints on storage."""
+    checkpoints = isinstance(scenario.scenario.workload, Checkpointing)
+    return not checkpoints and any(tier in scenario.machine.topology.targets for tier in scenario.places)
+
+
+def _candidates(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield the placements of the strategy in memory, and the weights in the GPUs, those with most bits
+    first."""
+    scenario, strategy = evaluator.scenario, evaluator.strategy
+    for one in strategy.placements(scenario.machine):
+        tiers = [tier for tier in one if tier is not None]
+        if all(tier in _MEMORY for tier in tiers):
+            where = " and ".join(_MEMORY[tier] for tier in dict.fromkeys(tiers))
+            held = "the weights" if one.optimizer is None else "the weights and optimizer states"
+            described = f"{where} would hold {held}"
+            yield Change("placement", described, strategy.retarget(one, scenario.machine), key=str(one))
+    divided = [replaced(evaluator, one) for one in together(evaluator)]
+    yield from sorted(divided, key=lambda one: -evaluator.edited(*one.edits).model.weight_bytes)
+
+
+def _place(evaluator: Evaluator, change: Change, offer: str, time: float) -> NearerPlace | None:
+    """Return a place with its simulation; None if it is slower, is refused or reaches a limit."""
+    with suppress(InputError, SimulationError, WorkLimitError):
+        scenario, result = evaluator.answer(*change.edits)
+        if result.compared_s and result.compared_s <= time:
+            return NearerPlace(
+                label=in_place_of_target(offer, change.key, evaluator.scenario),
+                change=change,
+                scenario=replace(scenario, remarks=(f"added for comparison: {change.description}",)),
+                result=result,
+                uses=result.capacity,
+                fastest=offer,
+                gain=time / result.compared_s,
+            )
+    return None

@@ -1,0 +1,150 @@
+"""The same work on several targets: tiers of its platform and of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from simoffload.documents import Edit, edited, quoted, resolved, same_name
+from simoffload.errors import InputError, PlacementError, Problem
+from simoffload.hardware import is_path
+from simoffload.scenario import (
+    LoadedScenario,
+    ScenarioSource,
+    canonical_target,
+    changed_platform,
+    loaded,
+    placement_of,
+)
+from simoffload.strategies import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misplaced(LoadedScenario):
+    """A scenario on a target that its strategy cannot use: it stays as it was, and planning it raises
+    PlacementError."""
+
+    target: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """Tiers of the requested placement."""
+        asked = placement_of(self.target, self.machine)
+        return asked.weights, asked.optimizer or super().places[1]
+
+    def plan(self) -> Plan:
+        """Raise PlacementError with the reasons why the target is impossible."""
+        raise PlacementError(self.problems)
+
+
+def on_targets(
+    scenario: ScenarioSource, targets: Sequence[str], *, overrides: Sequence[str] = ()
+) -> dict[str, LoadedScenario]:
+    """Return the same work on every target, by target: the tier ("hbm" for "gpu"), with ``platform:`` before
+    it on another platform.
+
+    A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
+    ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
+    the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
+    a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
+    ``overrides`` are assignments ``a.b=value`` in the sections ``equipment`` and ``profiles``; each holds on
+    the targets whose platform has what it changes, and the others have a remark.
+    Raises InputError for unknown targets and for overrides that no platform has a place for, all of them at
+    once.
+    """
+    scenario = loaded(scenario)
+    problems: list[Problem] = []
+    retargeted: dict[str, LoadedScenario] = {}
+    written: dict[str, str] = {}
+    there = _Platforms(scenario, overrides)
+    platform = ""
+    for target in targets:
+        before, colon, tier = target.rpartition(":")
+        if colon:
+            platform = "" if _is_own(before, scenario) else before
+        label = canonical_target(f"{platform}:{tier}" if platform else tier)
+        if label in retargeted:
+            names = f", as {written[label]} and {tier}" if written[label] != tier else ""
+            problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice{names}"))
+            continue
+        written[label] = tier
+        try:
+            retargeted[label] = _retargeted(there.on(platform), tier)
+        except InputError as error:
+            problems += [one if one.path else one._replace(key="") for one in error.problems]
+    problems += there.meaningless()
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return retargeted
+
+
+def _is_own(platform: str, scenario: LoadedScenario) -> bool:
+    """Return whether a name or path means the scenario's platform; the scenario's own path starts from its
+    folder."""
+    own, root = scenario.scenario.platform, scenario.document.root or Path()
+    if is_path(platform) and is_path(own):
+        return resolved(platform) == resolved(root / own)
+    return same_name(platform, own)
+
+
+def _from_root(platform: str, scenario: LoadedScenario) -> str:
+    """Return a path as the scenario's file would write it; a path outside of its folder stays absolute."""
+    if not is_path(platform):
+        return platform
+    root, path = resolved(scenario.document.root or Path()), resolved(platform)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+class _Platforms:
+    """A scenario on each of several platforms, with the overrides that the platform has a place for."""
+
+    def __init__(self, scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+        self._scenario, self._overrides = scenario, overrides
+        self._made: dict[str, LoadedScenario] = {}
+        self._left_out: dict[str, dict[str, tuple[Problem, ...]]] = {}
+
+    def on(self, platform: str) -> LoadedScenario:
+        """Return the scenario on a platform; "" means its own. Raises InputError."""
+        if platform not in self._made:
+            self._made[platform] = self._changed(platform)
+        return self._made[platform]
+
+    def _changed(self, platform: str) -> LoadedScenario:
+        scenario, document, cache = self._scenario, self._scenario.document, self._scenario.cache
+        if platform:
+            reference = _from_root(platform, scenario)
+            if is_path(platform):
+                cache.name_platform(reference, Path(platform))
+            edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
+            document = edited(document, edits, in_place=True)
+        elif not self._overrides:
+            return scenario
+        changed = changed_platform(document, self._overrides, cache)
+        machine = cache.machine(changed.platform, nodes=scenario.scenario.nodes)
+        self._left_out[machine.platform] = changed.left_out
+        left_out = (
+            f"{assignment} is left out on {machine.platform}: {problems[0].message}"
+            for assignment, problems in changed.left_out.items()
+        )
+        remarks = (*scenario.remarks, *left_out)
+        return replace(scenario, document=changed.document, machine=machine, remarks=remarks)
+
+    def meaningless(self) -> Iterator[Problem]:
+        """Yield the problems of the overrides that were left out on every platform."""
+        several = len(self._left_out) > 1
+        for assignment in self._overrides if self._left_out else ():
+            if all(assignment in one for one in self._left_out.values()):
+                for platform, one in self._left_out.items():
+                    before = f"on {platform}: " if several else ""
+                    yield from (each._replace(message=f"{before}{each.message}") for each in one[assignment])
+
+
+def _retargeted(there: LoadedScenario, tier: str) -> LoadedScenario:
+    """Return the scenario on a tier of its platform."""
+    try:
+        return there.on(tier)
+    except PlacementError as error:
+        kept = {one.name: getattr(there, one.name) for one in fields(there)}
+        return Misplaced(**kept, target=tier, problems=error.problems)

@@ -1,0 +1,128 @@
+"""What programs require of a GPU and of a model, so that they start at all.
+
+NVIDIA's GPUs state a compute capability; a GPU of another manufacturer, or of an unknown capability, is never
+refused for one. Sources: vLLM 0.25.1 (each method's ``get_min_capability`` in
+``model_executor/layers/quantization``; Marlin's kernels, ``utils/marlin_utils*.py``: 7.5), transformers 5
+(``quantizers``), and the table of bitsandbytes 0.50 (docs, installation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.models.formats import Method
+
+VLLM = "vLLM"
+TRANSFORMERS = "transformers"
+
+
+class Least(NamedTuple):
+    """A Least is the lowest compute capability with which a program has its kernels."""
+
+    capability: float
+    source: str
+    otherwise: str = ""
+    """What the program does on other GPUs, if it does not refuse them."""
+
+
+PROGRAMS: Mapping[str, Least] = {
+    VLLM: Least(7.5, "docs/getting_started/installation/gpu.cuda.inc.md of vLLM 0.21 and later"),
+}
+"""Lowest capability of a program as a whole."""
+BFLOAT16: Mapping[str, Least] = {
+    VLLM: Least(8.0, "vllm/platforms/cuda.py, check_if_supports_dtype"),
+}
+FLOAT8_CACHE: Mapping[str, Least] = {
+    VLLM: Least(
+        8.0, "vllm/v1/attention/backends: flashinfer.py takes FP8 from 8.0 on, triton_attn.py from 8.9"
+    ),
+}
+"""Lowest capability for a cache in FP8: that of the first kernel of attention that takes it."""
+_BNB_4, _BNB_8 = (Least(one, "bitsandbytes 0.50, installation.md") for one in (6.0, 7.5))
+_WRITTEN_OUT = "writes all weights out in bfloat16 there"
+METHODS: Mapping[str, Mapping[Method, Least]] = {
+    VLLM: {
+        "fp8": Least(7.5, "fp8.py and online/base.py (Marlin's kernels; products in FP8 from 8.9 on)"),
+        "gptq": Least(7.5, "utils/marlin_utils.py, query_marlin_supported_quant_types"),
+        "awq": Least(7.5, "auto_awq.py"),
+        "compressed-tensors": Least(7.5, "compressed_tensors/schemes/compressed_tensors_wNa16.py"),
+        "bitsandbytes-4bit": Least(7.0, "bitsandbytes.py"),
+        "bitsandbytes-8bit": _BNB_8,
+        "mxfp4": Least(8.0, "mxfp4.py"),
+        "nvfp4": Least(7.5, "compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py (Marlin's kernels)"),
+    },
+    TRANSFORMERS: {
+        "fp8": Least(8.9, "quantizer_finegrained_fp8.py", _WRITTEN_OUT),
+        "bitsandbytes-4bit": _BNB_4,
+        "bitsandbytes-8bit": _BNB_8,
+        "mxfp4": Least(7.5, "quantizer_mxfp4.py", _WRITTEN_OUT),
+    },
+}
+"""Lowest capability by program and method of quantization; a method that is not listed has no known one."""
+
+
+def check_capability(
+    program: str,
+    model: ModelShape,
+    machine: Machine,
+    *,
+    cache_format: str | None = None,
+    without: str = "strategy.kind zero_inference or accelerate",
+) -> None:
+    """Raise InputError if the GPU lacks what a program needs for the model; ``without`` names settings that
+    do without the program."""
+    gpu = machine.accelerator
+    if gpu.compute_capability is None:
+        return
+    has = gpu.compute_capability.value
+    for key, what, least, remedy in _needs(program, model, cache_format, without):
+        if has < least.capability:
+            text = f"{what} needs compute capability {least.capability:.1f}, and {gpu.id} has {has:.1f}"
+            text += f" ({program} {least.otherwise})" if least.otherwise else ""
+            raise InputError.at(key, f"{text}; {remedy}, or take a newer GPU")
+
+
+def lacks(program: str, machine: Machine) -> bool:
+    """Return whether a program does not run on the GPUs of a machine, whatever the model."""
+    stated, least = machine.accelerator.compute_capability, PROGRAMS.get(program)
+    return stated is not None and least is not None and stated.value < least.capability
+
+
+def _needs(
+    program: str, model: ModelShape, cache_format: str | None, without: str
+) -> Iterator[tuple[str, str, Least, str]]:
+    """Yield what a program needs: the key of a scenario, a name, the capability, and what would do."""
+    if found := PROGRAMS.get(program):
+        yield "strategy.kind", program, found, f"set {without}"
+    if model.dtype == "bfloat16" and (found := BFLOAT16.get(program)):
+        other = "float16" if model.traits.float16 else "float32"
+        yield "model.dtype", f"bfloat16 in {program}", found, f"set model.dtype to {other}"
+    for method in sorted(methods_of(model)):
+        if found := METHODS.get(program, {}).get(method):
+            named = f"{model.quantization} in {program}"
+            yield "model.quantization", named, found, "set model.quantization to another format, such as none"
+    if cache_format == "fp8" and (found := FLOAT8_CACHE.get(program)):
+        yield "strategy.kv_cache.format", f"a cache in fp8 in {program}", found, "remove the format"
+
+
+def methods_of(model: ModelShape) -> frozenset[Method]:
+    """Return the methods by which weights of a model are quantized."""
+    found = {
+        one.storage.format.method
+        for module in model.distinct_modules
+        for one in module.parameters
+        if one.storage is not None
+    }
+    return frozenset(one for one in found if one)
+
+
+def check_float16(model: ModelShape) -> None:
+    """Raise InputError for a family that vLLM does not compute in float16, as it overflows
+    (``_FLOAT16_NOT_SUPPORTED_MODELS``, vllm/config/model.py)."""
+    if model.dtype == "float16" and not model.traits.float16:
+        text = f"vLLM refuses float16 for {model.family}, whose activations overflow"
+        raise InputError.at("model.dtype", f"{text}; set model.dtype to bfloat16 or float32")

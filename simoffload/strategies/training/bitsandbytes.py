@@ -1,0 +1,103 @@
+"""bitsandbytes' optimizers: sizes of 8-bit states, and states that are paged out where a GPU is full.
+
+Read in bitsandbytes at 95f9af30 (2026-08): optim/optimizer.py (``init_state``, ``get_state_buffer``,
+``prefetch_state``, ``step``), optim/adamw.py, csrc/kernels.cu (``kOptimizerStatic8bit2StateBlockwise``). A
+paged state is unified memory (``cudaMallocManaged``): the driver moves to host memory what the GPU has no
+room for, and each step brings it back, tensor by tensor, before its update. References: Dettmers et al.,
+8-bit optimizers, arXiv 2110.02861; QLoRA, arXiv 2305.14314, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from simoffload.documents import Edit
+from simoffload.hardware import Machine
+from simoffload.models import SINGLE
+from simoffload.results import STATES_8BIT, Change, MemoryStage, MemoryTerm
+
+BLOCK = 256
+"""Number of elements that share a scale (``blocksize``; 2048 before 0.45)."""
+_SMALLEST_8BIT = 4096
+"""Number of elements below which states stay in single precision (``min_8bit_size``)."""
+_SMALLEST_PAGED = 100_000
+"""Number of elements from which a state is paged (``get_state_buffer``)."""
+PAGED = "paged optimizer moments"
+"""Name of the memory term of states that may be paged out."""
+PAGED_OUT = "optimizer moments paged out"
+"""Name of the memory term of those that are."""
+PAGING_RATE = (
+    "paged optimizer: the rate of page-locked copies is assumed for moments that are paged out and back; "
+    "page faults, which were not measured, make it slower"
+)
+"""Warning about what is paged out."""
+
+
+def optimizer_changes(path: tuple[str, ...], *, now: str | None) -> Iterator[Change]:
+    """Yield the optimizers of bitsandbytes in place of an Adam, which is ``now``, by the edit of a key:
+    paged, with 8-bit moments, and both."""
+    if now is not None and now not in ("Adam", "AdamW"):
+        return
+    for name, words, quality in (
+        ("PagedAdamW", "moments that do not fit are paged out to host memory", ""),
+        ("AdamW8bit", "moments in 8 bit", STATES_8BIT),
+        ("PagedAdamW8bit", "moments in 8 bit, and paged out where they do not fit", STATES_8BIT),
+    ):
+        kind = "precision" if quality else "setting"
+        description = f"optimizer {name} of bitsandbytes ({words})"
+        yield Change(kind, description, (Edit(path, name),), quality=quality)
+
+
+def optimizer_script(name: str) -> str:
+    """Return how a program makes an optimizer of bitsandbytes."""
+    hugging_face = {"AdamW8bit": "adamw_8bit", "PagedAdamW": "paged_adamw_32bit"}.get(
+        name, "paged_adamw_8bit"
+    )
+    return (
+        f'# With Hugging Face\'s Trainer instead: TrainingArguments(optim="{hugging_face}", ...)\n'
+        "import bitsandbytes as bnb\n\n"
+        f"optimizer = bnb.optim.{name}(model.parameters(), lr=learning_rate)\n"
+    )
+
+
+def moments(numel: int, *, bits: int) -> int:
+    """Return the size of both moments of a tensor with 8 or 32 ``bits`` for an element, and of their scales
+    [B]."""
+    if bits == 8 and numel >= _SMALLEST_8BIT:
+        return 2 * (numel + SINGLE * -(-numel // BLOCK))
+    return 2 * SINGLE * numel
+
+
+def paged(numel: int, *, bits: int) -> int:
+    """Return the part of ``moments`` that is paged [B]: neither scales nor small tensors."""
+    return 2 * numel * bits // 8 if numel >= _SMALLEST_PAGED else 0
+
+
+def update_traffic(numel: int, *, bits: int) -> int:
+    """Return the memory traffic of the one kernel that updates ``numel`` elements in single precision [B]:
+    weight and moments, with their scales, are read and written, the gradient is read."""
+    return 3 * SINGLE * numel + 2 * moments(numel, bits=bits)
+
+
+def with_paging(stages: Iterable[MemoryStage], machine: Machine, *, per_host: int) -> Iterator[MemoryStage]:
+    """Yield the stages with those moments in host memory for which a GPU has no room."""
+    room = machine.tiers["hbm"].capacity
+    for stage in stages:
+        needed = sum(term.size for term in stage.terms if term.tier == "hbm")
+        movable = sum(term.size for term in stage.terms if term.name == PAGED)
+        out = min(movable, max(0, needed - room))
+        # What stays makes room for other allocations as well, so that it counts as free.
+        terms = [
+            term._replace(size=term.size - out, spare=True) if term.name == PAGED else term
+            for term in stage.terms
+        ]
+        moved = [MemoryTerm("dram", PAGED_OUT, out * per_host)] if out else []
+        yield stage._replace(terms=(*terms, *moved))
+
+
+def paged_out(stages: Iterable[MemoryStage], *, per_host: int) -> int:
+    """Return what one GPU pages out in a step, and back, at the stage with the largest need [B]."""
+    found = (
+        sum(term.size for term in stage.terms if term.name == PAGED_OUT) for stage in stages if not stage.once
+    )
+    return max(found, default=0) // per_host

@@ -1,0 +1,95 @@
+"""Offers of storage that memory of the machine makes needless: one line, and the rows on request."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import simoffload as so
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.terminal import terminal_text
+
+OFFERS = ["raid0", "nfs-100gbe", "lustre"]
+
+
+@pytest.fixture(scope="module")
+def compared() -> so.Comparison:
+    return so.compare("storage/llama-3.1-405b", OFFERS)
+
+
+def test_host_memory_holds_what_is_compared_on_storage_and_fewer_bits_fit_the_gpus(
+    compared: so.Comparison,
+) -> None:
+    """812 GB in the 2 TiB of the host, over 6 times as fast as the fastest offer; fp8 in eight GPUs."""
+    dram, fp8 = compared.nearer
+    assert (dram.label, dram.fastest, dram.change.same_work) == ("dram", "raid0", True)
+    assert dram.gain > 6
+    assert dram.result.compared_s == so.compare("storage/llama-3.1-405b", ["dram"]).results["dram"].compared_s
+    (host,) = (use for use in dram.uses if use.tier == "dram")
+    assert 812e9 < host.needed < host.capacity == 2 * 2**40
+    assert (fp8.label, fp8.change.same_work) == ("tensor_parallel-fp8", False)
+    assert all(use.fits for use in fp8.uses)
+    assert fp8.gain > dram.gain
+
+
+def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None:
+    (note,) = compared.notes
+    assert note.startswith("memory that the machine has would do, without storage: host memory would hold ")
+    assert "GiB of 2 TiB per host (dram), TPOT " in note
+    assert note.endswith("but check the quality of its answers first; compare --nearer shows their rows")
+    document = comparison_document(tuple(compared.results.values()), notes=compared.notes)
+    assert note[1:60] in terminal_text(document, width=1000)
+    assert note in json.dumps(document.to_dict())
+    plain = json.loads(json.dumps(compared.to_dict()))["nearer"]
+    assert [one["label"] for one in plain] == ["dram", "tensor_parallel-fp8"]
+    assert plain[0]["gain"] == compared.nearer[0].gain
+    assert list(compared.results) == OFFERS, "rows only on request"
+
+
+def test_the_rows_are_there_on_request() -> None:
+    found = so.compare("storage/llama-3.1-405b", OFFERS, nearer=True)
+    assert list(found.results) == [*OFFERS, "dram", "tensor_parallel-fp8"]
+    assert found.ratio("dram") == pytest.approx(1 / found.nearer[0].gain)
+    assert any("added for comparison" in text for text in found.results["dram"].warnings)
+    assert "--nearer" not in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "overrides"),
+    [
+        ("storage/llama-3.1-405b", ["raid0", "dram"], []),  # memory is among the targets
+        ("storage/llama-3.1-405b", ["raid0"], ["nodes=1", "profiles.dgx-h100-2tb.memory_capacity=512 GiB"]),
+        ("deepnvme/mixtral-8x22b", ["raid"], []),  # drives read into the GPU are faster than host memory
+    ],
+)
+def test_nothing_is_said_where_nothing_nearer_would_do_as_well(
+    name: str, targets: list[str], overrides: list[str]
+) -> None:
+    found = so.compare(so.load_scenario(name, overrides=overrides), targets)
+    assert [one.label for one in found.nearer if one.change.same_work] == []
+
+
+def test_optimizer_states_of_training_count_too() -> None:
+    found = so.compare("training/bloom-7b1", ["raid+raid", "nfs+nfs"])
+    (place,) = found.nearer
+    assert set(place.result.targets) <= {"hbm", "dram"}
+    assert "optimizer states" in found.notes[0]
+
+
+def test_offers_given_as_scenarios_count_too() -> None:
+    offers = so.on_targets(so.load_scenario("storage/llama-3.1-405b"), OFFERS)
+    found = so.compare_scenarios({f"offer {label}": one for label, one in offers.items()})
+    assert [one.label for one in found.nearer] == ["offer dram", "offer tensor_parallel-fp8"]
+    drives = [
+        so.load_scenario(
+            "storage/llama-3.1-405b", overrides=[f'profiles."raid0-4x-ps1010-7.68tb".count={count}']
+        )
+        for count in (4, 8)
+    ]
+    found = so.compare_scenarios(dict(zip(("four drives", "eight drives"), drives, strict=True)))
+    assert len(found.nearer) == 2, "the same memory whatever the offer"
+
+
+def test_checkpoints_are_never_kept_in_memory() -> None:
+    assert so.compare("checkpoint/mlperf-8b", ["raid", "nfs"]).nearer == ()
