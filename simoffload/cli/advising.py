@@ -62,7 +62,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
-    answer.show(console)
+    answer.show()
     answer.list_files(console)
     helps = advice.result.fits or bool(advice.helping)
     return ExitCode.OK if helps and (found is None or found.best is not None) else ExitCode.DOES_NOT_FIT

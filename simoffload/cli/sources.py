@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simoffload.cli.option_types import given_limits
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.limits import keep, limited
 
 if TYPE_CHECKING:
     from simoffload.cli.console import Console
@@ -89,6 +91,7 @@ def find_profile(reference: str) -> Entry:
     raise InputError.at("", message)
 
 
+@limited
 def load(
     source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
 ) -> LoadedScenario:
@@ -96,6 +99,7 @@ def load(
     name of a model, on the platform that the first of ``targets`` names, if any does."""
     from simoffload.scenario import load_scenario, resolve
 
+    keep(given_limits(overrides))
     if source == STDIN:
         return resolve(read(source), overrides=overrides)
     if _is_model(source):
