@@ -59,6 +59,9 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 progress=progress,
                 evaluator=evaluator,
             )
+            if found.stopped:
+                tried = f"{found.simulated:,} of {found.combinations:,} combinations were simulated"
+                console.note(f"the search is not complete, {tried}: {found.stopped}")
         advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)

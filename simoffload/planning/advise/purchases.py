@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, SimulationError, shortened
+from simoffload.errors import InputError, SimulationError, WorkLimitError, shortened
+from simoffload.limits import keep, limited
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
@@ -161,6 +162,8 @@ class Search:
     missing: tuple[str, ...]
     """Parts without a price; combinations with them are within no budget, and not in ``front``."""
     currency: str
+    stopped: str = ""
+    """Why not all combinations were tried; empty if nothing stopped the search."""
 
     @property
     def simulated(self) -> int:
@@ -184,9 +187,7 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = (
-            "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing"
-        )
+        counted = "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing stopped"
         return {
             "schema": SCHEMA,
             **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
@@ -210,8 +211,10 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
-    an unknown platform, or without the package optuna where it is needed.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The limits of the
+    scenario hold for the whole search, which answers with what it has simulated until then. Raises InputError
+    for an unknown platform, or without the package optuna where it is needed, and WorkLimitError if a limit is
+    reached before anything was simulated.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -221,12 +224,13 @@ def search_catalogue(
     ]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
-    for space in spaces:
-        if chosen == "grid":
-            for choice in itertools.product(*(range(len(one.choices)) for one in space)):
-                run.point(space, choice)
-        else:
-            explore(space, run.point, trials=max(1, trials // len(spaces)))
+    stopped = ""
+    try:
+        _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
+    except WorkLimitError as error:
+        if not run.points:
+            raise
+        stopped = str(error)
     fitting = [one for one in run.points if one.meets]
     ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
         "throughput": lambda one: (-one.rate, one.purchase),
@@ -249,7 +253,20 @@ def search_catalogue(
         dict(run.refusals.most_common()),
         tuple(run.missing),
         known.currency,
+        stopped,
     )
+
+
+@limited
+def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, trials: int | None) -> None:
+    """Try the combinations of all spaces: all of them, or so many ``trials`` of each space."""
+    keep(run.limits)
+    for space in spaces:
+        if trials is None:
+            for choice in itertools.product(*(range(len(one.choices)) for one in space)):
+                run.point(space, choice)
+        else:
+            explore(space, run.point, trials=trials)
 
 
 def _cost_per_unit(point: SimulatedPurchase) -> float:
@@ -276,15 +293,16 @@ class _PurchaseSearch:
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
         self.over_budget = self.too_large = self.combined = 0
+        self.limits = evaluator.scenario.scenario.engine.limits
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = joined_edits(picked)
-        self.combined += 1
         key = self._evaluator.identity(*edits)
         if key not in self._known:
             self._known[key] = self._simulated(picked, edits)
+        self.combined += 1
         return self._known[key]
 
     @property
