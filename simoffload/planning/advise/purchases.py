@@ -71,11 +71,8 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        reason = (
-            str(error).partition("; write e.g.")[0]
-            if metric not in _RATES
-            else f"{quoted(value)} is not a number"
-        )
+        no_number = f"{quoted(value)} is not a number"
+        reason = no_number if metric in _RATES else str(error).partition("; write e.g.")[0]
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
@@ -187,7 +184,7 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing stopped"
+        counted = "combinations simulated stopped over_budget too_large duplicates refused refusals"
         return {
             "schema": SCHEMA,
             **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
@@ -211,10 +208,9 @@ def search_catalogue(
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The limits of the
-    scenario hold for the whole search, which answers with what it has simulated until then. Raises InputError
-    for an unknown platform, or without the package optuna where it is needed, and WorkLimitError if a limit is
-    reached before anything was simulated.
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The scenario's limits
+    hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError. Raises
+    InputError for an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -224,13 +220,12 @@ def search_catalogue(
     ]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
-    stopped = ""
     try:
-        _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
+        stopped = _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
     except WorkLimitError as error:
+        stopped = str(error)
         if not run.points:
             raise
-        stopped = str(error)
     fitting = [one for one in run.points if one.meets]
     ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
         "throughput": lambda one: (-one.rate, one.purchase),
@@ -258,15 +253,16 @@ def search_catalogue(
 
 
 @limited
-def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, trials: int | None) -> None:
-    """Try the combinations of all spaces: all of them, or so many ``trials`` of each space."""
+def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, trials: int | None) -> str:
+    """Try all combinations, or so many ``trials`` of each space; nothing stops it then, so return ""."""
     keep(run.limits)
     for space in spaces:
-        if trials is None:
-            for choice in itertools.product(*(range(len(one.choices)) for one in space)):
-                run.point(space, choice)
-        else:
+        if trials is not None:
             explore(space, run.point, trials=trials)
+            continue
+        for choice in itertools.product(*(range(len(one.choices)) for one in space)):
+            run.point(space, choice)
+    return ""
 
 
 def _cost_per_unit(point: SimulatedPurchase) -> float:
@@ -331,11 +327,8 @@ class _PurchaseSearch:
                 description = ", ".join(one.description for one in changes if one.description)
                 self._progress(f"{len(self._known) + 1}: {description or 'no change'}")
             scenario, result = self._evaluator.answer(*edits)
-        except InputError as error:
-            self.refusals[error.problems[0].message] += 1
-            return None
-        except SimulationError as error:
-            self.refusals[str(error)] += 1
+        except (InputError, SimulationError) as error:
+            self.refusals[error.problems[0].message if isinstance(error, InputError) else str(error)] += 1
             return None
         cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 
 import pytest
 
@@ -43,6 +44,27 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
 
     monkeypatch.setattr(evaluator, "simulate", recorded)
     return done
+
+
+def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
+    simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each simulation alone would be within it."""
+    scenario = loaded(STORAGE_BOUND, "engine.timeout=2 s")
+    quick = evaluator.simulate
+
+    def slow(one: LoadedScenario, **_: object) -> object:
+        if len(simulated) >= 2:
+            time.sleep(0.5)
+        return quick(one)
+
+    monkeypatch.setattr(evaluator, "simulate", slow)
+    began = time.monotonic()
+    found = search_catalogue(scenario)
+    assert time.monotonic() - began < 4
+    assert 2 <= found.simulated < 15
+    assert found.best is not None
+    assert found.to_dict()["stopped"].startswith("stopped by engine.timeout (--timeout) after 2 s while ")
 
 
 def dominated(point: SimulatedPurchase, others: tuple[SimulatedPurchase, ...]) -> bool:
