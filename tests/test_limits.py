@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +47,42 @@ def test_a_list_that_grows_without_end_is_stopped() -> None:
 
     with pytest.raises(WorkLimitError, match=r"engine\.memory \(--memory-limit\) at 0\.0625 GiB"):
         fill()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: re.match("(a+)+b", "a" * 28), lambda: pow(7, 10**7), lambda: time.sleep(2)],
+    ids=["expression", "huge integer", "system call"],
+)
+def test_one_call_of_c_code_is_stopped_in_the_main_thread(call: Callable[[], object]) -> None:
+    @limited
+    def calling() -> None:
+        keep(Limits(timeout=0.05))
+        call()
+
+    began = time.monotonic()
+    with pytest.raises(WorkLimitError, match="timeout"):
+        calling()
+    assert time.monotonic() - began < 0.5
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_the_timer_of_a_program_stays_its_own() -> None:
+    rang: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(WorkLimitError):
+            endless(Limits(timeout=0.1))
+        assert rang == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_more_than_any_machine_has_is_a_limit_too() -> None:
+    with pytest.raises(WorkLimitError, match="stopped by the memory of this machine while reading"):
+        limited(lambda: "x" * 10**17)()
 
 
 def test_an_interruption_in_a_destructor_is_not_told_and_another_follows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import NoReturn
 
 import pytest
@@ -369,12 +370,22 @@ def test_the_scenario_itself_is_simulated_first(
     assert tried == [scenario]
 
 
-@pytest.mark.usefixtures("simulated")
-def test_a_search_ends_with_half_of_the_time_and_counts_what_is_left(
-    scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch
+def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
+    simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([8.0, 7.0, 6.0, 4.5])
-    monkeypatch.setattr(purchases, "time_left", lambda: next(times, 3.9))
+    """Each simulation alone would be within it."""
+    scenario = loaded(STORAGE_BOUND, "engine.timeout=2 s")
+    quick = evaluator.simulate
+
+    def slow(one: LoadedScenario, **_: object) -> object:
+        if len(simulated) >= 2:
+            time.sleep(0.5)
+        return quick(one)
+
+    monkeypatch.setattr(evaluator, "simulate", slow)
+    began = time.monotonic()
     found = search_catalogue(scenario)
-    assert (len(found.points), found.untried, found.duplicates) == (3, 12, 0)
-    assert found.left == ", 12 were not tried in half of --timeout"
+    assert time.monotonic() - began < 4
+    assert 2 <= found.simulated < 15
+    assert found.best is not None
+    assert found.to_dict()["stopped"].startswith("stopped by engine.timeout (--timeout) after 2 s while ")
