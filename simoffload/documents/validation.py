@@ -138,7 +138,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return _not_among(finding, _literals(context["expected"]))
     if kind in {"value_error", "assertion_error"}:
         return finding._replace(message=str(context["error"]) or "is not valid")
-    if kind in _LIMITS and not math.isfinite(float(error["input"])):  # such as the text "nan"
+    if kind in _LIMITS and str(error["input"]).strip().lower().lstrip("+-") in {"nan", "inf", "infinity"}:
         return finding._replace(expected="a finite number")
     if kind in _EXPECTED:
         numbers = {name: _plain(value) for name, value in context.items()}
