@@ -1,20 +1,26 @@
 """Limits of time, memory and operations, which apply from reading a scenario to reporting its answer.
 
-A limit applies while a function decorated with :func:`limited` runs; of nested ones the outermost counts. A
-thread checks the clock and the memory of the process every hundredth of a second and interrupts the function
-wherever it is, so that no loop has to check. Only a single call of C code cannot be interrupted, so that code
-that may build a huge sequence in one call checks first (:func:`count_elements`). Operations are counted as
-they are written (``ScheduleBuilder``), since each takes memory and time.
+A limit applies while a function decorated with :func:`limited` runs; of nested ones the outermost counts. The
+clock and the memory of the process are checked every hundredth of a second and the function is interrupted
+wherever it is, so that no loop has to check. In the main thread a timer signal does this, which also
+interrupts C code that looks for signals (``re``, arithmetic of huge integers, reading). Elsewhere (another
+thread, Windows, a program with a timer of its own) a thread does, which can only interrupt between steps of
+Python. A single call of other C code cannot be interrupted, so that code that may build a huge sequence in
+one call checks first (:func:`count_elements`). Operations are counted as they are written
+(``ScheduleBuilder``), since each takes memory and time.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -31,6 +37,8 @@ __all__ = [
     "keep",
     "limited",
     "now_doing",
+    "sharing",
+    "time_left",
 ]
 
 P = ParamSpec("P")
@@ -79,6 +87,49 @@ class _LostInterruptions:
             self._otherwise(lost)
 
 
+class _Alarm:
+    """Calls a function of the main thread again and again, between its steps and within its C code.
+
+    It is a timer of the system, which a process has only once: ``is_free`` tells whether nobody uses it.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._before = signal.signal(signal.SIGALRM, lambda *_: look())
+        signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)
+
+    @staticmethod
+    def is_free() -> bool:
+        """Return whether this is the main thread and its timer is not used."""
+        return (
+            hasattr(signal, "setitimer")
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+            and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+        )
+
+    def stop(self) -> None:
+        """Stop the timer and restore what was there before."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+
+class _Looker:
+    """A thread that calls a function again and again until it is stopped."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._over = threading.Event()
+        self._look = look
+        threading.Thread(target=self._run, name="simoffload limits", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the thread; it may call the function once more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(_INTERVAL):
+            self._look()
+
+
 class _Watch:
     """The resources that one outermost limited function has used so far."""
 
@@ -87,27 +138,42 @@ class _Watch:
         self.doing = "reading the scenario"
         self.reached = ""
         """The limit that was reached, as text; empty while there is none."""
-        self._began = time.monotonic()
+        self._began, self._until = time.monotonic(), _current.until
         self._held_before = held_before
         self._thread = threading.get_ident()
         self._closed = False
+        self._again = 0.0
+        """Time from which the function may be interrupted again."""
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        threading.Thread(target=self._look, name="simoffload limits", daemon=True).start()
+        self._alarm: _Alarm | _Looker | None = None
+
+    def begin(self) -> None:
+        """Begin to interrupt the thread of the function, which is this one, beyond a limit."""
+        if _Alarm.is_free():
+            self._alarm = _Alarm(self._interrupt_here)
+        else:
+            self._alarm = _Looker(self._interrupt_there)
 
     def close(self) -> None:
-        """Stop watching: afterwards its thread is not interrupted any more."""
+        """Stop watching: afterwards the function's thread is not interrupted any more."""
         while True:
             try:
-                with self._lock:
-                    self._closed = True
+                self._close()
                 for _ in range(2):
                     pass  # a pending interruption is raised here
                 _current.watch = None
-                self._over.set()
+                if self._alarm is not None:
+                    self._alarm.stop()
             except Interrupted:
                 continue
             return
+
+    def _close(self) -> None:
+        if not isinstance(self._alarm, _Looker):  # an alarm is in this thread, which cannot wait for itself
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
 
     @property
     def memory_left(self) -> int:
@@ -118,16 +184,25 @@ class _Watch:
         """Return the error to raise when a limit was reached."""
         return WorkLimitError(f"{self.reached}; raise the limit, or simulate less")
 
-    def _look(self) -> None:
-        wait = _INTERVAL
-        while not self._over.wait(wait):
-            if not self.is_beyond():
-                continue
-            with self._lock:
-                if self._closed:
-                    return
+    def _interrupt_here(self) -> None:
+        """Interrupt the function, in whose thread this is called, if it is beyond a limit."""
+        if not self._closed and self._is_due():
+            raise Interrupted
+
+    def _interrupt_there(self) -> None:
+        """Interrupt the function in its thread if it is beyond a limit."""
+        if not self._is_due():
+            return
+        with self._lock:
+            if not self._closed:
                 _interrupt(self._thread)
-            wait = _AGAIN
+
+    def _is_due(self) -> bool:
+        """Return whether the function is beyond a limit and was not interrupted just now."""
+        if time.monotonic() < self._again or not self.is_beyond():
+            return False
+        self._again = time.monotonic() + _AGAIN
+        return True
 
     def is_beyond(self) -> bool:
         """Return whether a limit was reached, and record it in ``reached``."""
@@ -135,6 +210,8 @@ class _Watch:
             timeout, memory, _ = self.limits
             if timeout is not None and time.monotonic() - self._began > timeout:
                 exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
+            elif time.monotonic() > self._until:
+                exceeded = "engine.timeout (--timeout), which all parts of the answer share,"
             elif _resident() - self._held_before > memory:
                 exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:
@@ -145,6 +222,8 @@ class _Watch:
 
 class _Current(threading.local):
     watch: _Watch | None = None
+    until: float = inf
+    """Time of the clock at which all limited functions end."""
 
 
 class _Process:
@@ -176,6 +255,7 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
         watch = _current.watch = _Watch(0 if _process.ours else _resident())
         try:
             try:
+                watch.begin()
                 answer = function(*args, **kwargs)
             finally:
                 watch.close()
@@ -184,6 +264,9 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
             # The interruption stays its context and keeps all objects of the function alive: freeing
             # gigabytes takes seconds, which the caller may spend or avoid.
             raise watch.error() from None
+        except MemoryError:
+            doing = f"while {watch.doing}"
+            raise WorkLimitError(f"stopped by the memory of this machine {doing}; simulate less") from None
         except Exception:
             if watch.reached:  # perhaps what a library made of the interruption
                 raise watch.error() from None
@@ -193,6 +276,22 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
         return answer
 
     return limited_function
+
+
+@contextmanager
+def sharing(timeout: float | None) -> Iterator[None]:
+    """Make all limited functions inside share a time [s], besides their own limits; None: only those."""
+    before = _current.until
+    _current.until = min(before, inf if timeout is None else time.monotonic() + timeout)
+    try:
+        yield
+    finally:
+        _current.until = before
+
+
+def time_left() -> float:
+    """Return what is left of the shared time [s]; infinite if none is shared."""
+    return _current.until - time.monotonic()
 
 
 def keep(limits: Limits) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.limits import Limits, count_operations, keep, limited, now_doing
+from simoffload.limits import Limits, count_operations, keep, limited, now_doing, sharing, time_left
 
 
 @limited
@@ -44,6 +47,42 @@ def test_a_list_that_grows_without_end_is_stopped() -> None:
 
     with pytest.raises(WorkLimitError, match=r"engine\.memory \(--memory-limit\) at 0\.0625 GiB"):
         fill()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: re.match("(a+)+b", "a" * 28), lambda: pow(7, 10**7), lambda: time.sleep(2)],
+    ids=["expression", "huge integer", "system call"],
+)
+def test_one_call_of_c_code_is_stopped_in_the_main_thread(call: Callable[[], object]) -> None:
+    @limited
+    def calling() -> None:
+        keep(Limits(timeout=0.05))
+        call()
+
+    began = time.monotonic()
+    with pytest.raises(WorkLimitError, match="timeout"):
+        calling()
+    assert time.monotonic() - began < 0.5
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_the_timer_of_a_program_stays_its_own() -> None:
+    rang: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(WorkLimitError):
+            endless(Limits(timeout=0.1))
+        assert rang == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_more_than_any_machine_has_is_a_limit_too() -> None:
+    with pytest.raises(WorkLimitError, match="stopped by the memory of this machine while reading"):
+        limited(lambda: "x" * 10**17)()
 
 
 def test_an_interruption_in_a_destructor_is_not_told_and_another_follows(
@@ -305,3 +344,23 @@ def test_a_sequence_that_one_call_would_build_is_asked_for_first(
         so.load_scenario(path, overrides=["engine.timeout=1 s"]).plan()
     # The most that this process has ever held: a call that went on would have shown.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 << 20  # [KiB]
+
+
+def test_parts_of_an_answer_share_one_time() -> None:
+    """Two functions of 0.2 s each in 0.3 s, without a limit of their own."""
+    ended: list[float] = []
+
+    @limited
+    def part() -> None:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        ended.append(time_left())
+
+    with sharing(0.3):
+        part()
+        with pytest.raises(WorkLimitError, match="which all parts of the answer share"):
+            part()
+    assert len(ended) == 1
+    assert time_left() > 1e9
+    part()

@@ -19,13 +19,17 @@ from simoffload.cli.output import (
 )
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, WorkLimitError, shortened
-from simoffload.limits import keep, limited, now_doing
+from simoffload.limits import keep, limited, now_doing, sharing, time_left
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.evaluator import Evaluator
     from simoffload.scenario import LoadedScenario
+
+
+_BEFORE_REPORT = 0.9
+"""Part of the time limit that simulations share; the report has the rest: our choice."""
 
 
 def advise(arguments: Namespace, console: Console) -> ExitCode:
@@ -44,8 +48,10 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     kind = type(fit(scenario))
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
-    with Progress(console) as progress:
-        # The search comes first, so that errors in its options are reported before long work starts.
+    timeout = scenario.scenario.engine.timeout
+    with sharing(timeout and _BEFORE_REPORT * timeout), Progress(console) as progress:
+        # The search comes first, so that errors in its options are reported before long work starts; it
+        # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
             found = search_catalogue(
                 scenario,
@@ -59,6 +65,9 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 progress=progress,
                 evaluator=evaluator,
             )
+            if found.stopped:
+                tried = f"{found.simulated:,} of {found.combinations:,} combinations were simulated"
+                console.note(f"the search is not complete, {tried}: {found.stopped}")
         advice = advise(
             scenario,
             objective=arguments.objective,
@@ -66,9 +75,11 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
             progress=progress,
             evaluator=evaluator,
         )
+        if time_left() < 0:
+            console.note("--timeout was reached before all changes were simulated")
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
-    answer.show(console)
+    answer.show()
     answer.list_files(console)
     helps = advice.result.fits or bool(advice.helping)
     return ExitCode.OK if helps and (found is None or found.best is not None) else ExitCode.DOES_NOT_FIT

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import simoffload
-from simoffload.cli.option_types import SubParsers, add_json, add_overrides, amount, count, listed, size
+from simoffload.cli.option_types import (
+    SubParsers,
+    add_json,
+    add_limits,
+    add_overrides,
+    amount,
+    count,
+    listed,
+    size,
+)
 from simoffload.errors import InputError, shortened
 
 if TYPE_CHECKING:
@@ -250,6 +259,7 @@ def _add_check(parser: _Parser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="+", help="a file, the name of a shipped scenario or profile, or -"
     )
+    add_limits(parser)
     add_json(parser)
     parser.set_defaults(command=checking.check)
 
@@ -268,6 +278,7 @@ def _add_profiles(parser: _Parser) -> None:
     )
     checked = _command(actions, "check", "check profile files and what they refer to")
     checked.add_argument("files", metavar="FILE", nargs="+", help="a file or the id of a shipped profile")
+    add_limits(checked)
     _finish(
         (listing, catalogue.list_profiles),
         (showing, catalogue.show_profile),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode
+from simoffload.cli.option_types import given_limits
 from simoffload.cli.sources import STDIN_NAME, find
-from simoffload.errors import InputError, Problem
-from simoffload.limits import limited
+from simoffload.errors import InputError, Problem, shortened
+from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
     from simoffload.documents import Document
@@ -21,37 +22,76 @@ Warnings = tuple[str, ...]
 
 def check(arguments: Namespace, console: Console) -> ExitCode:
     """Check files of any known kind, recognized by their keys, and shipped ones by name."""
-    return _check(arguments.files, console, _CHECKS)
+    return _check(arguments, console, _CHECKS)
 
 
 def check_profiles(arguments: Namespace, console: Console) -> ExitCode:
     """Check hardware profiles: files, and shipped ones by id."""
-    return _check(arguments.files, console, {"profile": _check_profile})
+    return _check(arguments, console, {"profile": _check_profile})
 
 
-def _check(files: list[str], console: Console, checks: dict[str, Callable[[Document], Warnings]]) -> ExitCode:
+def _check(
+    arguments: Namespace, console: Console, checks: dict[str, Callable[[Document], Warnings]]
+) -> ExitCode:
+    # Limits of the command line hold for all files together, those of a scenario for itself.
+    found = (limited(_all) if arguments.overrides else _all)(arguments, checks)
+    for one in found.passed:
+        console.warn(
+            warning if warning.startswith(f"{one.path}:") else f"{one.file}: {warning}"
+            for warning in one.warnings
+        )
+    if found.problems:
+        raise InputError(found.problems)
+    lines = [f"{one.file}: ok ({one.kind})" for one in found.passed]
+    files = [{"file": one.file, "kind": one.kind, "warnings": list(one.warnings)} for one in found.passed]
+    console.answer("\n".join(lines), {"schema": _SCHEMA, "files": files})
+    return ExitCode.OK
+
+
+class _Passed(NamedTuple):
+    """A file without problems."""
+
+    file: str
+    """The file as it was given."""
+    path: str
+    """Its path in messages."""
+    kind: str
+    warnings: Warnings
+
+
+class _Found(NamedTuple):
+    passed: list[_Passed]
+    problems: list[Problem]
+
+
+def _all(arguments: Namespace, checks: dict[str, Callable[[Document], Warnings]]) -> _Found:
+    passed: list[_Passed] = []
     problems: dict[Problem, None] = {}
-    passed: list[dict[str, Any]] = []
-    for file in files:
+    for file in arguments.files:
         try:
-            document = find(file, profiles_only=len(checks) == 1)
-            kind = _kind(document) if len(checks) > 1 else next(iter(checks))
-            if document.path == STDIN_NAME and kind in _FILES_ONLY:
-                raise InputError((document.problem((), f"a {kind} must be a file, not standard input"),))
-            warnings = checks[kind](document)
+            passed.append(_checked(file, checks, arguments.overrides))
         except InputError as error:
             problems |= dict.fromkeys(error.problems)
-        else:
-            passed.append({"file": file, "kind": kind, "warnings": list(warnings)})
-            console.warn(
-                warning if warning.startswith(f"{document.path}:") else f"{file}: {warning}"
-                for warning in warnings
-            )
-    if problems:
-        raise InputError(problems)
-    lines = [f"{row['file']}: ok ({row['kind']})" for row in passed]
-    console.answer("\n".join(lines), {"schema": _SCHEMA, "files": passed})
-    return ExitCode.OK
+    return _Found(passed, list(problems))
+
+
+@limited
+def _checked(
+    file: str, checks: dict[str, Callable[[Document], Warnings]], overrides: Sequence[str]
+) -> _Passed:
+    """Read and check a file; raises InputError with its problems."""
+    from simoffload.documents import set_value
+
+    keep(given_limits(overrides))
+    now_doing(f"checking {shortened(file)}")
+    document = find(file, profiles_only=len(checks) == 1)
+    kind = _kind(document) if len(checks) > 1 else next(iter(checks))
+    if document.path == STDIN_NAME and kind in _FILES_ONLY:
+        raise InputError((document.problem((), f"a {kind} must be a file, not standard input"),))
+    checked = document
+    for assignment in overrides if kind == "scenario" else ():
+        checked = set_value(checked, assignment)
+    return _Passed(file, document.path, kind, checks[kind](checked))
 
 
 def _kind(document: Document) -> str:
@@ -72,7 +112,6 @@ def _kind(document: Document) -> str:
     raise InputError.at("", message, path=document.path)
 
 
-@limited
 def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import SWEEP, resolve
     from simoffload.simulation.capacity import memory_footprint

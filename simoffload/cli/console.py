@@ -64,10 +64,11 @@ class Console:
 
     def answer(self, text: str, data: Any) -> None:
         """Print an answer: as text (already escaped), or with ``--json`` as one document."""
-        if self.as_json:
-            self._document(data)
-        else:
-            sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.write(self.rendered(text, data))
+
+    def rendered(self, text: str, data: Any) -> str:
+        """Return an answer as :meth:`answer` prints it."""
+        return _json(data) if self.as_json else text.rstrip("\n") + "\n"
 
     def print_lines(self, text: str) -> None:
         """Print lines that belong to the answer; with ``--json`` they go to standard error."""
@@ -99,7 +100,7 @@ class Console:
         if self.as_json:
             try:
                 plain = [problem._asdict() for problem in problems]
-                self._document({"schema": _ERROR_SCHEMA, "problems": plain})
+                sys.stdout.write(_json({"schema": _ERROR_SCHEMA, "problems": plain}))
                 sys.stdout.flush()
                 return
             except BrokenPipeError:
@@ -109,9 +110,6 @@ class Console:
         for problem in problems:
             self.note(f"error: {problem}")
 
-    def _document(self, data: Any) -> None:
-        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
-
     def close(self) -> None:
         """Flush the output. Raises OSError if that fails, as on a closed pipe."""
         sys.stdout.flush()
@@ -119,6 +117,10 @@ class Console:
     def abandon(self) -> None:
         """Discard output that cannot be written, so that the interpreter does not report it at exit."""
         _to_nowhere(sys.stdout)
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def _lines(text: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 from simoffload.errors import InputError, shortened
+from simoffload.limits import Limits
 
 
 class SubParsers(Protocol):
@@ -36,10 +39,19 @@ def add_overrides(parser: Options) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text
     )
-    _add_limits(parser)
+    _add_limits(parser, "max_events", *LIMITS)
 
 
-def _add_limits(parser: Options) -> None:
+LIMITS = ("timeout", "memory")
+"""Keys of ``engine`` that limit any command that reads files."""
+
+
+def add_limits(parser: Options) -> None:
+    """Add the options that limit time and memory of a command without ``--set``."""
+    _add_limits(parser, *LIMITS)
+
+
+def _add_limits(parser: Options, *keys: str) -> None:
     for option, key, metavar, about in (
         (
             "--max-events",
@@ -60,9 +72,12 @@ def _add_limits(parser: Options) -> None:
             "stop a scenario that needs more memory (at least 256 MiB, default 4 GiB)",
         ),
     ):
+        if key not in keys:
+            continue
         parser.add_argument(
             option,
             action="append",
+            default=[],
             dest="overrides",
             metavar=metavar,
             type=partial(_limit, key),
@@ -80,6 +95,25 @@ def _limit(key: str, text: str) -> str:
     except InputError as error:
         raise argparse.ArgumentTypeError(error.problems[0].message) from None
     return assignment
+
+
+def given_limits(overrides: Sequence[str]) -> Limits:
+    """Return the limits among assignments, which hold even before the scenario is read; what is wrong in them
+    is told where they are applied."""
+    from pydantic import ValidationError
+
+    from simoffload.documents import Document, set_value
+    from simoffload.scenario import EngineOptions
+
+    document = Document("", {})
+    for assignment in overrides:
+        if assignment.lstrip().startswith("engine."):
+            with suppress(InputError):
+                document = set_value(document, assignment)
+    try:
+        return EngineOptions.model_validate(document.data.get("engine", {})).limits
+    except ValidationError:
+        return Limits()
 
 
 def listed(text: str) -> tuple[str, ...]:

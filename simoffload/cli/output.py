@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,10 +65,10 @@ def report_files(document: ReportDocument, data: Any, *, table: Writer | None = 
 
 
 class Answer(NamedTuple):
-    """The answer of a command: text, plain values for ``--json``, and the files that were written."""
+    """The answer of a command, complete before anything is printed, and the files that were written."""
 
-    text: str
-    data: Any
+    printed: str
+    """What is printed: text, or with ``--json`` one document."""
     written: Sequence[Path] = ()
 
     @classmethod
@@ -79,15 +80,16 @@ class Answer(NamedTuple):
         files: Mapping[str, Writer],
         console: Console,
     ) -> Self:
-        """Render a document for the terminal, after writing the files if there is a folder for them."""
+        """Render a document or its plain values, after writing the files if there is a folder for them."""
         from simoffload.report.terminal import terminal_text
 
         written = folder.write(files) if folder else ()
-        return cls(terminal_text(document, color=console.color, width=console.width), data, written)
+        text = "" if console.as_json else terminal_text(document, color=console.color, width=console.width)
+        return cls(console.rendered(text, data), written)
 
-    def show(self, console: Console) -> None:
-        """Print the answer as text or as JSON."""
-        console.answer(self.text, self.data)
+    def show(self) -> None:
+        """Print the answer."""
+        sys.stdout.write(self.printed)
 
     def list_files(self, console: Console) -> None:
         """Print the names of the files; those in the folder of recommended scenarios are only counted."""

@@ -24,19 +24,21 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
         raise refusal("run", "--trace needs --output-dir")
     folder = OutputFolder.of(arguments)
     # An explanation simulates many more scenarios, each within the limits.
-    answered = (_run if arguments.explain else limited(_run))(arguments, folder, console)
-    answered.answer.show(console)
-    if console.as_json:
-        console.warn(answered.result.all_warnings)
+    question = _run if arguments.explain else limited(_run)
+    answered = question(arguments, folder, console)
+    answered.answer.show()
+    console.warn(answered.warnings)
     answered.answer.list_files(console)
     if answered.trace_note:
         console.note(answered.trace_note)
-    return ExitCode.OK if answered.result.fits else ExitCode.DOES_NOT_FIT
+    return ExitCode.OK if answered.fits else ExitCode.DOES_NOT_FIT
 
 
 class _Run(NamedTuple):
     answer: Answer
-    result: SimulationResult
+    fits: bool
+    warnings: tuple[str, ...]
+    """Warnings to print beside the answer, if it does not tell them itself."""
     trace_note: str
 
 
@@ -44,8 +46,6 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
-    from simoffload.report.from_result import result_document
-    from simoffload.report.presentation import presentation
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
@@ -56,8 +56,26 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             keep_timelines=folder is not None,
             progress=progress,
         )
-        data = result.to_dict()
+        if arguments.explain:
+            _ = result.explanation, result.next_changes  # worked out here, and kept for the report
+        return _reported(scenario, result, folder, arguments, console)
+
+
+@limited
+def _reported(
+    scenario: LoadedScenario,
+    result: SimulationResult,
+    folder: OutputFolder | None,
+    arguments: Namespace,
+    console: Console,
+) -> _Run:
+    """Make the report of a result and write its files."""
+    from simoffload.report.from_result import result_document
+    from simoffload.report.presentation import presentation
+
+    keep(scenario.scenario.engine.limits)
     now_doing("reporting")
+    data = result.to_dict()
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     note, files = "", report_files(document, data) if folder else {}
@@ -68,7 +86,8 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
         if wording.unit_name != "pass":
             part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
             note = f"{TRACE} shows {part}"
-    return _Run(Answer.of(document, data, folder, files, console), result, note)
+    answer = Answer.of(document, data, folder, files, console)
+    return _Run(answer, result.fits, tuple(result.all_warnings) if console.as_json else (), note)
 
 
 def compare(arguments: Namespace, console: Console) -> ExitCode:
@@ -100,7 +119,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             unoffloaded=bool(arguments.on or arguments.strategy),
         )
     answer = _compared(comparison, scenarios, folder, arguments, console)
-    answer.show(console)
+    answer.show()
     if console.as_json:
         for label, result in comparison.results.items():
             console.warn(f"{label}: {warning}" for warning in result.warnings)

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simoffload.cli.option_types import given_limits
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.limits import keep, limited
 
 if TYPE_CHECKING:
     from simoffload.cli.console import Console
@@ -91,6 +93,7 @@ def find_profile(reference: str) -> Entry:
     raise InputError.at("", message)
 
 
+@limited
 def load(
     source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
 ) -> LoadedScenario:
@@ -100,6 +103,7 @@ def load(
     For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
+    keep(given_limits(overrides))
     if targets:
         overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:

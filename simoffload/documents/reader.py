@@ -45,6 +45,8 @@ _JOINED = re.compile(r"([A-Za-z_][\w.-]*):([^\s/].*)")
 """A key of a flow mapping such as {kind:x}, which YAML reads as the key "kind:x" without a value."""
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that an escape sequence can express but no file or path can contain."""
+_TAG_DIRECTIVE = re.compile("^%TAG", re.MULTILINE)
+"""A directive of YAML about tags, of which libyaml compares each with all others: 50,000 take ten seconds."""
 _TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
 """The tokens of JSON whose syntax is already checked."""
 _KEYWORDS: dict[str, bool | None] = {
@@ -69,6 +71,9 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
     Raises InputError.
     """
     tree = _Tree(name, text)
+    if directive := _TAG_DIRECTIVE.search(text):
+        position = Position(text.count("\n", 0, directive.start()) + 1, 1)
+        raise tree.refusal(position, "directives about tags (%TAG) are not accepted; remove the line")
     next_event = _LOADER(text).get_event
     try:
         next_event()  # the start of the stream

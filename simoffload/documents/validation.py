@@ -147,8 +147,11 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         if context.get("field_type") == "Dictionary":
             expected = f"{expected.replace('a list', 'a mapping')} key"
         forms = [one.written_as for one in _frozen(place.types)] if expected == "a mapping" else []
-        hints = (f"; write {form.format(_unquoted(finding.value))}" for form in forms if form)
-        return finding._replace(expected=expected, hint=next(hints, ""))
+        hints = [f"; write {form.format(_unquoted(finding.value))}" for form in forms if form]
+        value = finding.value
+        if expected == "a whole number" and isinstance(value, float) and value.is_integer():
+            hints.append(f"; write {int(value)}" if abs(value) < 2**63 else "")
+        return finding._replace(expected=expected, hint=next(iter(hints), ""))
     if kind in _BUILT_IN:
         return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])
     return finding._replace(message=error["msg"])  # a message of our own validators

@@ -1,24 +1,30 @@
-"""Patterns of module names, with which a config.json lists what is quantized and what is not.
-
-Patterns become regular expressions of Python, which may take a time that grows exponentially with the length
-of a name. Patterns are therefore refused if there are too many ways to match them (``_paths``).
-"""
+"""Patterns of module names, with which a config.json lists what is quantized and what is not."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from math import comb
 
 from simoffload.documents import quoted
+from simoffload.models.name_automaton import Automaton
+from simoffload.models.name_expressions import (
+    ANY_TEXT,
+    VALID,
+    Choice,
+    Condition,
+    Node,
+    Place,
+    Repeat,
+    Sequence,
+    conditions_of,
+    literal,
+    read_expression,
+)
 
 _REGEX = "re:"
 _LONGEST_PATTERN = 1000
 """Length of the longest pattern [characters]."""
-_LONGEST_NAME = 80
-"""Length of a long name of a module [characters]."""
-_MOST_PATHS = 20_000_000
-"""Most ways to match all patterns together."""
+_MOST_CONDITIONS = 100
+"""Most patterns that look ahead, each of which is matched by itself."""
 _OUTER = "language_model."
 """Prefix of a text model's names within a model that takes more than text (transformers 5)."""
 
@@ -31,12 +37,9 @@ class ModuleNames:
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """Compile the patterns.
-
-        Raises ValueError for one that is too long or is not a regular expression, and if matching them may
-        take too long.
-        """
-        self._exact, self._compiled, paths = set[str](), list[re.Pattern[str]](), 0
+        """Read the patterns. Raises ValueError for one that is too long or not valid, and for too many."""
+        self._exact, simple = set[str](), list[Node]()
+        self._conditional: list[list[tuple[Automaton, bool]]] = []
         for pattern in patterns:
             if len(pattern) > _LONGEST_PATTERN:
                 raise ValueError(
@@ -46,24 +49,27 @@ class ModuleNames:
             if not plain.startswith(_REGEX) and "*" not in plain:
                 self._exact.add(plain)
                 continue
-            expression = _expression(plain)
-            try:
-                self._compiled.append(re.compile(expression))
-            except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"{quoted(pattern)} is not a regular expression: {error}") from None
-            paths += _paths(expression)
-            if paths > _MOST_PATHS:
-                advice = "use fewer of *, +, ?, {} and |, and none of *, + and {} after a group"
-                raise ValueError(f"{quoted(pattern)} would take too long to match: {advice}")
+            first, *more = _conditions(plain)
+            if not more:
+                simple.append(first.expression)
+                continue
+            if len(self._conditional) >= _MOST_CONDITIONS:
+                raise ValueError(f"more than {_MOST_CONDITIONS} patterns have (?=a) or (?!a)")
+            self._conditional.append([(Automaton([part]), wanted) for part, wanted in (first, *more)])
+        self._simple = Automaton(simple) if simple else None
 
     def __bool__(self) -> bool:
         """Return whether there are any patterns."""
-        return bool(self._exact or self._compiled)
+        return bool(self._exact or self._expressions)
+
+    @property
+    def _expressions(self) -> bool:
+        return self._simple is not None or bool(self._conditional)
 
     @property
     def by_layer(self) -> bool:
         """Whether names that differ in the number of the layer alone may be matched differently."""
-        return bool(self._compiled) or any(part.isdecimal() for one in self._exact for part in one.split("."))
+        return self._expressions or any(part.isdecimal() for one in self._exact for part in one.split("."))
 
     def match(self, name: str) -> bool:
         """Return whether a pattern matches the module called ``name``, or one around it."""
@@ -72,40 +78,34 @@ class ModuleNames:
     def _matches(self, name: str) -> bool:
         if self._exact and not self._exact.isdisjoint(_parts(name)):
             return True
-        return any(one.match(name) for one in self._compiled)
+        if self._simple is not None and self._simple.match(name):
+            return True
+        return any(all(one.match(name) == wanted for one, wanted in each) for each in self._conditional)
 
 
 def _plain(pattern: str) -> str:
     """Return a pattern without the text at both ends that stands for any other parts of a name."""
     if pattern.startswith(_REGEX):
-        return re.sub(r"(?<!\\)(\.\*)+\$?$", "", pattern)
+        return pattern
     return pattern.removeprefix("*.").removesuffix(".*").removesuffix(".")
 
 
-def _expression(pattern: str) -> str:
-    if pattern.startswith(_REGEX):
-        return pattern.removeprefix(_REGEX)
-    escaped = re.escape(pattern).replace(r"\*", ".*")
-    return rf"(?:.*\.)?{escaped}(?:\.|$)"
+def _conditions(pattern: str) -> list[Condition]:
+    """Return what a pattern means; raises ValueError for a regular expression that is not valid."""
+    if not pattern.startswith(_REGEX):
+        return [Condition(_with_any_text(pattern))]
+    try:
+        return conditions_of(read_expression(pattern.removeprefix(_REGEX)))
+    except ValueError as error:
+        raise ValueError(f"the pattern {quoted(pattern)} is not understood: {error}; {VALID}") from None
 
 
-def _paths(expression: str) -> int:
-    """Return a bound on the ways in which an expression can match a long name.
-
-    ``n`` repetitions can share its characters in (length + n over n) ways. Alternatives of a group multiply
-    that, and so does everything that is optional. Repetitions of a group have no bound.
-    """
-    plain = re.sub(r"\\.", "x", expression)  # escaped characters
-    plain = re.sub(r"\[\^?\]?[^\]]*\]", "x", plain)  # classes of characters
-    plain = re.sub(r"\(\?(:|=|!|<=|<!|P<\w+>)", "(", plain)
-    if re.search(r"\)[*+{]", plain):
-        return _MOST_PATHS + 1
-    repetitions = len(re.findall(r"[*+{]", plain))
-    optional = re.sub(r"(?<=[*+?}])\?", "", plain).count("?")
-    alternatives = 1
-    for group in re.split(r"[()]", plain):
-        alternatives *= 1 + group.count("|")
-    return comb(_LONGEST_NAME + repetitions, repetitions) * alternatives * (1 << optional)
+def _with_any_text(pattern: str) -> Node:
+    """Return the expression for neighbouring parts of a name, in which "*" stands for any text."""
+    outside = Repeat(Sequence((ANY_TEXT, literal("."))), 0, 1)
+    first, *others = (literal(text) for text in pattern.split("*"))
+    texts = (part for text in others for part in (ANY_TEXT, text))
+    return Sequence((outside, first, *texts, Choice((literal("."), Place("$")))))
 
 
 def _spellings(name: str) -> tuple[str, ...]:

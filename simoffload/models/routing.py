@@ -15,6 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from simoffload.bisection import first_that_holds
 from simoffload.documents import Frozen
 
 _ZIPF = 0.76
@@ -71,9 +72,14 @@ DEFAULT = Routing(zipf=_ZIPF)
 @lru_cache(maxsize=64)
 def _inclusion(weights: tuple[float, ...], chosen: int) -> tuple[float, ...]:
     """Return probabilities in proportion to falling ``weights``, at most 1, with the sum ``chosen``."""
-    certain = 0
-    while certain < chosen and weights[certain] * (chosen - certain) > sum(weights[certain:]):
-        certain += 1
+
+    def shares(certain: int) -> bool:
+        """Return whether no weight after the first ``certain`` is chosen by every token; if so, nor is any
+        after more."""
+        return weights[certain] * (chosen - certain) <= sum(weights[certain:])
+
+    found = first_that_holds(range(chosen), shares)
+    certain = chosen if found is None else found
     rest = sum(weights[certain:])
     scale = (chosen - certain) / rest if rest else 0.0
     return (*([1.0] * certain), *(scale * weight for weight in weights[certain:]))

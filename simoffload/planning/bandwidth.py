@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, NamedTuple
 
+from simoffload.bisection import least_factor
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
 from simoffload.planning.evaluator import Evaluator
@@ -23,8 +23,6 @@ _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """Multiples of the platform's own storage rate to simulate, from a sixth to forty."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
 """Multiples of the platform's own rate: the fastest storage, which stands for unlimited, and the slowest."""
-_EXACTLY = 1.01
-"""Ratio of both ends at which a bisection stops."""
 _ENOUGH = 1.02
 """Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
 _HARDLY = 1.05
@@ -296,9 +294,7 @@ class _Storage:
         low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
         if holds(self.at(low)):
             high = low
-        while high / low > _EXACTLY:
-            middle = sqrt(low * high)
-            low, high = (low, middle) if holds(self.at(middle)) else (middle, high)
+        high = least_factor(low, high, lambda factor: holds(self.at(factor)))
         run = self.at(high)
         alone = edited(Document("", {}), self._edits(high))
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Any
 
+from simoffload.bisection import least_factor
 from simoffload.hardware import Machine, Path
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import InferenceResult, PassResult, Share, by_name
@@ -19,8 +19,6 @@ from simoffload.units import format_number, format_rate, format_seconds
 _ENOUGH = 1.05
 """Time of a pass relative to that with an infinitely fast tier from which the tier no longer shows: our
 choice."""
-_EXACTLY = 1.01
-"""Ratio of both ends at which a bisection stops."""
 _SLOWEST, _INFINITE = 1e-6, 1e9
 """Speeds of the slowest tier that is tried, and of one that takes no time, relative to the own one."""
 
@@ -140,11 +138,8 @@ class FasterCache:
     def least(self, holds: Callable[[float], bool]) -> float:
         """Return the lowest rate [B/s] of a host for which a condition on the time [s] of the pass holds,
         which goes on to hold for shorter ones."""
-        low, high = _SLOWEST, _INFINITE
-        while high / low > _EXACTLY:
-            middle = sqrt(low * high)
-            low, high = (low, middle) if holds(self.time_s(cache=middle)) else (middle, high)
-        return high * self.rate
+        factor = least_factor(_SLOWEST, _INFINITE, lambda speed: holds(self.time_s(cache=speed)))
+        return factor * self.rate
 
     def speed(self) -> CacheSpeed:
         """Return what the tier means for the pass."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
@@ -21,45 +21,6 @@ from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
     from simoffload.planning.costs import Economics
-
-_PROBES = 8
-"""Number of counts between one that fits and its double that are tried, too: our choice."""
-Fits = Callable[[int], bool]
-"""Function that returns whether a count fits."""
-
-
-def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
-    """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
-    fits.
-
-    ``start`` is where to begin. Pinned memory in powers of two lets a need fall again before its double,
-    where the search looks as well.
-    """
-    start = min(start, most)
-    if fits(start):
-        low, high = start, min(most, 4 * start)
-        while low < most and fits(high):
-            low, high = high, min(most, 4 * high)
-    elif fits(1):
-        low, high = 1, start
-    else:
-        return None
-    found = low + bisect_left(range(low + 1, high), True, key=lambda count: not fits(count))
-    beyond = (found + part * found // _PROBES for part in range(_PROBES, 0, -1))
-    again = next((one for one in beyond if found + 1 < one <= most and fits(one)), None)
-    return found if again is None else largest_that_fits(fits, start=again, most=most)
-
-
-def smallest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
-    """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
-    fits."""
-    low, high = start - 1, start
-    while not fits(high):
-        if high == most:
-            return None
-        low, high = high, min(most, 2 * high)
-    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)
-
 
 Counted = Callable[[int], tuple[Edit, ...]]
 """Returns the edits that make a count of something."""

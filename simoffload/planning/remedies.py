@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, combinations, islice, product
 
+from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Target
-from simoffload.planning.evaluator import Evaluator, smallest_that_fits
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
@@ -71,11 +72,22 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
     for tunable in (*_of_work(evaluator), *evaluator.plan.tunables()):
         named = ([term.size for term in use.terms if tunable.word in term.remedy] for use in lacking)
         if all(sum(sizes) >= -use.headroom for use, sizes in zip(lacking, named, strict=True)):
-            yield from _first(evaluator, _other_values(tunable), tunable.word)
+            yield from _first(evaluator, _other_values(evaluator, tunable, lacking), tunable.word)
 
 
-def _other_values(tunable: Tunable) -> Iterator[Change]:
-    for value in tunable.values(tunable.now):
+def _other_values(evaluator: Evaluator, tunable: Tunable, lacking: Sequence[TierUse]) -> Iterator[Change]:
+    """Yield for each direction of a setting the nearest value with which ``lacking`` tiers are large
+    enough."""
+    tiers = {use.tier for use in lacking}
+
+    def suffices(value: float) -> bool:
+        uses = evaluator.needs(Edit(tunable.path, value))
+        return uses is None or all(use.fits for use in uses if use.tier in tiers)  # None: refused, too far
+
+    for values in tunable.values:
+        value = first_that_holds(values, suffices)
+        if value is None:
+            continue
         description = f"{tunable.word} {tunable.now:,} → {value:,}"
         if isinstance(value, bool):
             description = f"{tunable.word} {'set' if value else 'unset'}"
@@ -86,12 +98,12 @@ def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
     workload = evaluator.workload
     for section, kept in (("workload", workload), ("checkpoint", evaluator.scenario.scenario.checkpoint)):
         if isinstance(kept, Checkpointing | TrainingCheckpoints):
-            yield Tunable("keep", (section, "keep"), kept.keep, lambda now: iter(range(now - 1, 0, -1)))
+            yield Tunable("keep", (section, "keep"), kept.keep, (range(kept.keep - 1, 0, -1),))
     if isinstance(workload, Training):
         key, now = "gradient_checkpointing", workload.gradient_checkpointing
-        yield Tunable(key, ("workload", key), now, lambda now: iter([not now]))
+        yield Tunable(key, ("workload", key), now, ([not now],))
         key, steps = "gradient_accumulation_steps", workload.gradient_accumulation_steps
-        yield Tunable(key, ("workload", key), steps, lambda now: iter([1] if now > 1 else []))
+        yield Tunable(key, ("workload", key), steps, ([1] if steps > 1 else [],))
 
 
 # -- less work ------------------------------------------------------------------------------------

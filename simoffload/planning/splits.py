@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
 from typing import NamedTuple
 
+from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
@@ -101,10 +101,10 @@ def _largest(
 
     # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
     # they never do.
-    number = split.most
+    number: int | None = split.most
     if number and too_small(number):
-        number = bisect_left(range(number), True, key=lambda one: "hbm" in too_small(one)) - 1
-    if number < 0 or too_small(number):
+        number = first_that_holds(range(number - 1, -1, -1), lambda one: "hbm" not in too_small(one))
+    if number is None or too_small(number):
         return
     description = split.description(number) + (
         f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""

@@ -215,8 +215,8 @@ class AcceleratePlan(InferencePlan):
         inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
         word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
         now = len(inside)
-        values = (*range(now - 1, -1, -1), *range(now + 1, self.model.num_hidden_layers))
-        yield Tunable(word, path, now, lambda _: iter(values))
+        values = (range(now - 1, -1, -1), range(now + 1, self.model.num_hidden_layers))
+        yield Tunable(word, path, now, values)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

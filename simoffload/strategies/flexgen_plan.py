@@ -280,7 +280,7 @@ class FlexGenPlan(InferencePlan):
         """Yield larger numbers of GPU batches, which divide the block."""
         block, now = self.workload.batch_size, self.options.gpu_batches
         divisors = [one for one in range(now + 1, block + 1) if block % one == 0]
-        yield Tunable("gpu_batches", ("strategy", "gpu_batches"), now, lambda _: iter(divisors))
+        yield Tunable("gpu_batches", ("strategy", "gpu_batches"), now, (divisors,))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

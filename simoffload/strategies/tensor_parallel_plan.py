@@ -128,12 +128,12 @@ class TensorParallelPlan(StagedPlan):
         if engine is not None:
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
-            yield Tunable(key, ("strategy", key), engine.tokens, lambda _: iter(halves))
+            yield Tunable(key, ("strategy", key), engine.tokens, (halves,))
             key, more = (
                 "gpu_memory_utilization",
                 [one for one in fuller(self.machine) if one > engine.utilization],
             )
-            yield Tunable(key, ("strategy", key), engine.utilization, lambda _: iter(more))
+            yield Tunable(key, ("strategy", key), engine.utilization, (more,))
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

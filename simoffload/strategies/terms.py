@@ -3,7 +3,7 @@ between the GPUs and a larger memory, and the real runs that are like theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 SERVED = "vllm"
@@ -18,8 +18,9 @@ class Tunable(NamedTuple):
     path: tuple[str, ...]
     """Path of the setting in a scenario."""
     now: float | bool
-    values: Callable[[Any], Iterator[float | bool]]
-    """Function that yields other values, the nearest first."""
+    values: tuple[Sequence[float], ...]
+    """Other values in each direction, the nearest first: from one on, they need little enough of what is too
+    small."""
 
 
 class Split(NamedTuple):

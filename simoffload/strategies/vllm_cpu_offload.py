@@ -44,7 +44,7 @@ from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED, Split, Tunable
 from simoffload.strategies.vllm_engine import fuller
 from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
-from simoffload.strategies.vllm_prefetch import groups, prefetching, stored_bytes_of
+from simoffload.strategies.vllm_prefetch import group_of, prefetching, stored_bytes_of
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -163,9 +163,8 @@ class VllmCpuOffload(DividedStrategy):
             return
         least = -(-self.options.budget // each)
         for slots in (1, 2):
-            offloaded, group, number = next(
-                (one for one in groups(layers) if one[0] >= least + slots), (layers, 1, 1)
-            )
+            offloaded = min(least + slots, layers)
+            group, number = group_of(layers, offloaded)
             if slots <= offloaded:
                 keys = {"cpu_offload_gb": 0, "offload_group_size": group, "offload_num_in_group": number}
                 keys |= {"offload_prefetch_step": slots}
@@ -341,8 +340,8 @@ class VllmOffloadPlan(TensorParallelPlan):
         most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
         if not self.options.group:
             now = self.options.budget // _GIB
-            values = (*range(now + 1, most + 1), *range(now - 1, -1, -1))
-            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, lambda _: iter(values))
+            values = (range(now + 1, most + 1), range(now - 1, -1, -1))
+            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, values)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -135,6 +135,11 @@ def test_keys_that_need_quotes_get_them() -> None:
         ("a: &x 1", 'f.yaml:1:4: a: anchors ("&name") are not accepted; remove it'),
         ("&x a: 1", 'f.yaml:1:1: anchors ("&name") are not accepted; remove it'),
         ("a: *x", 'f.yaml:1:4: a: aliases ("*name") are not accepted; write the value out'),
+        ("%TAG ! x\n---\na: 5", "f.yaml:1:1: directives about tags (%TAG) are not accepted; remove the line"),
+        (
+            "# b\n%TAG ! x\n---\na: 5",
+            "f.yaml:2:1: directives about tags (%TAG) are not accepted; remove the line",
+        ),
         ("a: !!str 5", 'f.yaml:1:4: a: tags such as "!!str" are not accepted; remove the tag'),
         ("a: ! 5", 'f.yaml:1:4: a: tags such as "!" are not accepted; remove the tag'),
         (

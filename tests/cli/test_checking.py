@@ -128,3 +128,27 @@ def test_a_data_type_that_the_gpu_lacks_is_told_before_anything_is_simulated(
     assert answer.err == (
         "error: old.yaml:2:8: model.dtype: v100-32g-sxm does not support bfloat16; write float16 or float32\n"
     )
+
+
+def test_limits_hold_for_all_files_together_and_from_reading_on(program) -> None:
+    answer = program("check", "small.yaml", "dgx-a100", "--timeout", "1 us")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.startswith(
+        "error: stopped by engine.timeout (--timeout) after 1e-06 s while checking small.yaml; raise the "
+    )
+    assert program("profiles", "check", "dgx-a100", "--timeout", "1 us").status == 1
+    assert program("check", "small.yaml", "dgx-a100", "--timeout", "1 min", "--memory-limit", "2 GiB") == (
+        0,
+        "small.yaml: ok (scenario)\ndgx-a100: ok (profile)\n",
+        "",
+    )
+    answer = program("check", "small.yaml", "--memory-limit", "1 MiB")
+    assert answer.status == 2
+    assert "must be at least 256 MiB" in answer.err
+
+
+def test_a_limit_of_the_command_line_replaces_that_of_the_file(program, tmp_path: Path) -> None:
+    text = (tmp_path / "small.yaml").read_text()
+    (tmp_path / "small.yaml").write_text(f"{text}engine: {{timeout: 1 us}}\n")
+    assert program("check", "small.yaml").status == 1
+    assert program("check", "small.yaml", "--timeout", "1 min").status == 0

@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,33 @@ def test_explain_says_why_in_every_form(program) -> None:
     assert answer.out.startswith(result_text(result))
     so.write_report(result, "report.html", command="simoffload run small.yaml --explain --output-dir out")
     assert Path("report.html").read_text() == Path("out/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("simoffload.report.from_result.result_document", ("--explain",)),
+        ("simoffload.exchange.chrome_trace.write_trace", ("--explain", "--trace")),
+    ],
+    ids=["report", "trace"],
+)
+def test_reports_and_traces_are_inside_the_limits(
+    program, monkeypatch: pytest.MonkeyPatch, part: str, options: tuple[str, ...]
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            pass
+
+    monkeypatch.setattr(part, slow)
+    monkeypatch.setattr("simoffload.planning.answers.ScenarioPlanner.explanation", lambda *_: None)
+    monkeypatch.setattr("simoffload.planning.answers.ScenarioPlanner.next_changes", lambda *_: None)
+    began = time.monotonic()
+    answer = program("run", "small.yaml", "--timeout", "1 s", "--output-dir", "out", *options)
+    assert time.monotonic() - began < 2.9
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.startswith("error: stopped by engine.timeout (--timeout) after 1 s while reporting")
+    assert not Path("out").exists()
 
 
 def test_what_does_not_fit_has_nothing_to_explain(program) -> None:

@@ -316,9 +316,7 @@ EDITS = (
     section(
         {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, ".modules_to_not", "must be a list"
     ),
-    section(
-        {"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, ".modules", "not a regular expression"
-    ),
+    section({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, ".modules", "has no ) after it"),
     section({"quant_method": "compressed-tensors"}, ".config_groups", "required key is missing"),
     section({"quant_method": "compressed-tensors", "config_groups": {}}, ".config_groups", "got no group"),
     section(

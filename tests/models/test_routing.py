@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, load_model, module_cost
-from simoffload.models.routing import DEFAULT, EVEN, Routing, touched_share
+from simoffload.models.routing import DEFAULT, EVEN, Routing, _inclusion, touched_share
 
 ROUTINGS = [EVEN, DEFAULT, Routing(zipf=2.0), Routing(frequencies=tuple(range(16)))]
 
@@ -108,3 +108,21 @@ def test_every_expert_chosen_costs_what_a_dense_layer_costs() -> None:
 def test_a_routing_that_cannot_be(name: str, routing: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model({"name": name, "routing": routing})
+
+
+def test_many_experts_with_frequencies_take_no_time() -> None:
+    """The weights are summed a few times, not once for each expert that every token chooses."""
+
+    class Counted(tuple[float, ...]):
+        __slots__ = ()
+        sums = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.sums += isinstance(index, slice)
+            return super().__getitem__(index)
+
+    weights = Counted(2.0 ** -min(rank, 1000) for rank in range(4000))
+    chances = _inclusion.__wrapped__(weights, 2000)
+    assert Counted.sums < 20
+    assert sum(chances) == pytest.approx(2000)
+    assert chances[:900] == (1.0,) * 900

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.planning.evaluator import largest_that_fits, smallest_that_fits
+from simoffload.bisection import largest_that_fits, smallest_that_fits
 
 
 @pytest.mark.parametrize("start", [1, 7, 100, 5000, 10_000])

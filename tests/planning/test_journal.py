@@ -10,13 +10,14 @@ import sys
 import zlib
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId, beside
+from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId, anew, beside
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
@@ -140,19 +141,70 @@ def test_another_database_is_left_alone(tmp_path: Path) -> None:
         assert database.execute("SELECT * FROM sweep").fetchall() == [("dear",)]
 
 
-@pytest.mark.parametrize("content", [b"", b"some notes", b"\0" * 9000])
-def test_what_is_there_is_replaced_when_that_is_asked_for(path: Path, content: bytes) -> None:
+def cut(content: bytes) -> bytes:
+    return content[:-4096]
+
+
+def scribbled(content: bytes) -> bytes:
+    return content[:4096] + b"A" * (len(content) - 4096)
+
+
+DAMAGES = {"notes": b"some notes", "zeros": b"\0" * 9000, "cut": cut, "scribbled": scribbled}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_whatever_is_there_is_replaced_with_the_first_row(path: Path, damage: Any) -> None:
+    content = damage(path.read_bytes()) if callable(damage) else damage
     path.write_bytes(content)
-    journal = Journal.created(path, SWEEP)
-    assert len(journal) == 0
+    other = SWEEP._replace(points=8)
+    journal = Journal.created(path, other)
+    assert (len(journal), path.read_bytes()) == (0, content)
+    journal.append(ROWS[:1])
+    with pytest.raises(InputError, match="another sweep is writing to it"):
+        Journal.created(path, other)
+    journal.append(ROWS[1:])
     journal.close()
-    assert len(resumed(path)) == 0
+    again = resumed(path, other)
+    assert [again.row(row.point) for row in ROWS] == ROWS
+    again.close()
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_journal_is_replaced_by_another(path: Path) -> None:
-    Journal.created(path, SWEEP._replace(points=8)).close()
-    with pytest.raises(InputError, match="belongs to another sweep"):
-        resumed(path)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_replacement_that_fails_midway_loses_nothing(
+    path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = damage(path.read_bytes()) if callable(damage) else damage
+    path.write_bytes(content)
+    Journal.created(path, SWEEP).close()
+    journal = Journal.created(path, SWEEP)
+    monkeypatch.setattr(Path, "replace", refuse)
+    with closing(journal), pytest.raises(PermissionError):
+        journal.append(ROWS)
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def refuse(_: Path, target: Path) -> None:
+    raise PermissionError(13, "not now", str(target))
+
+
+def test_an_empty_file_becomes_a_journal(path: Path) -> None:
+    path.write_bytes(b"")
+    journal = Journal.created(path, SWEEP)
+    journal.append(ROWS)
+    journal.close()
+    assert len(resumed(path)) == 3
+
+
+def test_what_a_killed_replacement_left_is_no_obstacle(path: Path) -> None:
+    anew(path).write_bytes(b"half a journal")
+    journal = Journal.created(path, SWEEP)
+    with pytest.raises(InputError, match="another sweep is writing to it"):
+        Journal.created(path, SWEEP)
+    journal.append(ROWS)
+    journal.close()
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

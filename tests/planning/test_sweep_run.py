@@ -42,6 +42,20 @@ def run(sweep: Sweep, folder: Path, name: str, **options: Any) -> list[bytes]:
     return [path.read_bytes() for path in outputs]
 
 
+def test_a_limit_that_varies_fails_in_its_rows(define: Define, tmp_path: Path) -> None:
+    """Even while a scenario is read, and the first one of all."""
+    sweep = define(axes=["engine.timeout=1 us,1 min", "workload.batch_size=1,2"])
+    run(sweep, tmp_path, "r", workers=1)
+    with (tmp_path / "r.csv").open() as file:
+        errors = [row["error"] for row in csv.DictReader(file)]
+    assert [error[:53] for error in errors] == [
+        "stopped by engine.timeout (--timeout) after 1e-06 s w",
+        "stopped by engine.timeout (--timeout) after 1e-06 s w",
+        "",
+        "",
+    ]
+
+
 def test_a_row_is_what_a_single_run_says(define: Define, tmp_path: Path, scenario_file: Path) -> None:
     run(define(axes=AXES), tmp_path, "r", workers=1)
     with (tmp_path / "r.csv").open() as file:

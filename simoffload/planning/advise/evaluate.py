@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
-from simoffload.errors import InputError, SimulationError
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.hardware import is_path
+from simoffload.limits import limited
 from simoffload.planning.advise.objective import (
     Objective,
     objective_of,
@@ -177,7 +178,11 @@ def advise(
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective), progress)
-    for option in options_of(evaluator, trial.result, known):
+    try:
+        options = limited(options_of)(evaluator, trial.result, known)
+    except WorkLimitError as error:
+        options = (Change("setting", "all changes", barred=str(error)),)
+    for option in options:
         trial.evaluate(option)
     together = _together(trial.tried)
     if together is not None:

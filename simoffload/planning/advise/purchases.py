@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, SimulationError
+from simoffload.errors import InputError, SimulationError, WorkLimitError
+from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.advise.service import ServiceLevel
@@ -117,6 +118,15 @@ class Search:
     limits: tuple[str, ...]
     """Sentences on what the machines cannot take, and on what was assumed about them."""
     currency: str
+    keeps: bool = False
+    """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
+    stopped: str = ""
+    """Why not all combinations were tried; empty if nothing stopped the search."""
+
+    @property
+    def already(self) -> str:
+        """Return that nothing has to be bought, as the beginning of a sentence; empty if that is not so."""
+        return "the scenario keeps the service level without a purchase; " if self.keeps else ""
 
     @property
     def simulated(self) -> int:
@@ -155,7 +165,7 @@ class Search:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         counted = "combinations simulated over_budget unpriced too_large refused duplicates not_tried"
-        rest = "outcomes refusals missing_prices=missing limits best nearest front"
+        rest = "stopped outcomes refusals missing_prices=missing limits keeps best nearest front"
         return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} {rest}")}
 
 
@@ -177,8 +187,10 @@ def search_catalogue(
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
     ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
     chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
-    default that of ``advise``. Raises InputError for an unknown objective or platform, or without the package
-    optuna where it is needed.
+    default that of ``advise``. The scenario itself is simulated first. Its limits hold for the whole search,
+    which then returns what it has; with nothing it raises WorkLimitError. Raises what ``simulate`` raises for
+    the scenario, and InputError for an unknown objective or platform, or without the package optuna where it
+    is needed.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -188,12 +200,15 @@ def search_catalogue(
     spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
-    for space in spaces:
-        if chosen == "grid":
-            for choice in itertools.product(*(range(len(one.choices)) for one in space)):
-                run.point(space, choice)
-        else:
-            explore(space, run.point, trials=max(1, trials // len(spaces)))
+    _, unchanged = evaluator.answer(progress=progress)
+    stopped = ""
+    try:
+        with sharing(time_left() / 2):  # the other half is for what follows the search
+            _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
+    except WorkLimitError as error:
+        stopped = str(error)
+        if not run.points:
+            raise
     fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
     best = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
@@ -213,7 +228,21 @@ def search_catalogue(
         tuple(run.missing),
         tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
         known.currency,
+        bool(service) and unchanged.fits and all(level.kept(unchanged) for level in service),
+        stopped,
     )
+
+
+@limited
+def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, trials: int | None) -> None:
+    """Try all combinations, or so many ``trials`` of each space."""
+    keep(run.limits)
+    for space in spaces:
+        if trials is not None:
+            explore(space, run.point, trials=trials)
+            continue
+        for choice in itertools.product(*(range(len(one.choices)) for one in space)):
+            run.point(space, choice)
 
 
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:
@@ -241,15 +270,16 @@ class _PurchaseSearch:
         """Number of refused combinations by reason."""
         self.over_budget = self.unpriced = self.too_large = 0
         self._chosen: set[tuple[int, tuple[int, ...]]] = set()
+        self.limits = evaluator.scenario.scenario.engine.limits
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = joined_edits(picked)
-        self._chosen.add((id(space), tuple(choice)))
         key = self._evaluator.identity(*edits)
         if key not in self._known:
             self._known[key] = self._simulated(picked, edits)
+        self._chosen.add((id(space), tuple(choice)))
         return self._known[key]
 
     @property

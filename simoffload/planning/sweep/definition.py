@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from simoffload import __version__
@@ -23,7 +24,7 @@ from simoffload.documents import (
     validate,
     without,
 )
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, Problem, WorkLimitError, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
@@ -206,11 +207,10 @@ def _check_names(grid: Grid, most: int) -> None:
     if twice is not None:
         second = [axis for axis in grid.axes if axis.name == twice][1]
         raise InputError((second.written._replace(message=f"another axis is also called {quoted(twice)}"),))
-    for one in grid.axes:
-        for other in grid.axes:
-            if one is not other and one.location == other.location[: len(one.location)]:
-                text = f"is within the axis {shortened(one.name)}; vary one of them"
-                raise InputError((other.written._replace(message=text),))
+    for one, other in permutations(grid.axes, 2):
+        if one.location == other.location[: len(one.location)]:
+            text = f"is within the axis {shortened(one.name)}; vary one of them"
+            raise InputError((other.written._replace(message=text),))
     if grid.size > most:
         sizes = " x ".join(f"{len(axis.values):,}" for axis in grid.axes)
         text = f"{sizes} = {grid.size:,} points are more than {most:,}; take fewer values, or --max-points"
@@ -290,6 +290,8 @@ def _problems(grid: Grid, index: int, cache: ScenarioCache) -> tuple[Problem, ..
         resolve(grid.document(index), cache=cache)
     except InputError as error:
         return error.problems
+    except WorkLimitError:  # of this combination alone, whose row says so
+        pass
     return ()
 
 

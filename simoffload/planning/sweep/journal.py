@@ -111,36 +111,73 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}-journal")
 
 
+def anew(path: Path) -> Path:
+    """Return the file of a journal that replaces another one, until it has rows."""
+    return path.with_name(f"{path.name}.new")
+
+
+class _Replaced:
+    """A file that a journal will replace, whatever it contains; nobody else can write a journal there."""
+
+    def __init__(self, path: Path) -> None:
+        """Keep the file to ourselves. Raises InputError if it is the journal of a sweep that runs."""
+        self._database: sqlite3.Connection | None = None
+        with suppress(_UnreadableError):
+            self._database = _opened(path) if path.exists() else None
+
+    def close(self) -> None:
+        """Leave the file to others."""
+        if self._database is not None:
+            self._database.close()
+
+
 class Journal:
     """An open journal, which no other process can open at the same time."""
 
-    def __init__(self, path: Path, database: sqlite3.Connection, done: set[int]) -> None:
+    def __init__(
+        self, path: Path, database: sqlite3.Connection, done: set[int], replaced: _Replaced | None = None
+    ) -> None:
         self.path = path
         self._database = database
         self._done = done
+        self._replaced = replaced
+        """The file that is at ``path`` until this journal has rows; None: this journal."""
 
     @classmethod
     def created(cls, path: Path, sweep: SweepId) -> Self:
-        """Begin a journal; one that is there is replaced. Raises InputError if it is in use."""
+        """Begin a journal; one that is there is replaced once this one has rows, whatever it contains.
+
+        Raises InputError if it is in use.
+        """
+        if not path.exists() or not path.stat().st_size:
+            return cls._begun(path, _opened(path), sweep)
+        replaced = _Replaced(path)
         try:
-            database = _opened(path)
-            known = _names(database)
-        except _UnreadableError:
-            path.unlink()
-            beside(path).unlink(missing_ok=True)
-            database, known = _opened(path), []
-        with _as_os_error(path), _transaction(database):
-            for name in known:
-                database.execute(f"DROP TABLE {name}")
-        return cls._begun(path, database, sweep)
+            _Replaced(anew(path)).close()
+            _remove(anew(path))
+            return cls._begun(path, _opened(anew(path)), sweep, replaced)
+        except BaseException:
+            replaced.close()
+            raise
+
+    def _take_place(self, replaced: _Replaced) -> None:
+        """Replace the other file by this journal, in one step."""
+        self._database.close()
+        replaced.close()
+        beside(self.path).unlink(missing_ok=True)  # nobody may apply it to what is there from now on
+        anew(self.path).replace(self.path)
+        self._replaced = None
+        self._database = _opened(self.path)
 
     @classmethod
-    def _begun(cls, path: Path, database: sqlite3.Connection, sweep: SweepId) -> Self:
+    def _begun(
+        cls, path: Path, database: sqlite3.Connection, sweep: SweepId, replaced: _Replaced | None = None
+    ) -> Self:
         with _as_os_error(path), _transaction(database):
             for table in _TABLES:
                 database.execute(table)
             database.execute("INSERT INTO sweep VALUES (?, ?, ?, ?)", (SCHEMA, __version__, *sweep))
-        return cls(path, database, set())
+        return cls(path, database, set(), replaced)
 
     @classmethod
     def resumed(cls, path: Path, sweep: SweepId, *, expected: Container[int]) -> Self:
@@ -176,6 +213,8 @@ class Journal:
         with _as_os_error(self.path), _transaction(self._database):
             written = ((point, zlib.crc32(text.encode()), text) for point, text in fresh.items())
             self._database.executemany("INSERT INTO rows VALUES (?, ?, ?)", written)
+        if self._replaced is not None:
+            self._take_place(self._replaced)
         self._done |= fresh.keys()
 
     def row(self, point: int) -> JournalRow:
@@ -187,8 +226,14 @@ class Journal:
         return JournalRow.model_validate_json(text)
 
     def close(self) -> None:
-        """Close the journal, so that others can open it."""
+        """Close the journal, so that others can open it; without a row it leaves no file, and any other as it
+        was."""
         self._database.close()
+        if self._replaced is not None:
+            _remove(anew(self.path))
+            self._replaced.close()
+        elif not self._done:
+            _remove(self.path)
 
 
 class _UnreadableError(Exception):
@@ -223,6 +268,11 @@ def _opened(path: Path) -> sqlite3.Connection:
                 raise _UnreadableError(_DAMAGED.format(error)) from None
         raise _refusal(path, f"cannot be written: {error}") from None
     return database
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    beside(path).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from simoffload.errors import InputError
 from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.planning.sweep.definition import Points, Sweep
-from simoffload.planning.sweep.journal import AFTER, Journal, SweepId, beside
+from simoffload.planning.sweep.journal import AFTER, Journal, SweepId, anew, beside
 from simoffload.planning.sweep.tasks import (
     THIS_PROCESS,
     Pool,
@@ -227,7 +227,7 @@ def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: boo
         check_format(path)
         if outputs.count(path) > 1:
             raise _refusal(path, "is given twice")
-    for path in (*outputs, journal, beside(journal)):
+    for path in (*outputs, journal, beside(journal), anew(journal)):
         check_target(path)
     if overwrite:
         return
@@ -268,7 +268,7 @@ def run_sweep(
         if resume
         else Journal.created(path, identity)
     )
-    with _removed_if_empty(journal), contextlib.closing(journal):
+    with contextlib.closing(journal):
         resumed = len(journal)
         left = [point for point in unique if point not in journal.done]
         left.sort(key=lambda point: sweep.grid.neighbourhood(points.combination[point]))
@@ -288,17 +288,6 @@ def run_sweep(
         for output in outputs:
             write_table(table, output)
         return _summary(table, resumed, tuple(outputs))
-
-
-@contextlib.contextmanager
-def _removed_if_empty(journal: Journal) -> Iterator[None]:
-    """Remove the journal of a sweep that could not begin."""
-    try:
-        yield
-    except BaseException:
-        if not len(journal):
-            journal.path.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -330,7 +330,8 @@ def searched(
     looked = f"{search.combinations:,} combinations of storage, drives, memory and batch"
     looked += ", searched by Optuna's NSGA-II" if search.method == "optuna" else ""
     outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
-    texts = [f"{looked}; {', '.join(limits)}" if limits else looked, outcomes, *search.limits]
+    looked = f"{search.already}{looked}; {', '.join(limits)}" if limits else looked
+    texts = [looked, outcomes, *search.limits]
     texts += [
         f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
     ]

@@ -8,7 +8,7 @@ deepspeed/runtime/config.py and zero/ (0.19.8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
@@ -183,24 +183,20 @@ _WITHIN_ZERO = ("offload_param", "offload_optimizer", "zenflow")
 Value = int | bool
 
 
-def _halved(now: Value) -> Iterator[Value]:
-    while now > 1:
-        now //= 2
-        yield now
-    yield 0
+def _halved(now: Value) -> Sequence[Value]:
+    return [now >> part for part in range(1, now.bit_length())] + [0]
 
 
-def _fewer(now: Value) -> Iterator[Value]:
-    yield from range(now - 1, 0, -1)
+def _fewer(now: Value) -> Sequence[Value]:
+    return range(now - 1, 0, -1)
 
 
-def _off(now: Value) -> Iterator[Value]:
-    if now:
-        yield False
+def _off(now: Value) -> Sequence[Value]:
+    return [False] if now else []
 
 
-def _toggled(now: Value) -> Iterator[Value]:
-    yield not now
+def _toggled(now: Value) -> Sequence[Value]:
+    return [not now]
 
 
 class _TunedKey(NamedTuple):
@@ -208,8 +204,8 @@ class _TunedKey(NamedTuple):
 
     section: str
     key: str
-    less: Callable[[Value], Iterator[Value]] | None = None
-    """Function that yields values that may need less memory, the nearest first."""
+    less: Callable[[Value], Sequence[Value]] | None = None
+    """Function that returns values that may need less memory, the nearest first."""
     factors: tuple[float, ...] = ()
     """Factors by which the value of the key is multiplied to try to make a run faster."""
     word: str = ""
@@ -269,7 +265,8 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
         if tuned.less is not None and tuned.key in values.get(tuned.section, {}):
             spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
             name = _NAMES.get((tuned.section, tuned.key), spelled)
-            yield Tunable(name, tuned.path, values[tuned.section][tuned.key], tuned.less)
+            now = values[tuned.section][tuned.key]
+            yield Tunable(name, tuned.path, now, (tuned.less(now),))
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:

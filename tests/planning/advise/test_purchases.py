@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+import time
+from typing import NoReturn
 
 import pytest
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import Dimension, dimensions, limits_of
@@ -345,3 +347,45 @@ def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     description = [one.description for one in dimensions(scenario, None, load_costs())[1].choices]
     own = [f"checkpoints on {tier}" for tier in scenario.machine.topology.targets]
     assert description[: 1 + len(own)] == ["storage unchanged", *own], "neither in HBM nor in host memory"
+
+
+def test_the_scenario_itself_is_simulated_first(
+    scenario: LoadedScenario, simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it keeps already is said; what it cannot do is an error before anything else is simulated."""
+    found = search_catalogue(scenario, service=[parse_service("ttft=1h", InferenceResult)])
+    assert simulated[0] is scenario
+    assert found.keeps
+    assert not search_catalogue(scenario).keeps
+    assert not search_catalogue(scenario, service=[parse_service("ttft=1us", InferenceResult)]).keeps
+    tried: list[LoadedScenario] = []
+
+    def hopeless(one: LoadedScenario, **_: object) -> NoReturn:
+        tried.append(one)
+        raise WorkLimitError("stopped")
+
+    monkeypatch.setattr(evaluator, "simulate", hopeless)
+    with pytest.raises(WorkLimitError, match="stopped"):
+        search_catalogue(scenario)
+    assert tried == [scenario]
+
+
+def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
+    simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each simulation alone would be within it."""
+    scenario = loaded(STORAGE_BOUND, "engine.timeout=2 s")
+    quick = evaluator.simulate
+
+    def slow(one: LoadedScenario, **_: object) -> object:
+        if len(simulated) >= 2:
+            time.sleep(0.5)
+        return quick(one)
+
+    monkeypatch.setattr(evaluator, "simulate", slow)
+    began = time.monotonic()
+    found = search_catalogue(scenario)
+    assert time.monotonic() - began < 4
+    assert 2 <= found.simulated < 15
+    assert found.best is not None
+    assert found.to_dict()["stopped"].startswith("stopped by engine.timeout (--timeout) after 2 s while ")
