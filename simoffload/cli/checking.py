@@ -49,12 +49,12 @@ def _check(
 
 
 class _Passed(NamedTuple):
-    """A file without problems."""
+    """A _Passed is a file without problems."""
 
     file: str
     """The file as it was given."""
     path: str
-    """Its path in messages."""
+    """The path of the file in messages."""
     kind: str
     warnings: Warnings
 

@@ -88,7 +88,7 @@ class Answer(NamedTuple):
         return cls(console.rendered(text, data), written)
 
     def show(self) -> None:
-        """Print the answer."""
+        """Print the answer to standard output."""
         sys.stdout.write(self.printed)
 
     def list_files(self, console: Console) -> None:

@@ -72,8 +72,8 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
     """
     tree = _Tree(name, text)
     if directive := _TAG_DIRECTIVE.search(text):
-        position = Position(text.count("\n", 0, directive.start()) + 1, 1)
-        raise tree.refusal(position, "directives about tags (%TAG) are not accepted; remove the line")
+        line = Position(text.count("\n", 0, directive.start()) + 1, 1)
+        raise tree.refusal(line, "directives about tags (%TAG) are not accepted; remove the line")
     next_event = _LOADER(text).get_event
     try:
         next_event()  # the start of the stream

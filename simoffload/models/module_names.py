@@ -9,11 +9,11 @@ from simoffload.models.name_automaton import Automaton
 from simoffload.models.name_expressions import (
     ANY_TEXT,
     VALID,
-    Choice,
+    Alternatives,
+    Anchor,
     Condition,
     Node,
-    Place,
-    Repeat,
+    Repetition,
     Sequence,
     conditions_of,
     literal,
@@ -102,10 +102,10 @@ def _conditions(pattern: str) -> list[Condition]:
 
 def _with_any_text(pattern: str) -> Node:
     """Return the expression for neighbouring parts of a name, in which "*" stands for any text."""
-    outside = Repeat(Sequence((ANY_TEXT, literal("."))), 0, 1)
+    outside = Repetition(Sequence((ANY_TEXT, literal("."))), 0, 1)
     first, *others = (literal(text) for text in pattern.split("*"))
     texts = (part for text in others for part in (ANY_TEXT, text))
-    return Sequence((outside, first, *texts, Choice((literal("."), Place("$")))))
+    return Sequence((outside, first, *texts, Alternatives((literal("."), Anchor("$")))))
 
 
 def _spellings(name: str) -> tuple[str, ...]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simoffload.models.name_expressions import Ahead, Characters, Choice, Node, Place, Repeat, Sequence
+from simoffload.models.name_expressions import (
+    Ahead,
+    Alternatives,
+    Anchor,
+    Characters,
+    Node,
+    Repetition,
+    Sequence,
+)
 
 MOST_STATES = 20_000
 """Most states of one automaton, about one for each character of its expressions."""
@@ -53,13 +61,13 @@ class Automaton:
                 return now.matches
             after = now.after.get(character)
             if after is None:
-                moved = [
+                following = [
                     one
                     for state in now.states
                     if (among := self._states[state].among) is not None and character in among
                     for one in self._states[state].after
                 ]
-                after = now.after[character] = self._set_of(moved)
+                after = now.after[character] = self._set_of(following)
             now = after
         return now.matches or now.matches_at_end
 
@@ -74,15 +82,15 @@ class Automaton:
         match node:
             case Characters(among):
                 return self._state(after, among=among)
-            case Place(sign):
+            case Anchor(sign):
                 return self._state(after, place=sign)
             case Sequence(parts):
                 for part in reversed(parts):
                     after = self._built(part, after)
                 return after
-            case Choice(among_parts):
+            case Alternatives(among_parts):
                 return self._state(*(self._built(one, after) for one in among_parts))
-            case Repeat(part, least, most):
+            case Repetition(part, least, most):
                 return self._repeated(part, least, most, after)
             case Ahead():
                 raise TypeError("look-ahead is a condition of its own")

@@ -19,9 +19,9 @@ VALID = (
 )
 """What an expression may contain, for messages."""
 _DEEPEST = 20
-"""Most groups inside of each other."""
+"""Most groups that may be inside of each other."""
 _MOST_REPEATS = 100
-"""Largest number in braces."""
+"""Largest number of repetitions in braces."""
 
 _ASCII = frozenset(map(chr, range(128)))
 _ANY = _ASCII - {"\n"}
@@ -38,31 +38,31 @@ _SHORT: Mapping[str, frozenset[str]] = {
 
 
 class Characters(NamedTuple):
-    """One character of several."""
+    """Characters are a part that matches any one of some characters."""
 
     among: frozenset[str]
 
 
-class Place(NamedTuple):
-    """The beginning ("^") or the end ("$") of a name."""
+class Anchor(NamedTuple):
+    """An Anchor matches only at the beginning ("^") or at the end ("$") of a name."""
 
     sign: str
 
 
 class Sequence(NamedTuple):
-    """Parts after each other."""
+    """A Sequence is parts after each other."""
 
     parts: tuple[Node, ...]
 
 
-class Choice(NamedTuple):
-    """One of several alternatives."""
+class Alternatives(NamedTuple):
+    """Alternatives are parts of which one matches."""
 
     among: tuple[Node, ...]
 
 
-class Repeat(NamedTuple):
-    """A part that comes ``least`` to ``most`` times; None: any number of times."""
+class Repetition(NamedTuple):
+    """A Repetition is a part that comes ``least`` to ``most`` times; None: any number of times."""
 
     part: Node
     least: int
@@ -70,16 +70,16 @@ class Repeat(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What must follow, or must not, without being part of the match."""
+    """An Ahead is what must follow, or must not, without being part of the match."""
 
     part: Node
     wanted: bool
 
 
-Node = Characters | Place | Sequence | Choice | Repeat | Ahead
+Node = Characters | Anchor | Sequence | Alternatives | Repetition | Ahead
 
-ANY_TEXT = Repeat(Characters(_ANY), 0, None)
-"""The expression ``.*``."""
+ANY_TEXT = Repetition(Characters(_ANY), 0, None)
+"""The expression ``.*``, which matches any text."""
 
 
 def literal(text: str) -> Sequence:
@@ -93,13 +93,13 @@ def read_expression(text: str) -> Node:
 
 
 class _Reader:
-    """Reads an expression by recursive descent."""
+    """A _Reader reads an expression by recursive descent."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
 
     def read(self) -> Node:
-        """Return the whole expression."""
+        """Return the whole expression as a tree."""
         found = self._choice()
         if self._at < len(self._text):
             raise self._error("has no ( before it")
@@ -120,7 +120,7 @@ class _Reader:
         among = [self._sequence()]
         while self._next("|"):
             among.append(self._sequence())
-        return among[0] if len(among) == 1 else Choice(tuple(among))
+        return among[0] if len(among) == 1 else Alternatives(tuple(among))
 
     def _sequence(self) -> Node:
         parts: list[Node] = []
@@ -134,12 +134,12 @@ class _Reader:
         times = self._times()
         if times is None:
             return part
-        if isinstance(part, Place | Ahead):
+        if isinstance(part, Anchor | Ahead):
             raise self._error("repeats no text", start=start)
         self._next("?")  # whether it takes much or little text does not change what is matched
         if self._text[self._at : self._at + 1] in ("*", "+", "?", "{"):
             raise self._error("repeats a repetition", start=start)
-        return Repeat(part, *times)
+        return Repetition(part, *times)
 
     def _times(self) -> tuple[int, int | None] | None:
         """Pass what says how often the last part comes; None if nothing does."""
@@ -171,7 +171,7 @@ class _Reader:
             return Characters(self._escaped())
         self._at += 1
         if sign in "^$":
-            return Place(sign)
+            return Anchor(sign)
         return Characters(_ANY if sign == "." else frozenset(sign))
 
     def _group(self) -> Node:
@@ -249,7 +249,7 @@ def conditions_of(expression: Node) -> list[Condition]:
         if isinstance(part, Ahead):
             if before is None or _looks_ahead(part.part):
                 raise ValueError("what it looks ahead at begins at no fixed place")
-            skipped = Repeat(Characters(_ANY), before, before)
+            skipped = Repetition(Characters(_ANY), before, before)
             found.append(Condition(Sequence((skipped, part.part)), part.wanted))
             continue
         if _looks_ahead(part):
@@ -263,9 +263,9 @@ def conditions_of(expression: Node) -> list[Condition]:
 def _looks_ahead(node: Node) -> bool:
     if isinstance(node, Ahead):
         return True
-    if isinstance(node, Repeat):
+    if isinstance(node, Repetition):
         return _looks_ahead(node.part)
-    if isinstance(node, Sequence | Choice):
+    if isinstance(node, Sequence | Alternatives):
         return any(map(_looks_ahead, node.parts if isinstance(node, Sequence) else node.among))
     return False
 
@@ -275,14 +275,14 @@ def _length(node: Node) -> int | None:
     match node:
         case Characters():
             return 1
-        case Repeat(part, least, most):
+        case Repetition(part, least, most):
             one = _length(part)
             return one * least if one is not None and least == most else None
         case Sequence(parts):
             lengths = [_length(part) for part in parts]
             known = [length for length in lengths if length is not None]
             return sum(known) if len(known) == len(lengths) else None
-        case Choice(among):
-            alike = {_length(one) for one in among}
-            return alike.pop() if len(alike) == 1 else None
+        case Alternatives(among):
+            different = {_length(one) for one in among}
+            return different.pop() if len(different) == 1 else None
     return 0
