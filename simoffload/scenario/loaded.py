@@ -183,9 +183,15 @@ class LoadedScenario:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings beyond those of the plan: about renamed keys, edits, the host's memory, and idle hosts."""
+        """Warnings beyond those of the plan: about the model, renamed keys, edits, the host's memory, and idle hosts."""
         memory = memory_warnings(self.machine.host, self.machine.inputs())
-        return (*map(str, self.document.warnings), *self.remarks, *memory, *self._idle_hosts)
+        return (
+            *self.model.notes,
+            *map(str, self.document.warnings),
+            *self.remarks,
+            *memory,
+            *self._idle_hosts,
+        )
 
     @property
     def _idle_hosts(self) -> tuple[str, ...]:
