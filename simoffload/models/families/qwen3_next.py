@@ -19,6 +19,7 @@ from simoffload.models.families.linear_attention import (
 )
 from simoffload.models.families.rotary import RotatedPart, kinds_of_layers, rotary_factor
 from simoffload.models.modules import Module, Traits, linear
+from simoffload.models.shape import parameters_of
 
 _Kind = Literal["linear_attention", "full_attention"]
 
@@ -71,7 +72,18 @@ class Qwen3Next(SparseStepConfig):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,) if any(self._linear) else ()
+        left_out = (
+            "the module that predicts a further token (mtp of the checkpoint, "
+            f"{self.further_parameters:,} parameters) is not counted, as transformers does not load it"
+        )
+        return (left_out, TIME_IS_A_BOUND) if any(self._linear) else (left_out,)
+
+    @property
+    def further_parameters(self) -> int:
+        """The number of parameters of the module that predicts a further token: a layer with full attention
+        and experts, a product of its two inputs, and norms of these and of the result."""
+        layer = self._normed(self._gated_attention(), self._networks[0])
+        return parameters_of(layer) + 2 * self.hidden_size**2 + 3 * self.hidden_size
 
     def _gated_attention(self) -> tuple[Module, ...]:
         """Return attention whose first projection also computes a gate of the result, which is read with it
@@ -89,6 +101,14 @@ class Qwen3Next(SparseStepConfig):
         new = {wide.name: wide, gated.name: gated}
         return tuple(new.get(one.name, one) for one in self._normed_heads(self.attention_bias))
 
+    @property
+    def _networks(self) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+        """Experts with a shared one, and the network of dense layers."""
+        block, *routed = self._routed()
+        gate = linear("mlp.shared_expert_gate", self.hidden_size, 1, flat=True)
+        shared = self._gated(name="mlp.shared_expert", wide=self.shared_expert_intermediate_size)
+        return (block, *shared, *routed, gate), self._gated()
+
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen3NextForCausalLM`` in call order."""
         net = DeltaNet(
@@ -98,10 +118,7 @@ class Qwen3Next(SparseStepConfig):
             self.linear_value_head_dim,
             self.linear_conv_kernel_dim,
         )
-        block, *routed = self._routed()
-        gate = linear("mlp.shared_expert_gate", self.hidden_size, 1, flat=True)
-        shared = self._gated(name="mlp.shared_expert", wide=self.shared_expert_intermediate_size)
-        networks = (block, *shared, *routed, gate), self._gated()
+        networks = self._networks
         attends = self._gated_attention(), net.modules(self.hidden_size)
         made = {
             (recurrent, dense): self._normed(attends[recurrent], networks[dense])
