@@ -127,7 +127,7 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.models import load_model
 
     named = arguments.model
-    model = load_model({"config": named, "draft": True} if named.endswith(".json") else named)
+    model = load_model({"config": named, "draft": arguments.draft} if named.endswith(".json") else named)
     layers = [("layer", count, layer) for layer, count in model.kinds]
     parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field
 
 from simoffload.documents import Document, Frozen, Location, listing, quoted, suggest
 from simoffload.models.families.base import Flag
-from simoffload.models.modules import Dtype
+from simoffload.models.modules import DTYPE_BYTES, Dtype
 
 _SavedDtype = Literal[
     "auto",
@@ -110,7 +110,6 @@ def saved_dtype(document: Document, at: Location) -> Dtype | None:
     for section in (inner, document.data):
         for key in ("dtype", "torch_dtype"):
             name = str(section.get(key)).removeprefix("torch.")
-            for one in get_args(Dtype):
-                if name == one:
-                    return one
+            if name in DTYPE_BYTES:
+                return cast(Dtype, name)
     return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from simoffload.documents import Document, Location, listing, quoted, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models.families.base import FamilyConfig
@@ -48,7 +50,7 @@ def drafted(
     not_understood = dict(_not_understood(inner, outer if at else {}))
     strange = {key: value for key, value in not_understood.items() if decides(key, value)}
     if strange:
-        raise InputError([_refused(document, at, strange)])
+        raise InputError([_refused(document, at, inner, strange)])
     if overrides:
         config = validate(Document(document.path, {"model": inner}), DraftConfig, at=("model",))
     else:
@@ -72,13 +74,22 @@ def _not_understood(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> Itera
                 yield key, value
 
 
-def _refused(document: Document, at: Location, strange: Mapping[str, Any]) -> Problem:
+def _refused(
+    document: Document, at: Location, inner: Mapping[str, Any], strange: Mapping[str, Any]
+) -> Problem:
+    """Return the problem with keys that describe tensors and are not understood."""
     keys = listing([written(key, value) for key, value in strange.items()])
+    sizes = {key: value for key, value in inner.items() if key not in strange}
+    try:
+        width = DraftConfig.model_validate(sizes).full_cache_bytes
+        bound = f" (its cache has at most {width:,} bytes per token in 16 bits, as a draft)"
+    except ValidationError:
+        bound = ""
     first = next(iter(strange))
     text = (
         f"no draft, as {'these describe' if len(strange) > 1 else 'this describes'} tensors that a draft "
-        f"would lack: {keys}; to draft it nevertheless without them, write null instead of the value, in a "
-        "copy of the file or as a key of model"
+        f"would lack: {keys}{bound}; to draft it nevertheless without them, write null instead of the "
+        "value, in a copy of the file or as a key of model"
     )
     return document.problem((*at, first), text)
 
@@ -89,16 +100,17 @@ def _notes(
     keys = "; ".join(written(key, value) for key, value in not_understood.items())
     why = f"not understood: {keys}" if keys else "every key was used or has no influence on sizes"
     kind = quoted(config.model_type)
+    first = (
+        f"all sizes and times are those of a draft, as the family {kind} is not known; {why}. Tensors that "
+        "no key names are not in it"
+    )
     sentences = [
-        f"all sizes and times are those of a draft, as the family {kind} is not known; {why}. Tensors that no "
-        "key names are not in it",
+        first,
         *(f"draft: {one}" for one in config.assumptions),
     ]
     further = [written(key, value) for key, value in inner.items() if FURTHER_TOKENS.search(key) and value]
     if further:
-        sentences.append(
-            f"draft: modules that predict further tokens are not counted ({'; '.join(further)})"
-        )
+        sentences.append(f"draft: modules that predict further tokens are not counted ({'; '.join(further)})")
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")
     return (*sentences, *(f"draft: {one}" for one in left_out(outer or inner)))
@@ -115,4 +127,5 @@ def how_to_draft(config: Mapping[str, Any], written_as: str) -> str:
         if value is not None and key not in known and has_influence(key)
     )
     keys = f", of which these are not understood: {open_}" if open_ else ""
-    return f"for a draft from its keys{keys}, write model: {written_as}"
+    how = f"write model: {written_as} (simoffload models show: --draft)"
+    return f"for a draft from its keys{keys}, {how}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -199,9 +199,11 @@ class ModelSpec(Frozen):
             return _Resolved(self._label(name), config, size.released, size.notes)
         family = str(self.family)
         if family not in FAMILIES and self.draft:
-            return self._drafted(Document("", {"model": {"model_type": family, **self.overrides}}), ("model",))
+            return self._drafted(
+                Document("", {"model": {"model_type": family, **self.overrides}}), ("model",)
+            )
         if family not in FAMILIES:
-            message = f"unknown family; known: {', '.join(FAMILIES)}"
+            message = f"unknown family{suggest(family, FAMILIES)}; known: {', '.join(FAMILIES)}"
             how = how_to_draft(self.overrides, f"{{family: {shortened(family)}, draft: true, …}}")
             raise invalid("family", f"{message}; {how}", self.family)
         config = _configured(FAMILIES[family], {}, self.overrides)
@@ -330,9 +332,7 @@ def _rows(config: FamilyConfig) -> frozenset[int]:
     return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
 
 
-def _family_of(
-    document: Document, path: str, *, draft: bool
-) -> tuple[type[FamilyConfig] | None, Location]:
+def _family_of(document: Document, path: str, *, draft: bool) -> tuple[type[FamilyConfig] | None, Location]:
     """Return the family of a config.json, None for one that is to be drafted, and where its keys are: in
     ``text_config`` in that of a model that takes more than text."""
     known = ", ".join(FAMILIES)
@@ -349,7 +349,8 @@ def _family_of(
         if draft and isinstance(given, str):
             return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
         how = how_to_draft(document.data, f"{{config: {shortened(path)}, draft: true}}")
-        message = f"this family is not supported; supported: {known}; {how}"
+        near = suggest(given, FAMILIES) if isinstance(given, str) else ""
+        message = f"this family is not supported{near}; supported: {known}; {how}"
         raise InputError([document.problem(("model_type",), message)])
     if not isinstance(inner, Mapping):
         message = f"must be a mapping with the configuration of the language model ({held.family})"

@@ -69,8 +69,8 @@ def _of_experts(model: ModelShape, *, fused: bool) -> int:
 
 
 def cache_bytes(model: ModelShape, workload: Inference, *, block: int = 0) -> int:
-    """Return the largest size [B] of keys, values and states during generation, in a paged cache if ``block``, the
-    tokens of a block, is not 0.
+    """Return the largest size [B] of keys, values and states during generation, in a paged cache if
+    ``block``, the tokens of a block, is not 0.
 
     Until the first decode step, transformers' sliding layers hold all of the prompt: what they keep of it is
     a view (``DynamicSlidingWindowLayer.update``). A paged cache holds no more than the blocks of the window

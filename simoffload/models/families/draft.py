@@ -8,7 +8,7 @@ an embedding and a head. Tensors that no key names are not in it. Operations are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from simoffload.models.families.base import Count, Derived, Flag, ModuleLists, W
 from simoffload.models.families.deepseek_v2 import LatentConfig
 from simoffload.models.families.experts import Index, Positions, expert_traits
 from simoffload.models.families.linear_attention import FULL, LINEAR, DeltaNet
-from simoffload.models.families.rotary import RotatedPart, RotaryConfig, after, rotary_factor
+from simoffload.models.families.rotary import RotaryConfig, RotatedPart, after, rotary_factor
 from simoffload.models.families.synonyms import DENSE_LAYERS, LAYER_KINDS, SLIDING, SYNONYMS, prepared
 from simoffload.models.modules import Module, Traits
 
@@ -86,7 +86,11 @@ class DraftConfig(LatentConfig):
         if self.shared_expert_intermediate_size and not self.num_experts:
             text = "there is no key with the number of experts that a draft knows beside the width of shared"
             raise invalid("shared_expert_intermediate_size", text, self.shared_expert_intermediate_size)
-        strange = [kind for kind in self.kinds_of_attention if kind not in (FULL, SLIDING) and not self._has_net(kind)]
+        strange = [
+            kind
+            for kind in self.kinds_of_attention
+            if kind not in (FULL, SLIDING) and not self._has_net(kind)
+        ]
         if strange:
             raise invalid("layer_types", self._without_weights(strange), strange[0])
         return super().checked()
@@ -94,14 +98,21 @@ class DraftConfig(LatentConfig):
     def _has_net(self, kind: str) -> bool:
         return kind == LINEAR and all(getattr(self, key) for key in _LINEAR_KEYS)
 
-    def _without_weights(self, strange: list[str]) -> str:
+    @property
+    def full_cache_bytes(self) -> int:
+        """Size [B] of the cache of a token in 16 bits if all layers have full attention: an upper bound."""
         sizes = self.derived()
         width = sizes.latent_width or 2 * sizes.num_key_value_heads * sizes.head_dim
-        known = self.num_hidden_layers - len(strange)
+        return 2 * width * self.num_hidden_layers
+
+    def _without_weights(self, strange: list[str]) -> str:
+        depth = self.num_hidden_layers
+        known = depth - len(strange)
+        cached = self.full_cache_bytes // depth * known
         names = ", ".join(dict.fromkeys(strange))
         return (
-            f"{len(strange)} of {self.num_hidden_layers} layers are of the kind {names}, of whose weights a "
-            f"draft knows nothing, so that it has no size; the {known} others cache {known * width * 2:,} "
+            f"{len(strange)} of {depth} layers are of the kind {names}, of whose weights a "
+            f"draft knows nothing, so that it has no size; the {known} others cache {cached:,} "
             "bytes per token in 16 bits, a lower bound (draft)"
         )
 
@@ -127,7 +138,11 @@ class DraftConfig(LatentConfig):
     def _dense(self) -> list[bool]:
         if self.mlp_layer_types is not None:
             return [one in DENSE_LAYERS for one in self.mlp_layer_types]
-        first, only, step = self.first_k_dense_replace or 0, self.mlp_only_layers or (), self.decoder_sparse_step
+        first, only, step = (
+            self.first_k_dense_replace or 0,
+            self.mlp_only_layers or (),
+            self.decoder_sparse_step,
+        )
         return [
             not self.num_experts or at < first or at in only or (at + 1) % step != 0
             for at in range(self.num_hidden_layers)
@@ -157,7 +172,9 @@ class DraftConfig(LatentConfig):
 
     def windows(self) -> tuple[int | None, ...]:
         """Return the sliding window of the attention of each layer; None for one without."""
-        return tuple((self.sliding_window or None) if one == SLIDING else None for one in self.kinds_of_attention)
+        return tuple(
+            (self.sliding_window or None) if one == SLIDING else None for one in self.kinds_of_attention
+        )
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -54,12 +54,12 @@ class DeltaNet(NamedTuple):
             hooked=False, in_features=mixed + values, state=self.state
         )
         return (
-            container(name)._replace(parameters=own),
-            linear(f"{name}.in_proj_qkvz", hidden, mixed + values),
-            linear(f"{name}.in_proj_ba", hidden, 2 * self.value_heads),
-            core._replace(parallel="whole"),
-            rms_norm(f"{name}.norm", self.value_dim, heads=self.value_heads),
-            linear(f"{name}.out_proj", values, hidden),
+            container(name)._replace(parameters=own, parallel="heads"),
+            linear(f"{name}.in_proj_qkvz", hidden, mixed + values, parallel="column"),
+            linear(f"{name}.in_proj_ba", hidden, 2 * self.value_heads, parallel="column"),
+            core,
+            rms_norm(f"{name}.norm", self.value_dim, heads=self.value_heads, parallel="heads"),
+            linear(f"{name}.out_proj", values, hidden, parallel="row"),
         )
 
 

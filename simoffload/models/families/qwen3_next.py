@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated DeltaNet in three layers of four, gated attention in the fourth; experts and a shared one.
+"""Qwen3-Next: gated DeltaNet in three layers of four, gated attention in the fourth; experts.
 
 Modules and their order: transformers/models/qwen3_next/modeling_qwen3_next.py at 5.23.0. Operations are those
 measured for Mixtral; the time of linear attention is a lower bound. The module that predicts a further token
@@ -125,4 +125,6 @@ class Qwen3Next(SparseStepConfig):
             for recurrent in (False, True)
             for dense in (False, True)
         }
-        return self._around("Qwen3Next", *(made[kind] for kind in zip(self._linear, self._dense, strict=True)))
+        return self._around(
+            "Qwen3Next", *(made[kind] for kind in zip(self._linear, self._dense, strict=True))
+        )

@@ -1,4 +1,4 @@
-"""Names that families give to the same sizes, as a draft reads them, and keys that have no influence on sizes.
+"""Names that families give to the same sizes, as a draft reads them, and keys without influence on sizes.
 
 Collected from the configuration classes of transformers 5.23.0 (``attribute_map`` and attributes) and from
 released files with code of their own: MiniMax, ERNIE 4.5, Hunyuan, Granite, DBRX, ChatGLM, Step.
@@ -19,8 +19,8 @@ _NAMES: Mapping[str, str] = {
     "hidden_size": "n_embd n_embed d_model dim model_dim hidden_dim",
     "num_hidden_layers": "n_layer n_layers num_layers num_decoder_layers",
     "num_attention_heads": "n_head n_heads num_heads",
-    "num_key_value_heads": "n_kv_heads num_kv_heads n_head_kv kv_n_heads num_query_groups multi_query_group_num "
-    "num_attention_groups",
+    "num_key_value_heads": "n_kv_heads num_kv_heads n_head_kv kv_n_heads num_query_groups "
+    "multi_query_group_num num_attention_groups",
     "head_dim": "kv_channels attention_head_dim attention_head_size head_size",
     "intermediate_size": "ffn_dim n_inner ffn_hidden_size d_ff inner_size",
     "vocab_size": "padded_vocab_size n_vocab",
@@ -70,7 +70,9 @@ LAYER_KINDS = {
 }
 """Kinds of attention by other names; 1 and 0 are those of ``attn_type_list`` (MiniMax)."""
 DENSE_LAYERS = ("dense", "mlp")
-NOT_COUNTED = re.compile(r"(vision|audio|speech|image|video|visual|encoder|talker|code2wav|projector)\w*_config$")
+NOT_COUNTED = re.compile(
+    r"(vision|audio|speech|image|video|visual|encoder|talker|code2wav|projector)\w*_config$"
+)
 """Sections of a model that takes more than text."""
 FURTHER_TOKENS = re.compile(r"(^|_)(mtp|nextn)(_|$)")
 """Keys of modules that predict further tokens."""
@@ -81,16 +83,19 @@ _WITHOUT_INFLUENCE = re.compile(
     r"|^output_|^return_|^router_|router_bias|routing_bias|^unsloth"
 )
 _KNOWN = frozenset(
-    """
-    architectures model_type auto_map torch_dtype dtype use_cache is_decoder add_cross_attention torchscript
-    use_bfloat16 pruned_heads chunk_size_feed_forward tie_encoder_decoder finetuning_task problem_type
-    tokenizer_class prefix id2label label2id task_specific_params do_sample early_stopping temperature top_k
-    top_p typical_p no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
-    suppress_tokens begin_suppress_tokens attn_implementation pretraining_tp norm_topk_prob topk_method
-    scoring_func ep_size shared_moe_mode quantization_config text_config use_sliding_window
-    is_encoder_decoder moe_capacity pad_token bos_token eos_token rms_norm norm_topk transformers
-    norm_min original_max_position_embeddings mrope_section spatial_merge_size
-    """.split()
+    (
+        *("architectures", "model_type", "auto_map", "torch_dtype", "dtype", "use_cache"),
+        *("is_decoder", "add_cross_attention", "torchscript", "use_bfloat16", "pruned_heads"),
+        *("chunk_size_feed_forward", "tie_encoder_decoder", "finetuning_task", "problem_type"),
+        *("tokenizer_class", "prefix", "id2label", "label2id", "task_specific_params", "do_sample"),
+        *("early_stopping", "temperature", "top_k", "top_p", "typical_p", "no_repeat_ngram_size"),
+        *("bad_words_ids", "num_return_sequences", "remove_invalid_values", "suppress_tokens"),
+        *("begin_suppress_tokens", "attn_implementation", "pretraining_tp", "norm_topk_prob"),
+        *("topk_method", "scoring_func", "ep_size", "shared_moe_mode", "quantization_config"),
+        *("text_config", "use_sliding_window", "is_encoder_decoder", "moe_capacity", "pad_token"),
+        *("bos_token", "eos_token", "rms_norm", "norm_topk", "transformers", "norm_min"),
+        *("original_max_position_embeddings", "mrope_section", "spatial_merge_size"),
+    )
 )
 _DECIDES = re.compile(
     r"mamba|ssm|rwkv|(^|_)lru(_|$)|recurrent|(^|_)conv|hybrid|block_type|layer_pattern|layers_pattern|attn_layer"
@@ -127,14 +132,15 @@ def prepared(raw: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     for key, value in raw.items():
         if value is None or key not in known:
             continue
-        name = SYNONYMS.get(key, key)
-        if name == "layer_types" and isinstance(value, list):
-            value = [str(one) for one in value]
-        elif name == "decoder_sparse_step" and isinstance(value, list):
-            key, value = "mlp_layer_types", ["sparse" if one else "dense" for one in value]
-        elif name != "mlp_only_layers" and isinstance(value, list) and value and _equal(value):
-            value = value[0]
-        found[key] = value
+        name, listed = SYNONYMS.get(key, key), isinstance(value, list)
+        if name == "layer_types" and listed:
+            found[key] = [str(one) for one in value]
+        elif name == "decoder_sparse_step" and listed:
+            found["mlp_layer_types"] = ["sparse" if one else "dense" for one in value]
+        elif name != "mlp_only_layers" and listed and value and _equal(value):
+            found[key] = value[0]
+        else:
+            found[key] = value
     names = {SYNONYMS.get(key, key) for key in found}
     if "intermediate_size" not in names:
         width = next((found[one] for one in found if SYNONYMS.get(one, one) == "moe_intermediate_size"), None)
