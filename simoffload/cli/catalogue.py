@@ -96,7 +96,7 @@ def list_models(_arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.models import load_model
 
     listed = [_size(load_model(name)) for name in names()]
-    rows = [[str(value) for value in one.values()] for one in listed]
+    rows = [[str(value) for value in list(one.values())[:8]] for one in listed]
     head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "ACTIVE", "BYTES", "CACHE"]
     table = _table([head, *rows], right=frozenset(range(2, 8)))
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
@@ -113,6 +113,7 @@ def _size(model: ModelShape) -> dict[str, Any]:
         "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
         "cache_bytes_per_token": model.kv_cache_bytes(batch=1, tokens=1),
+        **({"state_bytes_per_sequence": model.state_bytes} if model.state_bytes else {}),
     }
 
 
@@ -121,7 +122,7 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.models import load_model
 
     named = arguments.model
-    model = load_model({"config": named} if named.endswith(".json") else named)
+    model = load_model({"config": named, "draft": arguments.draft} if named.endswith(".json") else named)
     layers = [("layer", count, layer) for layer, count in model.kinds]
     parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]
@@ -139,8 +140,9 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
         for one in modules
     ]
     table = _table([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
-    data = {"schema": "simoffload/model/1", **_size(model), "modules": modules}
-    console.answer(f"{model.name} ({model.family}): {counts}\n\n{table}", data)
+    data = {"schema": "simoffload/model/1", **_size(model), "notes": list(model.notes), "modules": modules}
+    notes = "".join(f"\nnote: {one}" for one in model.notes)
+    console.answer(f"{model.name} ({model.family}): {counts}{notes}\n\n{table}", data)
     return ExitCode.OK
 
 
@@ -152,6 +154,8 @@ def _per_token(model: ModelShape) -> str:
         cache += f" of the prompt or the result ({model.num_encoder_layers} layers of the encoder keep none)"
     if model.num_sliding_layers:
         cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
+    if model.state_bytes:
+        cache += f" and {model.state_bytes:,} bytes of the states of linear attention per sequence"
     return f"{active}, {cache}"
 
 

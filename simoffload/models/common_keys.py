@@ -1,13 +1,14 @@
-"""Keys that a config.json of any family may have, and that influence neither sizes nor times."""
+"""Keys that a config.json of any family may have, and that influence no number of parameters."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from simoffload.documents import Frozen, listing, quoted, suggest
+from simoffload.documents import Document, Frozen, Location, listing, quoted, suggest
 from simoffload.models.families.base import Flag
+from simoffload.models.modules import DTYPE_BYTES, Dtype
 
 _SavedDtype = Literal[
     "auto",
@@ -95,3 +96,20 @@ class CommonKeys(Frozen):
     output_router_logits: Flag | None = None
     use_cache: Flag | None = None
     transformers_version: str | None = None
+
+
+def saved_dtype(document: Document, at: Location) -> Dtype | None:
+    """Return the data type in which a config.json states that the weights were saved; None for another one,
+    such as a type of 8 bits, and where it states none.
+
+    ``at`` is where the keys of the model are; the type may also be at the top.
+    """
+    inner: Any = document.data
+    for key in at:
+        inner = inner[key]
+    for section in (inner, document.data):
+        for key in ("dtype", "torch_dtype"):
+            name = str(section.get(key)).removeprefix("torch.")
+            if name in DTYPE_BYTES:
+                return name
+    return None

@@ -76,6 +76,9 @@ class Module(NamedTuple):
     expert: int | None = None
     """Number of the expert of which it is a part, if that expert's modules are only called when a token is
     routed to it; None for all other modules."""
+    state: int = 0
+    """Size [B] of what it keeps of each sequence between passes, whatever the length: the state of linear
+    attention, which keeps no keys and values."""
 
     @property
     def bias(self) -> Parameter | None:

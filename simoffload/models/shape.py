@@ -16,9 +16,9 @@ Layer = tuple[Module, ...]
 
 
 def window_of(layer: Layer) -> int | None:
-    """Return the number of tokens to which a token attends in a layer, itself included; None: all before
-    it."""
-    return next((one.window for one in layer if one.kind == "attention"), None)
+    """Return the number of tokens to which a token attends in a layer, itself included; None: all before it;
+    0: the layer has no attention, and thus no keys and values."""
+    return next((one.window for one in layer if one.kind == "attention"), 0)
 
 
 class LayerGroup(NamedTuple):
@@ -95,6 +95,8 @@ class ModelShape:
     kernels."""
     quantization: str | None = None
     """Name of the quantization of its weights; None if they are stored in ``dtype``."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what the shape does not contain, or only bounds; results have them as warnings."""
     modules_before: tuple[Module, ...]
     groups: tuple[LayerGroup, ...]
     modules_after: tuple[Module, ...]
@@ -233,11 +235,18 @@ class ModelShape:
         positions = 0
         for layer, count in counted:
             window = window_of(layer)
+            if window == 0:
+                continue
             blocks = -(-tokens // block)
             if window is not None and windows:
                 blocks = min(blocks, -(-(window - 1) // block) + 1)
             positions += count * blocks * block
         return batch * positions * self.cache_width * self.dtype_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """The size [B] of what linear attention keeps of one sequence, whatever its length."""
+        return sum(count * one.state for layer, count in self.kinds for one in layer)
 
     @property
     def learned_positions(self) -> int | None:

@@ -30,6 +30,8 @@ class Size(Frozen):
     """Releases whose names look like one of this shape but are not, with the reason."""
     config: dict[str, Any]
     """Configuration in Hugging Face's keys; checked by the family."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what of the released model is not counted."""
     quantization_config: dict[str, Any] | None = None
     """Section of the released config.json; None where the weights have 16 bits."""
 

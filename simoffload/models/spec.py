@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from simoffload.documents import (
     Document,
@@ -22,7 +22,8 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.models.common_keys import CommonKeys
+from simoffload.models.common_keys import CommonKeys, saved_dtype
+from simoffload.models.drafts import MARK, drafted, how_to_draft, left_out
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import Attention, Dtype
@@ -33,6 +34,18 @@ from simoffload.models.shape import ModelShape
 from simoffload.models.sizes import find_size
 
 _UNQUANTIZED = "none"
+
+
+class _Resolved(NamedTuple):
+    """What a model's name, file or keys describe."""
+
+    label: str
+    config: FamilyConfig
+    quantization: Quantization | None = None
+    """That which a config.json describes, or in which the named model was released."""
+    notes: tuple[str, ...] = ()
+    dtype: Dtype | None = None
+    """That in which a file states that the weights were saved."""
 
 
 class ModelSpec(Frozen):
@@ -50,10 +63,14 @@ class ModelSpec(Frozen):
     """Path of a Hugging Face config.json in the scenario's folder."""
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
+    draft: Annotated[bool, Field(strict=True)] = False
+    """Whether sizes of an unknown family are drafted from the keys of ``config``, or from the further keys.
+    Names of drafts end in "(draft)", and results list the keys that were not understood. No effect on a known
+    family."""
     dtype: Dtype | None = None
-    """Data type of weights, activations and cache; by default float16, and bfloat16 for experts in MXFP4
-    (gpt-oss), whose kernels need it, and for Gemma 2 and 3, which overflow in float16. The type in which a
-    checkpoint was saved does not matter."""
+    """Data type of weights, activations and cache; by default that of a ``config`` (its key ``dtype`` or
+    ``torch_dtype``), otherwise float16, and bfloat16 for experts in MXFP4 (gpt-oss), whose kernels need it,
+    and for Gemma 2 and 3, which overflow in float16."""
 
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,
@@ -99,20 +116,26 @@ class ModelSpec(Frozen):
         """The further keys, in Hugging Face's names."""
         return dict(self.model_extra or {})
 
-    def _named(self) -> tuple[str, FamilyConfig]:
+    def _named(self) -> _Resolved:
         """Return the label and configuration of a model that needs no file."""
         if self.name is not None:
             try:
                 name, size = find_size(self.name)
             except ValueError as error:
                 raise invalid("name", str(error), self.name) from None
-            return self._label(name), _configured(FAMILIES[size.family], size.config, self.overrides)
+            config = _configured(FAMILIES[size.family], size.config, self.overrides)
+            return _Resolved(self._label(name), config, size.released, size.notes)
         family = str(self.family)
+        if family not in FAMILIES and self.draft:
+            return self._drafted(
+                Document("", {"model": {"model_type": family, **self.overrides}}), ("model",)
+            )
         if family not in FAMILIES:
-            message = f"unknown family; known: {', '.join(FAMILIES)}"
-            raise invalid("family", f"{message}; {_as_the_nearest(self.overrides)}", self.family)
+            message = f"unknown family{suggest(family, FAMILIES)}; known: {', '.join(FAMILIES)}"
+            how = how_to_draft(self.overrides, f"{{family: {shortened(family)}, draft: true, …}}")
+            raise invalid("family", f"{message}; {how}", self.family)
         config = _configured(FAMILIES[family], {}, self.overrides)
-        return f"{family} {config.num_hidden_layers}x{config.hidden_size}", config
+        return _Resolved(f"{family} {config.num_hidden_layers}x{config.hidden_size}", config)
 
     def _label(self, name: str) -> str:
         changes = ", ".join(f"{key}={value}" for key, value in self.overrides.items())
@@ -120,7 +143,7 @@ class ModelSpec(Frozen):
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
-        name, config, quantization = self._resolved(root=root, allow_path=allow_path)
+        name, config, quantization, notes, saved = self._resolved(root=root, allow_path=allow_path)
         routing = EVEN if self.routing == "uniform" else self.routing
         sizes = config.derived()
         if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
@@ -128,13 +151,14 @@ class ModelSpec(Frozen):
         if self.quantization is not None and (quantization is None or quantization.name != self.quantization):
             quantization = QUANTIZATIONS.get(self.quantization)
         usual: Dtype = "float16" if config.own_traits.float16 else "bfloat16"
-        dtype = self.dtype or (quantization and quantization.dtype) or usual
+        dtype = self.dtype or (quantization and quantization.dtype) or saved or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
+        shape = replace(shape, notes=(*notes, *shape.notes)) if notes else shape
         return shape if quantization is None else quantized(shape, quantization)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
         """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
-        _, config, _ = self._resolved(root=root, allow_path=False)
+        config = self._resolved(root=root, allow_path=False).config
         fields = type(config).model_fields.items()
         left_out = {field.alias or name for name, field in fields if field.default is None}
         written = {
@@ -144,17 +168,16 @@ class ModelSpec(Frozen):
         }
         return {"model_type": config.family, **written}
 
-    def _resolved(
-        self, *, root: Path | None, allow_path: bool
-    ) -> tuple[str, FamilyConfig, Quantization | None]:
-        """Return label and configuration, and the quantization that a config.json describes, or in which the
-        named model was released."""
+    def _resolved(self, *, root: Path | None, allow_path: bool) -> _Resolved:
+        """Return what the name, the file or the keys describe."""
         if self.config is None:
-            released = find_size(self.name)[1].released if self.name is not None else None
-            return *self._named(), released
+            return self._named()
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
-        family, at = _family_of(document)
+        label = _label_of(path)
+        family, at = _family_of(document, self.config, draft=self.draft)
+        if family is None:
+            return self._drafted(document, at, label)
         config = self._from_file(document, family, at)
         # What the scenario replaces need not be supported.
         described = (
@@ -162,7 +185,20 @@ class ModelSpec(Frozen):
             if self.quantization is not None
             else read_quantization(document, lambda: _rows(config), at=at)
         )
-        return self._label(_label_of(path)), config, described
+        notes = left_out(document.data) if at else ()
+        return _Resolved(self._label(label), config, described, notes, saved_dtype(document, at))
+
+    def _drafted(self, document: Document, at: Location, label: str | None = None) -> _Resolved:
+        """Return the draft of a model of an unknown family, with the quantization that its file describes."""
+        overrides = {} if label is None else self.overrides
+        config, notes = drafted(document, at, overrides)
+        if label is None:
+            label = f"{self.family} {config.num_hidden_layers}x{config.hidden_size}"
+        described = None
+        if self.quantization is None:
+            described = read_quantization(document, lambda: _rows(config), at=at)
+        name = f"{label if self.family else self._label(label)}{MARK}"
+        return _Resolved(name, config, described, notes, saved_dtype(document, at))
 
     def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
         validate(document, CommonKeys, at=at)
@@ -225,9 +261,9 @@ def _rows(config: FamilyConfig) -> frozenset[int]:
     return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
 
 
-def _family_of(document: Document) -> tuple[type[FamilyConfig], Location]:
-    """Return the family of a config.json and where its keys are: in ``text_config`` in that of a model that
-    takes more than text."""
+def _family_of(document: Document, path: str, *, draft: bool) -> tuple[type[FamilyConfig] | None, Location]:
+    """Return the family of a config.json, None for one that is to be drafted, and where its keys are: in
+    ``text_config`` in that of a model that takes more than text."""
     known = ", ".join(FAMILIES)
     given = document.data.get("model_type")
     if given is None:
@@ -235,10 +271,16 @@ def _family_of(document: Document) -> tuple[type[FamilyConfig], Location]:
     if isinstance(given, str) and given in FAMILIES:
         return FAMILIES[given], ()
     held = next((one for one in FAMILIES.values() if one.within == given), None)
-    if held is None:
-        message = f"this family is not supported; supported: {known}; {_as_the_nearest(document.data)}"
-        raise InputError([document.problem(("model_type",), message)])
     inner = document.data.get("text_config")
+    if held is None:
+        at: Location = ("text_config",) if isinstance(inner, Mapping) else ()
+        inside = inner.get("model_type") if isinstance(inner, Mapping) else None
+        if draft and isinstance(given, str):
+            return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
+        how = how_to_draft(document.data, f"{{config: {shortened(path)}, draft: true}}")
+        near = suggest(given, FAMILIES) if isinstance(given, str) else ""
+        message = f"this family is not supported{near}; supported: {known}; {how}"
+        raise InputError([document.problem(("model_type",), message)])
     if not isinstance(inner, Mapping):
         message = f"must be a mapping with the configuration of the language model ({held.family})"
         raise InputError([document.problem(("text_config",), message)])
@@ -246,28 +288,6 @@ def _family_of(document: Document) -> tuple[type[FamilyConfig], Location]:
         message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}"
         raise InputError([document.problem(("text_config", "model_type"), message)])
     return held, ("text_config",)
-
-
-def _as_the_nearest(config: Mapping[str, Any]) -> str:
-    """Suggest how to write the sizes of an unknown family as those of the family that knows most of their
-    keys."""
-    inner = config.get("text_config")  # of a model that takes more than text
-    sizes = inner if isinstance(inner, Mapping) else config
-
-    def nearness(family: type[FamilyConfig]) -> tuple[int, int]:
-        return len(family.known_keys() & sizes.keys()), -len(family.known_keys())
-
-    family = FAMILIES.get(str(sizes.get("model_type"))) or max(FAMILIES.values(), key=nearness)
-    named = {family.spellings.get(key, key): value for key, value in sizes.items()}
-    keys = {}
-    for name, field in family.model_fields.items():
-        key = field.alias or name
-        value = named.get(key, "…" if field.is_required() else field.default)
-        if field.is_required() or (isinstance(value, int | float) and value != field.default):
-            keys[key] = shortened(json.dumps(value) if isinstance(value, bool) else str(value))
-    shown = "".join(f", {key}: {value}" for key, value in keys.items())
-    example = f"{{family: {family.family}{shown}}}"
-    return f"to approximate it by the most similar family, write for example model: {example}"
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

@@ -141,7 +141,14 @@ class LoadedScenario:
         return saving
 
     def check_passes(self) -> None:
-        """Raise InputError for a model with an encoder, whose passes are not modelled."""
+        """Raise InputError for a model with an encoder, whose passes are not modelled, and for the training
+        of one with linear attention."""
+        if self.model.state_bytes and self.scenario.workload.kind == "training":
+            text = (
+                f"{self.model.name} has linear attention, of whose training neither time nor memory is "
+                "modelled; inference is, with a lower bound of the time"
+            )
+            raise InputError([self.document.problem(("model",), text)])
         if self.model.num_encoder_layers:
             text = (
                 f"{self.model.family} has an encoder, which only the prompt passes through; times and "
@@ -189,9 +196,15 @@ class LoadedScenario:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings beyond those of the plan: about renamed keys, edits, the host's memory, and idle hosts."""
+        """Warnings beyond those of the plan: about model, renamed keys, edits, host memory, idle hosts."""
         memory = memory_warnings(self.machine.host, self.machine.inputs())
-        return (*map(str, self.document.warnings), *self.remarks, *memory, *self._idle_hosts)
+        return (
+            *self.model.notes,
+            *map(str, self.document.warnings),
+            *self.remarks,
+            *memory,
+            *self._idle_hosts,
+        )
 
     @property
     def _idle_hosts(self) -> tuple[str, ...]:

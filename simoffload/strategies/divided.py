@@ -198,7 +198,7 @@ def _own_heads(_model: ModelShape, module: Module, degree: int) -> Module:
     if module.kind == "norm":
         return part
     tensors = (one.part(_equal(module, one.numel, degree)) for one in module.parameters)
-    return part._replace(parameters=tuple(tensors))
+    return part._replace(parameters=tuple(tensors), state=-(-module.state // degree))
 
 
 def _vocabulary(model: ModelShape, module: Module, degree: int) -> Module:

@@ -265,6 +265,9 @@ class KvCache(Frozen):
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
             )
             raise InputError.at("strategy.kv_cache", text)
+        if model.state_bytes and self != DEFAULT:
+            text = f"{model.family} has linear attention, whose states are simulated in HBM only"
+            raise InputError.at("strategy.kv_cache", f"{text}; remove the section")
         check_cpu_attention(self, model)
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:
             text = f"all layers of {model.name} have a sliding window, and a static cache offloads none"

@@ -69,18 +69,20 @@ def _of_experts(model: ModelShape, *, fused: bool) -> int:
 
 
 def cache_bytes(model: ModelShape, workload: Inference, *, block: int = 0) -> int:
-    """Return the largest size [B] of keys and values during generation, in a paged cache if ``block``, the
-    tokens of a block, is not 0.
+    """Return the largest size [B] of keys, values and states during generation, in a paged cache if
+    ``block``, the tokens of a block, is not 0.
 
     Until the first decode step, transformers' sliding layers hold all of the prompt: what they keep of it is
     a view (``DynamicSlidingWindowLayer.update``). A paged cache holds no more than the blocks of the window
     (vLLM's ``SlidingWindowManager.remove_skipped_blocks``).
     """
     batch = workload.batch_size
+    state = batch * model.state_bytes
     if block:
-        return model.kv_cache_bytes(batch=batch, tokens=workload.max_context, block=block)
+        return state + model.kv_cache_bytes(batch=batch, tokens=workload.max_context, block=block)
     end = model.kv_cache_bytes(batch=batch, tokens=workload.max_context)
-    return max(end, model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False))
+    whole = model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False)
+    return state + max(end, whole)
 
 
 def prompt_in_layer(model: ModelShape, workload: Inference) -> int:

@@ -44,9 +44,10 @@ WRITTEN = (
     *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2", "switch-base-8"),
+    *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
-WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3"}
+WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3", "mistral-small-3.1": "mistral3"}
 """Sizes whose ``config.json`` is kept as that of a model of this type, which takes more than text."""
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
 TINY = {
@@ -133,6 +134,16 @@ LATENT = {
     "num_key_value_heads": 4,
 }
 QWEN = {**GATED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+NEXT = {
+    **QWEN,
+    "head_dim": 12,
+    "shared_expert_intermediate_size": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
 GLM = {**GATED, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 LLAMA4 = {**ROUTED, "num_experts_per_tok": 1, "head_dim": 12, "intermediate_size_mlp": 60}
 TINY |= {
@@ -153,6 +164,11 @@ TINY |= {
     "glm4-moe": ("glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": True}),
     "glm4-moe-dense": ("glm4_moe", {**GLM, "first_k_dense_replace": 2}),
     "phimoe": ("phimoe", {**ROUTED, "attention_bias": True, "lm_head_bias": True}),
+    "olmo2": ("olmo2", GATED),
+    "olmo2-bias": ("olmo2", {**GATED, "attention_bias": True, "tie_word_embeddings": True}),
+    "minimax-m2": ("minimax_m2", {**ROUTED, "head_dim": 12}),
+    "qwen3-next": ("qwen3_next", {**NEXT, "num_hidden_layers": 4, "layer_types": None}),
+    "qwen3-next-mixed": ("qwen3_next", {**NEXT, "mlp_only_layers": [0], "attention_bias": True}),
 }
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""

@@ -207,9 +207,13 @@ EDITS = (
     edit("falcon-40b", "num_kv_heads", 7, "num_attention_heads 128 is not a multiple of num_kv_heads 7"),
     # families
     edit(LLAMA, "model_type", DELETED, "missing; supported: bloom, opt, llama"),
-    edit(LLAMA, "model_type", "lama", "this family is not supported; supported: bloom, opt, llama"),
+    edit(LLAMA, "model_type", "lama", 'not supported; did you mean "llama"?; supported: bloom, opt, llama'),
     edit(
-        LLAMA, "model_type", "rwkv", "not supported; supported: bloom", "write for example model: {family: "
+        LLAMA,
+        "model_type",
+        "rwkv",
+        "not supported; supported: bloom",
+        "for a draft from its keys, write model: {config: c.json, draft: true}",
     ),
     edit(LLAMA, "model_type", ["llama"], "not supported; supported: bloom, opt, llama"),
     edit("llama-4-scout", "text_config", DELETED, "must be a mapping with the", "(llama4_text)"),

@@ -309,33 +309,6 @@ def test_a_damaged_config_of_transformers(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "nearest"),
-    [
-        (
-            {**LLAMA_8B, "model_type": "olmo"},
-            "{family: llama, num_hidden_layers: 32, hidden_size: 4096, num_attention_heads: 32, vocab",
-        ),
-        (
-            {**BLOOM_7B1, "model_type": "bloom2"},
-            "model: {family: bloom, num_hidden_layers: 30, hidden_size: 4096, num_attention_heads: 32}",
-        ),
-        (
-            {"model_type": "paligemma", "text_config": WRITTEN["gemma-3-1b"]},
-            "num_attention_heads: 4, vocab_size: 262144, intermediate_size: 6912, num_key_value_heads: 1, ",
-        ),
-        ({"model_type": "mystery", "d_model": 5}, "num_hidden_layers: …"),
-    ],
-)
-def test_an_unknown_family_gets_the_most_similar_as_suggestion(
-    config: Any, nearest: str, tmp_path: Path
-) -> None:
-    write(tmp_path, config)
-    with pytest.raises(InputError, match="to approximate it by the most similar family") as caught:
-        load_model({"config": "config.json"}, root=tmp_path)
-    assert nearest in str(caught.value)
-
-
 def test_wrong_overrides_of_a_config_json(tmp_path: Path) -> None:
     write(tmp_path, LLAMA_8B)
     with pytest.raises(InputError, match=r"model\.n_layers: unknown key of the llama family"):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from simoffload.documents import parse_yaml, yaml_text
+from simoffload.errors import InputError
 from simoffload.models import FAMILIES
 from simoffload.scenario import resolve
 
@@ -26,6 +27,8 @@ class Shape(NamedTuple):
     """Layers with the window."""
     served: int = 0
     """Elements of a token in vLLM, if others."""
+    state: int = 0
+    """Bytes that layers with linear attention keep of a sequence; ``layers`` are the others."""
 
 
 SHAPES = {
@@ -50,8 +53,12 @@ SHAPES = {
     "llama4_text": Shape("llama-4-scout", 48, 2 * 8 * 128, 8192, 36),
     "glm4_moe": Shape("glm-4.5", 92, 2 * 8 * 128),
     "phimoe": Shape("phi-3.5-moe", 32, 2 * 8 * 128, 131_072, 32),
+    "olmo2": Shape("olmo-2-7b", 32, 2 * 32 * 128),
+    "minimax_m2": Shape("minimax-m2", 62, 2 * 8 * 128),
+    "qwen3_next": Shape("qwen3-next-80b-a3b", 12, 2 * 2 * 256, state=36 * (32 * 128**2 * 4 + 8192 * 4 * 2)),
 }
 """Models by family; Switch Transformers is in ``tests/models/test_switch_transformers.py``."""
+WITHOUT_STATE = [family for family, shape in SHAPES.items() if not shape.state]
 
 
 def terms(shape: Shape, *, steps: int = STEPS, **strategy: Any) -> dict[tuple[str, str], int]:
@@ -77,7 +84,7 @@ def test_a_cache_in_hbm(family: str) -> None:
     """Sliding layers keep a view of the whole prompt until the first decode step."""
     shape = SHAPES[family]
     held = max(positions(shape, full=LONGEST, sliding=shape.window), shape.layers * PROMPT)
-    size = BATCH * held * shape.token * 2
+    size = BATCH * (held * shape.token * 2 + shape.state)
     assert terms(shape, kind="resident")["hbm", "key-value cache"] == size
 
 
@@ -88,11 +95,16 @@ def test_a_paged_cache(family: str, form: str | None, element: int) -> None:
     shape = SHAPES[family]
     blocks = -(-LONGEST // 16), -(-(shape.window - 1) // 16) + 1
     held = 16 * positions(shape, full=blocks[0], sliding=blocks[1])
+    if shape.state:
+        assert form is not None or terms(shape, kind="vllm_cpu_offload")[
+            "hbm", "key-value cache"
+        ] == BATCH * (held * shape.token * 2 + shape.state)
+        return
     found = terms(shape, kind="vllm_cpu_offload", kv_cache={"format": form})
     assert found["hbm", "key-value cache"] == BATCH * held * (shape.served or shape.token) * element
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", WITHOUT_STATE)
 @pytest.mark.parametrize(("form", "element"), [("fp8", 1), ("int4", 0.5625), ("int2", 0.3125)])
 def test_a_quantized_cache(family: str, form: str, element: float) -> None:
     """Of the last 40 tokens, only fp8 keeps none in the model's type."""
@@ -107,7 +119,7 @@ def test_a_quantized_cache(family: str, form: str, element: float) -> None:
     assert recent == token * (LONGEST - stored) * 2
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", WITHOUT_STATE)
 @pytest.mark.parametrize("way", ["dynamic", "static"])
 def test_an_offloaded_cache(family: str, way: str) -> None:
     """A dynamic one has a token less than the window; a static one leaves sliding layers on the GPU."""
@@ -126,7 +138,7 @@ def test_an_offloaded_cache(family: str, way: str) -> None:
         assert found["hbm", "joined keys and values of a layer"] == token * max(PROMPT, last)
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", WITHOUT_STATE)
 @pytest.mark.parametrize(("form", "element"), [(None, 2.0), ("fp8", 1.0), ("int8", 1.0625), ("int4", 0.5625)])
 def test_a_streamed_cache(family: str, form: str | None, element: float) -> None:
     """All that is kept is in host memory, of a layer with a window one token less."""
@@ -135,3 +147,9 @@ def test_a_streamed_cache(family: str, form: str | None, element: float) -> None
     found = terms(shape, kind="resident", kv_cache=cache)
     held = positions(shape, full=LONGEST, sliding=shape.window - 1)
     assert found["dram", "key-value cache"] == BATCH * held * shape.token * element
+
+
+@pytest.mark.parametrize("cache", [{"tier": "dram"}, {"format": "fp8"}])
+def test_states_stay_where_they_are(cache: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="linear attention, whose states"):
+        terms(SHAPES["qwen3_next"], kind="resident", kv_cache=cache)

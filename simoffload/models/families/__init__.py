@@ -36,6 +36,9 @@ _OWN = {
     "llama4_text": "Llama4Text",
     "glm4_moe": "Glm4Moe",
     "phimoe": "PhiMoe",
+    "olmo2": "Olmo2",
+    "minimax_m2": "MiniMaxM2",
+    "qwen3_next": "Qwen3Next",
     "switch_transformers": "SwitchTransformers",
 }
 """The package's own families: the class of each, in the module of its name."""

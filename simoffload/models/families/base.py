@@ -146,6 +146,7 @@ class FamilyConfig(Frozen, ABC):
             modules_before=modules.before,
             groups=grouped(_marked(modules.layers, self.windows())),
             modules_after=modules.after,
+            notes=self.notes,
             **self.derived()._asdict(),
         )
 
@@ -162,6 +163,11 @@ class FamilyConfig(Frozen, ABC):
     def own_traits(self) -> Traits:
         """The traits of the family, where they depend on the model those of the model."""
         return self.traits
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the shape does not contain, or only bounds."""
+        return ()
 
     @abstractmethod
     def derived(self) -> Derived:

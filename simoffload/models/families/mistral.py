@@ -1,7 +1,8 @@
 """Mistral: Llama's modules; every layer has a sliding window, if the configuration has one.
 
 Modules and their order: transformers/models/mistral/modeling_mistral.py at 5.23.0, whose code of a layer
-equals Llama's; the operations are therefore those measured for Llama.
+equals Llama's; the operations are therefore those measured for Llama. The files of Mistral Small 3.1 and
+later (``model_type: mistral3``), which also take images, have this configuration under ``text_config``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class Mistral(SlidingConfig):
     """The configuration of Mistral models: Hugging Face's ``MistralConfig``."""
 
     family: ClassVar[str] = "mistral"
+    within: ClassVar[str | None] = "mistral3"
     traits: ClassVar[Traits] = Traits(
         architecture="MistralForCausalLM",
         attention="sdpa",

@@ -206,6 +206,13 @@ class RotaryConfig(FamilyConfig):
         attend = self._self_attention(bias=bias, output_bias=bias)
         return after(after(attend, "self_attn.q_proj", query_norm), "self_attn.k_proj", key_norm)
 
+    def _normed_whole(self, bias: bool = False, *, rotated: float = 1.0) -> tuple[Module, ...]:
+        """Return attention that normalizes all heads of queries together, and all of keys."""
+        query_width, key_width = self._widths
+        attend = self._self_attention(bias=bias, output_bias=bias, rotated=rotated)
+        attend = after(attend, "self_attn.q_proj", rms_norm("self_attn.q_norm", query_width))
+        return after(attend, "self_attn.k_proj", rms_norm("self_attn.k_norm", key_width))
+
     def _gated(
         self, *, bias: bool = False, name: str = "mlp", wide: int | None = None, act: str = "act_fn"
     ) -> tuple[Module, ...]:

@@ -1,0 +1,296 @@
+"""Drafts of unknown families: what decides is read under its synonyms, the rest is named key by key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.cli import main
+from simoffload.errors import InputError
+from simoffload.models import ModelShape, load_model
+
+ORACLE = json.loads(Path(__file__).with_name("oracle-5.json").read_text(encoding="utf-8"))
+WRITTEN: dict[str, dict[str, Any]] = ORACLE["configs"]
+FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "float8_e4m3fn",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+}
+# As released (MiniMaxAI/MiniMax-M2, Qwen/Qwen3-Next-80B-A3B-Instruct), with the keys that have no default.
+MINIMAX_M2: dict[str, Any] = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "attn_type_list": [1] * 62,
+    "eos_token_id": None,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "layernorm_full_attention_beta": 1.0,
+    "max_position_embeddings": 196608,
+    "mlp_intermediate_size": 8192,
+    "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer",
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "vocab_size": 200064,
+    "torch_dtype": "bfloat16",
+    "quantization_config": FP8,
+}
+QWEN3_NEXT: dict[str, Any] = {
+    "decoder_sparse_step": 1,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+DENSE: dict[str, Any] = {
+    "model_type": "strange",
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+def read(folder: Path, config: dict[str, Any], **more: Any) -> ModelShape:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return load_model({"config": "config.json", **more}, root=folder)
+
+
+def draft(folder: Path, config: dict[str, Any], **more: Any) -> ModelShape:
+    return read(folder, config, draft=True, **more)
+
+
+def token(shape: ModelShape) -> int:
+    return shape.kv_cache_bytes(batch=1, tokens=1)
+
+
+def test_the_released_files_have_the_counts_of_the_hub(tmp_path: Path) -> None:
+    """In FP8 a scale of 4 B per 128 x 128 weights; the Hub's total of Qwen3-Next has the MTP module, too."""
+    minimax = read(tmp_path, MINIMAX_M2)
+    assert minimax.num_parameters == 228_689_748_992
+    outside = 2 * 200_064 * 3072 + 62 * (256 * 3072 + 6144 + 1024 + 2 * 3072) + 3072
+    blocks = (228_689_748_992 - outside) // 128**2
+    # 228,703,644,928 tensors' elements on the Hub: with the scales and the routers' biases.
+    assert 228_689_748_992 + blocks + 62 * 256 == 228_703_644_928
+    assert minimax.weight_bytes == 228_689_748_992 - outside + 4 * blocks + 2 * outside
+    following = read(tmp_path, QWEN3_NEXT)
+    assert following.num_parameters == 79_674_391_296 == 81_324_862_720 - 1_650_471_424
+    assert "1,650,471,424 parameters" in following.notes[0]
+    assert token(following) == 12 * 2 * 2 * 256 * 2 == 24_576
+
+
+def test_a_draft_of_minimax_m2_has_all_experts_in_fp8(tmp_path: Path) -> None:
+    shape = draft(tmp_path, {**MINIMAX_M2, "model_type": "minimax_m9"})
+    assert shape.num_parameters == 228_689_748_992
+    assert shape.weight_bytes == read(tmp_path, MINIMAX_M2).weight_bytes
+    assert shape.name.endswith(" (draft), fp8-block128")
+    assert shape.dtype == "bfloat16"
+    assert any("num_mtp_modules: 3" in one for one in shape.notes)
+
+
+def test_a_draft_of_qwen3_next_caches_12_of_48_layers(tmp_path: Path) -> None:
+    """Only the gates of attention and of shared experts and the norms of heads have no key."""
+    shape = draft(tmp_path, {**QWEN3_NEXT, "model_type": "qwen9_next"})
+    assert token(shape) == 24_576
+    assert shape.state_bytes == 36 * (32 * 128 * 128 * 4 + 8192 * 4 * 2)
+    assert shape.num_parameters == 79_674_391_296 - 12 * (4096 * 2048 + 2 * 256) - 48 * 2048
+    assert any("lower bound" in one for one in shape.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("llama-3.2-1b", 0),
+        ("qwen3-0.6b", 28 * 2 * 128),  # norms of heads, which no key names
+        ("mistral-nemo", 0),
+        ("mixtral-8x7b", 0),
+        ("qwen3-30b-a3b", 48 * 2 * 128),
+        ("deepseek-v2-lite", 0),
+        ("deepseek-v3", 0),
+        ("kimi-k2", 0),
+        ("glm-4.5-air", -46 * 4096),  # attention_bias: not of the last projection
+        ("phi-3-mini", 0),
+        ("minimax-m2", 62 * (6144 + 1024)),  # transformers' class writes no use_qk_norm
+    ],
+)
+def test_families_that_are_known_come_out_as_drafts(name: str, lacking: int, tmp_path: Path) -> None:
+    shape = draft(tmp_path, {**WRITTEN[name], "model_type": "another"})
+    assert shape.num_parameters == ORACLE["sizes"][name]["total"] - lacking
+    assert token(shape) == token(load_model(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cached", "windowed"),
+    [
+        ({}, 4, 0),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}, 4, 2),
+        ({"layer_types": ["local", "global"] * 2, "window_size": 8}, 4, 2),
+        ({"sliding_window": 8, "sliding_window_pattern": 4}, 4, 3),
+        ({"sliding_window": 8, "use_sliding_window": False}, 4, 0),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, 4, 1),
+        ({"sliding_window": 8}, 4, 0),  # no key states which layers: an upper bound
+    ],
+)
+def test_kinds_of_layers(changes: dict[str, Any], cached: int, windowed: int, tmp_path: Path) -> None:
+    shape = draft(tmp_path, {**DENSE, **changes})
+    assert token(shape) == cached * 2 * 2 * 16 * 2
+    assert shape.num_sliding_layers == windowed
+
+
+def test_a_bound_is_called_one(tmp_path: Path) -> None:
+    window = draft(tmp_path, {**DENSE, "sliding_window": 8}).notes
+    assert any("the cache is an upper bound" in one for one in window)
+    act = draft(tmp_path, {**DENSE, "hidden_act": "gelu"}).notes
+    assert any("weights are an upper bound" in one for one in act)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 10},
+        {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 10},
+        {"num_experts": 8, "moe_topk": [2] * 4, "moe_intermediate_size": [10] * 4},
+        {"n_experts": 8, "num_experts_per_token": 2, "expert_ffn_hidden_size": 10},
+    ],
+)
+def test_experts_under_their_synonyms(names: dict[str, Any], tmp_path: Path) -> None:
+    more = {"num_shared_experts": 1, "first_k_dense_replace": 1}
+    found = draft(tmp_path, {**DENSE, **names, **more}).num_parameters
+    dense = draft(tmp_path, DENSE).num_parameters
+    assert found - dense == 3 * (9 * 3 * 10 * 64 + 8 * 64 - 3 * 96 * 64)
+
+
+def test_every_key_that_was_not_understood_is_named(tmp_path: Path) -> None:
+    config = {**DENSE, "strange_width": 7, "odd": {"a": [1]}, "eos_token_id": 2, "no": False, "nil": None}
+    (first, *_) = draft(tmp_path, config).notes
+    assert 'not understood: strange_width: 7; odd: {"a": [1]}; no: false. Tensors' in first
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, config)
+    assert "draft: true" in str(caught.value)
+    assert "not understood: strange_width: 7; odd" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mamba_d_state": 16}, "a draft would lack: mamba_d_state: 16 (its cache has at most 512 bytes"),
+        ({"kv_lora_rank": 8, "index_n_heads": 64}, "index_n_heads: 64"),
+        ({"expert_width_table": [1, 2]}, "expert_width_table"),
+        ({"layer_types": ["mamba", "attention"] * 2}, "2 of 4 layers are of the kind mamba"),
+        ({"attn_type_list": [0, 1, 1, 1]}, "3 others cache 384 bytes per token in 16 bits, a lower bound"),
+        ({"num_experts": 8}, "num_experts_per_tok is missing"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_what_decides_and_is_not_understood_gives_no_number(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"config\.json") as caught:
+        draft(tmp_path, {**DENSE, **changes})
+    assert message in str(caught.value)
+
+
+def test_a_key_is_left_out_by_null(tmp_path: Path) -> None:
+    shape = draft(tmp_path, {**DENSE, "mamba_d_state": 16}, mamba_d_state=None)
+    assert shape.num_parameters == draft(tmp_path, DENSE).num_parameters
+
+
+def test_the_language_model_within_another(tmp_path: Path) -> None:
+    inner = WRITTEN["llama-3.2-1b"]
+    outer = {"model_type": "llava_9", "vision_config": {"depth": 3}, "text_config": inner}
+    shape = draft(tmp_path, outer)
+    assert shape.family == "llama"
+    assert shape.num_parameters == ORACLE["sizes"]["llama-3.2-1b"]["total"]
+    assert "only the language model is counted, without what vision" in shape.notes[0]
+    unknown = {**inner, "model_type": "llava_9_text"}
+    assert draft(tmp_path, {**outer, "text_config": unknown}).num_parameters == shape.num_parameters
+
+
+def test_keys_in_the_scenario() -> None:
+    keys = {key: value for key, value in DENSE.items() if key != "model_type"}
+    shape = load_model({"family": "strange", "draft": True, **keys, "odd": 3})
+    assert shape.name == "strange 4x64 (draft)"
+    assert "odd: 3" in shape.notes[0]
+    with pytest.raises(InputError, match=r"unknown family.*; known: .*draft: true"):
+        load_model({"family": "strange", **keys})
+
+
+@pytest.mark.parametrize(
+    ("saved", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32"}, "float32"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float16"),
+        ({}, "float16"),
+    ],
+)
+def test_the_type_of_a_file_counts_where_the_scenario_states_none(
+    saved: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    config = {**DENSE, "model_type": "llama", **saved}
+    assert read(tmp_path, config).dtype == dtype
+    assert read(tmp_path, config, dtype="float16").dtype == "float16"
+
+
+def test_every_number_of_a_draft_stands_beside_that_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "odd": 3}))
+    scenario = {
+        "name": "s",
+        "model": {"config": "config.json", "draft": True},
+        "platform": "dgx-a100",
+        "workload": {"batch_size": 1, "prompt_length": 8, "output_length": 2},
+        "strategy": {"kind": "resident"},
+    }
+    (tmp_path / "s.json").write_text(json.dumps(scenario))
+    for command in (["models", "show", "config.json", "--draft"], ["run", "s.json"], ["fit", "s.json"]):
+        assert main(command) == 0
+        text = capsys.readouterr().out
+        assert "(draft)" in text
+        assert "not understood: odd: 3" in " ".join(text.split())
+        assert main([*command, "--json"]) == 0
+        data = capsys.readouterr().out
+        assert "(draft)" in data
+        assert "not understood: odd: 3" in data
