@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -111,5 +111,5 @@ def saved_dtype(document: Document, at: Location) -> Dtype | None:
         for key in ("dtype", "torch_dtype"):
             name = str(section.get(key)).removeprefix("torch.")
             if name in DTYPE_BYTES:
-                return cast(Dtype, name)
+                return name
     return None
