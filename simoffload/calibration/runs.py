@@ -11,7 +11,7 @@ from pydantic import Field
 
 from simoffload.documents import Document, Edit, Frozen, Location, edited, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
-from simoffload.models import ModelShape, ModelSpec
+from simoffload.models import FAMILIES, ModelShape, ModelSpec
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.cache_checks import check_native
 from simoffload.strategies.device_map import ModuleTree
@@ -251,6 +251,9 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
     shape = checked.model.shape(root=document.root)
     if shape.num_encoder_layers:
         text = f"{shape.family} has an encoder; only models that are a decoder alone can be measured"
+        raise InputError([document.problem((*at, "model"), text)])
+    if shape.family not in FAMILIES:
+        text = "transformers has no class for a draft; only models of a known family can be measured"
         raise InputError([document.problem((*at, "model"), text)])
     _check_length(document, at, checked, shape.max_position_embeddings)
     settings = checked.strategy

@@ -81,8 +81,8 @@ def cache_bytes(model: ModelShape, workload: Inference, *, block: int = 0) -> in
     if block:
         return state + model.kv_cache_bytes(batch=batch, tokens=workload.max_context, block=block)
     end = model.kv_cache_bytes(batch=batch, tokens=workload.max_context)
-    whole = model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False)
-    return state + max(end, whole)
+    prompt = model.kv_cache_bytes(batch=batch, tokens=workload.prompt_length, windows=False)
+    return state + max(end, prompt)
 
 
 def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
