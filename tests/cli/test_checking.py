@@ -133,9 +133,7 @@ def test_a_data_type_that_the_gpu_lacks_is_told_before_anything_is_simulated(
 def test_limits_hold_for_all_files_together_and_from_reading_on(program) -> None:
     answer = program("check", "small.yaml", "dgx-a100", "--timeout", "1 us")
     assert (answer.status, answer.out) == (1, "")
-    assert answer.err.startswith(
-        "error: stopped by engine.timeout (--timeout) after 1e-06 s while checking small.yaml; raise the "
-    )
+    assert answer.err.startswith("error: stopped by engine.timeout (--timeout) after 1e-06 s while ")
     assert program("profiles", "check", "dgx-a100", "--timeout", "1 us").status == 1
     assert program("check", "small.yaml", "dgx-a100", "--timeout", "1 min", "--memory-limit", "2 GiB") == (
         0,
