@@ -111,6 +111,12 @@ def _notes(
     further = [written(key, value) for key, value in inner.items() if FURTHER_TOKENS.search(key) and value]
     if further:
         sentences.append(f"draft: modules that predict further tokens are not counted ({'; '.join(further)})")
+    positions = config.max_position_embeddings
+    if positions and not any("rope" in key or "rotary" in key for key in inner):
+        table = positions * config.hidden_size
+        sentences.append(
+            f"draft: no key states rotary positions; a table of learned ones ({table:,} parameters) is not in it"
+        )
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")
     return (*sentences, *(f"draft: {one}" for one in left_out(outer or inner)))

@@ -167,6 +167,7 @@ def test_families_that_are_known_come_out_as_drafts(name: str, lacking: int, tmp
         ({"sliding_window": 8, "sliding_window_pattern": 4}, 4, 3),
         ({"sliding_window": 8, "use_sliding_window": False}, 4, 0),
         ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, 4, 1),
+        ({"num_key_value_heads": None, "multi_query": True}, 2, 0),  # one head instead of two
         ({"sliding_window": 8}, 4, 0),  # no key states which layers: an upper bound
     ],
 )
@@ -189,6 +190,7 @@ def test_a_bound_is_called_one(tmp_path: Path) -> None:
         {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 10},
         {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 10},
         {"num_experts": 8, "moe_topk": [2] * 4, "moe_intermediate_size": [10] * 4},
+        {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 10, "moe_layer_end_index": 3},
         {"n_experts": 8, "num_experts_per_token": 2, "expert_ffn_hidden_size": 10},
     ],
 )

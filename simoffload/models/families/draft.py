@@ -53,6 +53,8 @@ class DraftConfig(LatentConfig):
     n_shared_experts: Index = 0
     shared_expert_intermediate_size: Index = 0
     decoder_sparse_step: Count = 1
+    moe_layer_end_index: Index | None = None
+    """Number of the last layer with experts."""
     mlp_only_layers: Positions | None = None
     mlp_layer_types: tuple[str, ...] | None = None
     kv_lora_rank: Index = 0
@@ -143,8 +145,9 @@ class DraftConfig(LatentConfig):
             self.mlp_only_layers or (),
             self.decoder_sparse_step,
         )
+        last = self.num_hidden_layers if self.moe_layer_end_index is None else self.moe_layer_end_index
         return [
-            not self.num_experts or at < first or at in only or (at + 1) % step != 0
+            not self.num_experts or not first <= at <= last or at in only or (at + 1) % step != 0
             for at in range(self.num_hidden_layers)
         ]
 

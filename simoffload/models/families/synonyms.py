@@ -93,7 +93,7 @@ _KNOWN = frozenset(
         *("begin_suppress_tokens", "attn_implementation", "pretraining_tp", "norm_topk_prob"),
         *("topk_method", "scoring_func", "ep_size", "shared_moe_mode", "quantization_config"),
         *("text_config", "use_sliding_window", "is_encoder_decoder", "moe_capacity", "pad_token"),
-        *("bos_token", "eos_token", "rms_norm", "norm_topk", "transformers", "norm_min"),
+        *("bos_token", "eos_token", "rms_norm", "norm_topk", "transformers", "multi_query", "norm_min"),
         *("original_max_position_embeddings", "mrope_section", "spatial_merge_size"),
     )
 )
@@ -114,7 +114,7 @@ def decides(key: str, value: object) -> bool:
     """Return whether a key that a draft does not use describes tensors that it would lack."""
     if not value or not _DECIDES.search(key):
         return False
-    return value is not True or _STRUCTURE.search(key) is not None
+    return not isinstance(value, bool | str) or _STRUCTURE.search(key) is not None
 
 
 def written(key: str, value: object) -> str:
@@ -146,6 +146,8 @@ def prepared(raw: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
         width = next((found[one] for one in found if SYNONYMS.get(one, one) == "moe_intermediate_size"), None)
         if width is not None:
             found["intermediate_size"] = width
+    if raw.get("multi_query") is True and "num_key_value_heads" not in names:
+        found["num_key_value_heads"] = 1
     if "qk_norm_type" in names and "use_qk_norm" not in names:
         found["use_qk_norm"] = True
     return found
