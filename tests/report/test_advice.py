@@ -129,6 +129,13 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     assert len(table.rows) == len(search.front) == 1
 
 
+def test_a_search_that_was_stopped_says_so(search: Search) -> None:
+    (section,) = searched(replace(search, stopped="more than 2 s"), budget=None, service=[])
+    assert "the search is not complete: more than 2 s" in section.sentences
+    (section,) = searched(search, budget=None, service=[])
+    assert not any("not complete" in one for one in section.sentences)
+
+
 def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
     (pasted,) = (one for one in advised(advice, None) if one.title == "Settings to copy")
     files = recommended(advice)

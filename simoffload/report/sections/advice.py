@@ -331,7 +331,8 @@ def searched(
     looked += ", searched by Optuna's NSGA-II" if search.method == "optuna" else ""
     outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
     looked = f"{search.already}{looked}; {', '.join(limits)}" if limits else looked
-    texts = [looked, outcomes, *search.limits]
+    stopped = [f"the search is not complete: {search.stopped}"] if search.stopped else []
+    texts = [looked, outcomes, *stopped, *search.limits]
     texts += [
         f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
     ]
