@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.cli.console import Console, ExitCode, Progress
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import load, refusal, scenario_set
-from simoffload.limits import keep, limited, now_doing
+from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.compare import Comparison
@@ -23,7 +23,7 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
     if arguments.trace and arguments.output_dir is None:
         raise refusal("run", "--trace needs --output-dir")
     folder = OutputFolder.of(arguments)
-    # An explanation simulates many more scenarios, each within the limits.
+    # An explanation simulates many more scenarios, which share the time and have the memory each.
     question = _run if arguments.explain else limited(_run)
     answered = question(arguments, folder, console)
     answered.answer.show()
@@ -48,7 +48,8 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Progress(console) as progress:
+    shared = scenario.scenario.engine.timeout if arguments.explain else None
+    with sharing(shared), Progress(console) as progress:
         result = simulate(
             scenario,
             costs=prices,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
 
-from simoffload.bisection import smallest_that_fits
 from simoffload.hardware import Machine
 from simoffload.results import DataLoading, Epoch, Limit
 from simoffload.simulation.loaders import (
@@ -264,5 +263,12 @@ def _workers_needed(run: _LoadingRun) -> tuple[int | None, Limit]:
         dataset = run.dataset.model_copy(update={"workers": workers})
         return _epoch(replace(run, dataset=dataset), run.routes.supply(dataset), 0.0, 1).limit
 
-    found = smallest_that_fits(lambda workers: limit(workers) == "gpu", start=1, most=MOST_WORKERS)
-    return found, "gpu" if found else limit(MOST_WORKERS)
+    low, high = 0, 1
+    while (remaining := limit(high)) != "gpu":
+        if high >= MOST_WORKERS:
+            return None, remaining
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if limit(middle) == "gpu" else (middle, high)
+    return high, "gpu"

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,23 @@ def test_whole_copies_are_not_a_tier(program) -> None:
     strategy = "strategy={kind: resident, ranks: 2}"
     rendered = " ".join(program("run", "small.yaml", "--set", strategy).out.split())
     assert " with a whole copy of its weights in each GPU: " in rendered
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "shared"), [("run", ("--explain",), 600), ("advise", (), 540)]
+)
+def test_the_simulations_of_an_answer_share_its_time(
+    program, monkeypatch: pytest.MonkeyPatch, command: str, options: tuple[str, ...], shared: float
+) -> None:
+    """Of an explanation all; of advice a tenth is left for the report."""
+    module = import_module(f"simoffload.cli.{'running' if command == 'run' else 'advising'}")
+    before, times = module.sharing, []
+
+    def recorded(timeout: float | None) -> object:
+        times.append(timeout)
+        return before(timeout)
+
+    monkeypatch.setattr(module, "sharing", recorded)
+    fast = ("--set", "workload.output_length=1", "--timeout", "600 s")
+    assert program(command, "small.yaml", *options, *fast).status == 0
+    assert times == [shared]
