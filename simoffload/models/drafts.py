@@ -115,7 +115,7 @@ def _notes(
     if positions and not any("rope" in key or "rotary" in key for key in inner):
         table = positions * config.hidden_size
         sentences.append(
-            f"draft: no key states rotary positions; a table of learned ones ({table:,} parameters) is not in it"
+            f"draft: no key states rotary positions; learned ones ({table:,} parameters) are not in it"
         )
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")
