@@ -49,6 +49,8 @@ def drafted(
     inner = DraftConfig.replaced(_at(outer, at), overrides)
     not_understood = dict(_not_understood(inner, outer if at else {}))
     strange = {key: value for key, value in not_understood.items() if decides(key, value)}
+    if inner.get("is_encoder_decoder"):
+        strange["is_encoder_decoder"] = inner["is_encoder_decoder"]
     if strange:
         raise InputError([_refused(document, at, inner, strange)])
     if overrides:
