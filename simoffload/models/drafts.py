@@ -49,6 +49,8 @@ def drafted(
     inner = DraftConfig.replaced(_at(outer, at), overrides)
     not_understood = dict(_not_understood(inner, outer if at else {}))
     strange = {key: value for key, value in not_understood.items() if decides(key, value)}
+    if inner.get("is_encoder_decoder"):
+        strange["is_encoder_decoder"] = inner["is_encoder_decoder"]
     if strange:
         raise InputError([_refused(document, at, inner, strange)])
     if overrides:
@@ -115,7 +117,7 @@ def _notes(
     if positions and not any("rope" in key or "rotary" in key for key in inner):
         table = positions * config.hidden_size
         sentences.append(
-            f"draft: no key states rotary positions; a table of learned ones ({table:,} parameters) is not in it"
+            f"draft: no key states rotary positions; learned ones ({table:,} parameters) are not in it"
         )
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")

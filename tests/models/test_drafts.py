@@ -109,7 +109,8 @@ def test_the_released_files_have_the_counts_of_the_hub(tmp_path: Path) -> None:
     assert minimax.num_parameters == 228_689_748_992
     outside = 2 * 200_064 * 3072 + 62 * (256 * 3072 + 6144 + 1024 + 2 * 3072) + 3072
     blocks = (228_689_748_992 - outside) // 128**2
-    # 228,703,644,928 tensors' elements on the Hub: with the scales and the routers' biases.
+    # Totals of the Hub, in a public list: with the routers' biases (M2.1, M2.7), and with the scales (M2.5).
+    assert 228_689_748_992 + 62 * 256 == 228_689_764_864
     assert 228_689_748_992 + blocks + 62 * 256 == 228_703_644_928
     assert minimax.weight_bytes == 228_689_748_992 - outside + 4 * blocks + 2 * outside
     following = read(tmp_path, QWEN3_NEXT)
@@ -217,6 +218,7 @@ def test_every_key_that_was_not_understood_is_named(tmp_path: Path) -> None:
         ({"mamba_d_state": 16}, "a draft would lack: mamba_d_state: 16 (its cache has at most 512 bytes"),
         ({"kv_lora_rank": 8, "index_n_heads": 64}, "index_n_heads: 64"),
         ({"expert_width_table": [1, 2]}, "expert_width_table"),
+        ({"is_encoder_decoder": True}, "a draft would lack: is_encoder_decoder: true"),
         ({"layer_types": ["mamba", "attention"] * 2}, "2 of 4 layers are of the kind mamba"),
         ({"attn_type_list": [0, 1, 1, 1]}, "3 others cache 384 bytes per token in 16 bits, a lower bound"),
         ({"num_experts": 8}, "num_experts_per_tok is missing"),
