@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.prefix import prefix_loading
-    from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.sizing import largest, machines_needed
+    from simoffload.planning.smallest_changes import smallest_changes
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -114,7 +114,7 @@ _HOME = {
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
-    "smallest_changes": "simoffload.planning.remedies",
+    "smallest_changes": "simoffload.planning.smallest_changes",
     "storage_curve": "simoffload.planning.bandwidth",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",

@@ -75,7 +75,7 @@ class ScenarioPlanner:
     @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
         """Search for the smallest changes; raises WorkLimitError beyond one of the scenario's limits."""
-        from simoffload.planning.remedies import search_changes
+        from simoffload.planning.smallest_changes import search_changes
 
         keep(self.scenario.scenario.engine.limits)
         now_doing("planning")

@@ -1,22 +1,18 @@
-"""Search for the smallest changes that make a scenario fit; every change is tried on the scenario."""
+"""Changes of one kind that make a scenario fit; every one is tried on the scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, combinations, islice, product
+from itertools import chain, islice
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
-from simoffload.errors import InputError
 from simoffload.hardware import Target
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
-from simoffload.results import HALVED, Change, Remedies, TierUse
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-from simoffload.simulation.capacity import memory_footprint
+from simoffload.results import HALVED, Change, TierUse
 from simoffload.strategies import Tunable
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
@@ -109,7 +105,7 @@ def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
 # -- less work ------------------------------------------------------------------------------------
 
 
-def _each(evaluator: Evaluator) -> str:
+def each(evaluator: Evaluator) -> str:
     """Return what the batch counts, where every GPU has its own."""
     return " on each GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
 
@@ -125,13 +121,13 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
     if found is None:
         return
     yield from enough(
-        evaluator, Change("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
+        evaluator, Change("batch", f"batch {now} → {found}{each(evaluator)}", evaluator.batch(found))
     )
     if isinstance(workload, Training):
         part = max(count for count in range(1, found + 1) if now % count == 0)
         before = workload.gradient_accumulation_steps
         times = before * now // part
-        description = f"batch {now} → {part}{_each(evaluator)}, {before} → {times} micro-steps in a step"
+        description = f"batch {now} → {part}{each(evaluator)}, {before} → {times} micro-steps in a step"
         key = "gradient_accumulation_steps"
         more = Edit(("workload", key), times)
         release = evaluator.strategy.release_fixed_batch("batch_size", key)
@@ -164,12 +160,13 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """Yield 16 instead of 32 bit, other optimizers and 4-bit frozen weights in training, and quantized
     weights."""
-    steps = (*_halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
+    steps = (*halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
 
 
-def _halved(evaluator: Evaluator) -> Iterator[Change]:
+def halved(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield 16 instead of 32 bit for every number."""
     if evaluator.scenario.model.dtype == "float32":
         edit = evaluator.model("dtype", "bfloat16")
         yield Change("precision", "float32 → bfloat16", (edit,), quality=HALVED)
@@ -300,112 +297,3 @@ KINDS: tuple[Kind, ...] = (stages, tiers, settings, batch, context, precision, g
 """Kinds of changes in the order in which they are tried, free ones first."""
 BOUGHT = {"gpus", "machines", "capacity"}
 """Kinds of changes that require a purchase."""
-
-
-def first_steps(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield what may be the first of several changes, each as far as it goes, the smaller changes first."""
-    workload = evaluator.workload
-    yield from _halved(evaluator)
-    if isinstance(workload, Training) and not workload.gradient_checkpointing:
-        keys = ("workload", "gradient_checkpointing")
-        yield Change("setting", "gradient_checkpointing set", (Edit(keys, True),))
-    strategy = evaluator.strategy
-    last = list(strategy.stages(evaluator.plan))[-1:]
-    yield from last
-    every = chain.from_iterable(strategy.moves(evaluator.plan))
-    moves = [one for one in every if one.same_work and (not last or last[0].description in one.description)]
-    yield from sorted(moves, key=lambda step: len(step.edits))
-    if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        yield Change("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))
-
-
-_MOST = 4
-"""Maximum number of combined changes that are reported."""
-_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 100, 50, 60, 30
-"""Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
-
-
-def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
-    """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
-    one does.
-
-    Every change was tried on the scenario. Empty if it fits unchanged, or if nothing that was tried helps.
-    Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
-    """
-    return search_changes(loaded(scenario)).changes
-
-
-def search_changes(scenario: LoadedScenario) -> Remedies:
-    """Return the changes of ``smallest_changes``, and a record of those tried."""
-    if all(use.fits for use in memory_footprint(scenario)):
-        return Remedies((), ())
-    evaluator = Evaluator(scenario)
-    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
-    barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
-    if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
-        found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
-    lora = list(adapters(evaluator))
-    if not lora and all(_parts(change) for change in found):
-        steps = list(adapters_of(evaluator))
-        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), len(steps)))
-        if not found and not lora:
-            both = product(steps[-1:], first_steps(evaluator))
-            lora = list(islice(_threes(evaluator, both, most=_LORA_THREES), _MOST))
-    changes = (*sorted(found, key=_first_to_last), *sorted(lora, key=_first_to_last))
-    kept = tuple(replaced(evaluator, one) for one in changes)
-    return Remedies(kept, tuple(evaluator.effort.tried), barred)
-
-
-def _of_several(evaluator: Evaluator) -> list[Change]:
-    """Return pairs of changes, and triples where no pair suffices without a purchase."""
-    steps = list(first_steps(evaluator))
-    pairs = list(islice(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS), _MOST))
-    if not all(map(_is_bought, pairs)):
-        return pairs
-    return [*pairs, *islice(_threes(evaluator, combinations(steps, 2), most=_THREES), _MOST)]
-
-
-def _is_bought(change: Change) -> bool:
-    return change.kind.rpartition(" + ")[2] in BOUGHT
-
-
-def _first_to_last(change: Change) -> tuple[int, int]:
-    """Return the order of report: changes that keep the answers, and single ones, before others."""
-    return change.rank, _parts(change)
-
-
-def _parts(change: Change) -> int:
-    """Return the number of kinds of changes after the first."""
-    return change.kind.count(" + ")
-
-
-def _pairs(
-    evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
-) -> Iterator[Change]:
-    """Yield each step with the first change that then suffices; at most ``most`` plans are made."""
-    before = evaluator.effort.planned
-    for step in steps:
-        if evaluator.effort.planned - before >= most:
-            return
-        alone = tuple(enough(evaluator, step))  # a setting that does more than the remedies say
-        if alone:
-            yield from alone
-            continue
-        try:
-            first = evaluator.changed_by(*step.edits)
-            second = next((change for kind in kinds for change in kind(first)), None)
-        except InputError:  # not a step of this scenario
-            continue
-        if second is not None:
-            yield step.followed_by(second)
-
-
-def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
-    """Yield two steps with the first setting, length or precision that then suffices."""
-    steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
-    return _pairs(evaluator, steps, (settings, context, precision), most=most)
-
-
-def _same_keys(one: Change, other: Change) -> bool:
-    mine, others = ({each.path for each in step.edits} for step in (one, other))
-    return not mine.isdisjoint(others)

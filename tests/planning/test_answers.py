@@ -11,7 +11,7 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import WorkLimitError
-from simoffload.planning import remedies as changes
+from simoffload.planning import smallest_changes as changes
 from tests.cli.conftest import SCENARIO
 
 TOO_LARGE = ["strategy.weights=hbm"]

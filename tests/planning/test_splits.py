@@ -13,7 +13,7 @@ from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.planning.advise import Advice, advise
 from simoffload.planning.compare import compare
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.smallest_changes import smallest_changes
 from simoffload.planning.splits import splits
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text

@@ -13,8 +13,8 @@ from simoffload.planning.advise.drives import drives, shipped
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.replaced import replaced
+from simoffload.planning.smallest_changes import smallest_changes
 from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario

@@ -394,8 +394,5 @@ def _rounded(value: float) -> float:
 def _tokens(found: Iterable[Costed]) -> str:
     """Return the kind of tokens that results count."""
     kinds = {one.result.kind for one in found if one.result.tokens}
-    return (
-        {"inference": "output tokens", "training": "trained tokens"}[kinds.pop()]
-        if len(kinds) == 1
-        else "tokens"
-    )
+    names = {"inference": "output tokens", "training": "trained tokens"}
+    return names[kinds.pop()] if len(kinds) == 1 else "tokens"
