@@ -31,7 +31,7 @@ _HELP = "measure links, memories, kernels, storage and hooks of this machine and
 
 
 def add_micro(actions: SubParsers) -> None:
-    """Register the action ``micro``."""
+    """Register the action that measures this machine."""
     parser: argparse.ArgumentParser = actions.add_parser(
         "micro",
         help=_HELP,

@@ -219,9 +219,9 @@ class Change(NamedTuple):
             quality=joined.quality,
         )
 
-    def of_quality(self, words: str) -> Change:
+    def of_quality(self, texts: str) -> Change:
         """Return the change with what else is known of the answers that it alters."""
-        return self._replace(quality=_joined(self.quality, words))
+        return self._replace(quality=_joined(self.quality, texts))
 
     @property
     def same_work(self) -> bool:
@@ -252,8 +252,8 @@ class Change(NamedTuple):
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
-def _joined(*words: str) -> str:
-    return "; ".join(dict.fromkeys(filter(None, words)))
+def _joined(*texts: str) -> str:
+    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 class Remedies(NamedTuple):

@@ -10,11 +10,11 @@ documentation of its quantized cache; Hugging Face's blog on quantization of the
 from __future__ import annotations
 
 ADAPTERS = "on par with training all weights in its authors' tests (arXiv 2106.09685)"
-"""Word on LoRA."""
+"""Published quality of LoRA adapters."""
 STATES_8BIT = "8-bit states matched those of 32 bit in published runs (arXiv 2110.02861)"
-"""Word on 8-bit optimizers."""
+"""Published quality of optimizers with 8-bit states."""
 FROZEN_NF4 = "matched 16-bit LoRA in published tests (arXiv 2305.14314)"
-"""Word on frozen weights in NF4."""
+"""Published quality of frozen weights in NF4."""
 HALVED = "each value is rounded to 8 significant bits"
 """Word on bfloat16 in place of float32."""
 FLEXGEN_4BIT = "a negligible loss in its authors' tests (arXiv 2303.06865)"

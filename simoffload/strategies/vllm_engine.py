@@ -124,14 +124,14 @@ class VllmEngine(NamedTuple):
 
 def _taken(machine: Machine) -> tuple[int, str]:
     """Return the memory of a GPU [B] that is not free when vLLM starts, and what takes it."""
-    size, words = _CONTEXT, ["its CUDA context"]
+    size, parts = _CONTEXT, ["its CUDA context"]
     if machine.accelerator.has_display:
         size += _DISPLAY
-        words.append("a display")
+        parts.append("a display")
     if machine.accelerator.is_unified:
         size += machine.host.reserved_bytes
-        words.append("the operating system")
-    return size, f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
+        parts.append("the operating system")
+    return size, f"{', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else parts[0]
 
 
 def most_utilization(machine: Machine) -> float:

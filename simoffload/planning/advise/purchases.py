@@ -39,7 +39,7 @@ class SimulatedPurchase(Evaluated):
     meets: bool
     """Whether the purchase keeps the budget and the service level."""
     objective: Objective = "throughput"
-    """What ``speed`` is of."""
+    """The objective in whose unit ``speed`` is."""
 
     @property
     def description(self) -> tuple[str, ...]:

@@ -71,10 +71,10 @@ def advice_verdict(advice: Advice) -> str:
         ("best setting", clear),
     )
     gains, seen = [] if same else [_nothing_helps(advice, other)], list[Tried]()
-    for words, found in named:
+    for title, found in named:
         if found and found[0] not in seen:
             seen.append(found[0])
-            gains.append(f"{words}: {with_gain(found[0], advice)}")
+            gains.append(f"{title}: {with_gain(found[0], advice)}")
     gains += [f"more throughput: {with_throughput(one, advice)}" for one in advice.larger_batches[:1]]
     return f"{took(result)}; bottleneck: {result.bottleneck}{limit}; {'; '.join(gains)}; {BRACKETS}."
 
@@ -258,10 +258,10 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
     head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
     table = ReportTable("", (*head, "TTFT"), tuple(rows), (2, 3, 4, 5, 7))
     table = table if any(row[-1] for row in rows) else table.without_last_column()
-    words = [one.change.quality for one in found]
-    if not any(words):
+    qualities = [one.change.quality for one in found]
+    if not any(qualities):
         return table
-    rated = tuple((*row, word) for row, word in zip(table.rows, words, strict=True))
+    rated = tuple((*row, one) for row, one in zip(table.rows, qualities, strict=True))
     return table._replace(head=(*table.head, "quality"), rows=rated)
 
 

@@ -38,13 +38,13 @@ def optimizer_changes(path: tuple[str, ...], *, now: str | None) -> Iterator[Cha
     paged, with 8-bit moments, and both."""
     if now is not None and now not in ("Adam", "AdamW"):
         return
-    for name, words, quality in (
+    for name, how, quality in (
         ("PagedAdamW", "moments that do not fit are paged out to host memory", ""),
         ("AdamW8bit", "moments in 8 bit", STATES_8BIT),
         ("PagedAdamW8bit", "moments in 8 bit, and paged out where they do not fit", STATES_8BIT),
     ):
         kind = "precision" if quality else "setting"
-        description = f"optimizer {name} of bitsandbytes ({words})"
+        description = f"optimizer {name} of bitsandbytes ({how})"
         yield Change(kind, description, (Edit(path, name),), quality=quality)
 
 
@@ -91,8 +91,8 @@ def with_paging(stages: Iterable[MemoryStage], machine: Machine, *, per_host: in
             term._replace(size=term.size - out, spare=True) if term.name == PAGED else term
             for term in stage.terms
         ]
-        moved = [MemoryTerm("dram", PAGED_OUT, out * per_host)] if out else []
-        yield stage._replace(terms=(*terms, *moved))
+        paged_out = [MemoryTerm("dram", PAGED_OUT, out * per_host)] if out else []
+        yield stage._replace(terms=(*terms, *paged_out))
 
 
 def paged_out(stages: Iterable[MemoryStage], *, per_host: int) -> int:

@@ -303,17 +303,17 @@ class FsdpPlan(StepWork):
         remedy = _HOSTS if offload else _OFFLOAD
         bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
         pages = self.strategy.optimizer.startswith("Paged")
-        moved = sum(paged(one, bits=bits) for one in slices) if pages else 0
-        whole = 2 * size * total
+        elsewhere = sum(paged(one, bits=bits) for one in slices) if pages else 0
+        states = 2 * size * total
         if self.strategy.optimizer != "AdamW":
-            whole = sum(moments(one, bits=bits) for one in slices)
+            states = sum(moments(one, bits=bits) for one in slices)
         terms = [
             MemoryTerm(self.target, name, here * held, pinned=pinned, remedy=remedy)
             for name, held, pinned in (
                 ("parameters", size * total, offload),
                 ("gradients", size * total, offload),
-                ("moments", whole - moved, False),
-                (PAGED, moved, False),
+                ("moments", states - elsewhere, False),
+                (PAGED, elsewhere, False),
             )
         ]
         if offload:
