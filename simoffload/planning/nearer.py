@@ -22,8 +22,6 @@ from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
 
-_MEMORY = {"hbm": "GPU memory", "dram": "host memory"}
-"""Memory of a machine, by tier."""
 _TIMES = {"tpot_s": "TPOT", "ttft_s": "TTFT", "per_token_s": "time per token"}
 """Names of the times by which results are compared."""
 
@@ -112,8 +110,9 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
     scenario, strategy = evaluator.scenario, evaluator.strategy
     for one in strategy.placements(scenario.machine):
         tiers = [tier for tier in one if tier is not None]
-        if all(tier in _MEMORY for tier in tiers):
-            where = " and ".join(_MEMORY[tier] for tier in dict.fromkeys(tiers))
+        if all(tier in {"hbm", "dram"} for tier in tiers):
+            named = ("GPU memory" if tier == "hbm" else "host memory" for tier in dict.fromkeys(tiers))
+            where = " and ".join(named)
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"
             yield Change("placement", described, strategy.retarget(one, scenario.machine), key=str(one))

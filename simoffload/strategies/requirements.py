@@ -9,7 +9,7 @@ refused for one. Sources: vLLM 0.25.1 (each method's ``get_min_capability`` in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from simoffload.documents import either
 from simoffload.errors import InputError
@@ -67,14 +67,14 @@ METHODS: Mapping[str, Mapping[Method, Least]] = {
 """Lowest capability by program and method of quantization; a method that is not listed has no known one."""
 
 
-DTYPES: Mapping[Method, tuple[Dtype, ...]] = {
+DTYPES: Mapping[Method, tuple[Dtype, ...]] = dict.fromkeys(get_args(Method), get_args(Dtype)) | {
     "fp8": ("bfloat16", "float16"),
     "gptq": ("float16", "bfloat16"),
     "awq": ("float16", "bfloat16"),
     "mxfp4": ("bfloat16",),
     "nvfp4": ("bfloat16", "float16"),
 }
-"""Data types that vLLM takes with quantized weights; with others, any."""
+"""Data types that vLLM takes with quantized weights, by method: any where it has no rule."""
 
 
 def check_capability(
@@ -140,7 +140,7 @@ def check_dtype(model: ModelShape) -> None:
         text = f"vLLM refuses float16 for {model.family}, whose activations overflow"
         raise InputError.at("model.dtype", f"{text}; set model.dtype to bfloat16 or float32")
     for method in sorted(methods_of(model)):
-        takes = DTYPES.get(method, (model.dtype,))
+        takes = DTYPES[method]
         if model.dtype not in takes:
             text = f"vLLM refuses {model.dtype} with {model.quantization}"
             raise InputError.at("model.dtype", f"{text}; set model.dtype to {either(takes)}")

@@ -176,7 +176,8 @@ CASES: tuple[Case, ...] = (
         '{"model_type": "mamba"}',
         (
             "config.json:1:16: model_type:",
-            "this family is not supported; supported: bloom, opt, llama, mixtral",
+            "this family is not supported; ",
+            "supported: bloom, opt, llama, mixtral",
         ),
         name="config.json",
         command="check",

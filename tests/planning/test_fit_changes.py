@@ -218,6 +218,7 @@ def test_a_result_says_what_is_left_where_it_is_least() -> None:
         "kind": "tier",
         "description": "weights on dram",
         "set": ["strategy.weights=dram"],
+        "quality": "",
         "headroom_bytes": {use.tier: use.headroom for use in in_dram.capacity},
     }
 

@@ -67,10 +67,9 @@ def test_a_change_that_cannot_be_is_not_hidden_behind_one_that_can(document: Doc
 
 
 @pytest.mark.usefixtures("_unchecked")
-@pytest.mark.parametrize("rate", ["-1", "0 GB/s", "100000000 s"])
+@pytest.mark.parametrize("rate", ["-1", "0 GB/s"])
 def test_nor_one_that_makes_no_machine(document: Document, rate: str) -> None:
-    key = "latency" if rate.endswith(" s") else "read"
-    axis = f"profiles.ddn-ai400x2.{key}={'1 ms' if key == 'latency' else '20 GB/s'},{rate}"
+    axis = f"profiles.ddn-ai400x2.read=20 GB/s,{rate}"
     assert firsts(document, "strategy.weights=dram", axis) == [0, 1]
 
 

@@ -58,7 +58,11 @@ def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
     for model in list_models():
         # Its many small tensors are prefetched together: five buffers are too few for one process.
         more = (f"{_BUFFERS}=6",) if model == "qwen3-next-80b-a3b" else ()
-        assert fit(default_scenario(model, platform, overrides=more).on("raid")).target == "raid"
+        try:
+            assert fit(default_scenario(model, platform, overrides=more).on("raid")).target == "raid"
+        except InputError as error:  # as transformers has no kernels for it before Hopper and Ada
+            assert platform == "dgx-a100"
+            assert "fp8-block128 in transformers needs compute capability 8.9" in str(error)
 
 
 def test_deepspeed_says_which_buffers_are_too_few() -> None:

@@ -291,7 +291,8 @@ def test_gpt_oss_fits_a_desktop_with_64_gb(gpus: int) -> None:
 )
 def test_vllm_joins_tensors_of_queries_keys_and_values(quantization: str, names: list[str]) -> None:
     """Each kind of tensor with its own kind; ``g_idx`` is dropped."""
-    plan = offloaded("dgx-h100", {"name": "llama-3.1-8b", "quantization": quantization}, cpu_offload_gb=100)
+    model = {"name": "llama-3.1-8b", "quantization": quantization, "dtype": "bfloat16"}
+    plan = offloaded("dgx-h100", model, cpu_offload_gb=100)
     (stage,) = plan.divided.stages
     (qkv,) = (one for one in stage.layers[0] if one.name.startswith("self_attn.q_proj+"))
     (weight,) = qkv.parameters

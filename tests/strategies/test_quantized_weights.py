@@ -19,7 +19,7 @@ def scenario(name: str, quantization: str, *more: str) -> so.LoadedScenario:
     return so.load_scenario(name, overrides=[f"model={{name: opt-30b, quantization: {quantization}}}", *more])
 
 
-@pytest.mark.parametrize("quantization", ["none", "int4-g128", "nf4-dq", "fp8", "q4_k_m"])
+@pytest.mark.parametrize("quantization", ["none", "int4-g128", "nf4-dq", "gpt-fast-int8", "q4_k_m"])
 def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
     loaded = scenario(
         _STREAMED, quantization, "strategy.ds_config.zero_optimization.stage3_max_reuse_distance=0"

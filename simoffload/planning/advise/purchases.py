@@ -200,6 +200,8 @@ def search_catalogue(
     spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
+    if chosen == "optuna":
+        _check_optuna()
     _, unchanged = evaluator.answer(progress=progress)
     stopped = ""
     try:
@@ -336,6 +338,15 @@ _SEED = 20261121
 _WORST = (0.0, 1e18)
 
 
+def _check_optuna() -> None:
+    """Raise InputError without the package optuna."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
+        raise InputError.at("optuna", text, path="--method") from None
+
+
 def explore(
     space: Sequence[Dimension],
     evaluate: Callable[[Sequence[Dimension], Sequence[int]], SimulatedPurchase | None],
@@ -350,11 +361,9 @@ def explore(
 
     NSGA-II: Deb et al., "A fast and elitist multiobjective genetic algorithm" (2002).
     """
-    try:
-        import optuna
-    except ImportError:
-        text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
-        raise InputError.at("optuna", text, path="--method") from None
+    _check_optuna()
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:

@@ -265,6 +265,8 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
+        if not self.settings.optimizer.startswith("Paged"):
+            return 0
         return paged_out(self.memory_stages, per_host=self.processes)
 
     @property
