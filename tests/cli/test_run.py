@@ -156,9 +156,7 @@ def test_reports_and_traces_are_inside_the_limits(
     answer = program("run", "small.yaml", "--timeout", "1 s", "--output-dir", "out", *options)
     assert time.monotonic() - began < 2.9
     assert (answer.status, answer.out) == (1, "")
-    assert answer.err.startswith(
-        "error: stopped by engine.timeout (--timeout), which all parts of the answer"
-    )
+    assert answer.err.startswith("error: stopped by engine.timeout (--timeout), which all parts of the")
     assert "share, while reporting;" in answer.err
     assert not Path("out").exists()
 
