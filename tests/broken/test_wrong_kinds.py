@@ -18,7 +18,7 @@ from simoffload.documents.validation import key_names, place_of
 from simoffload.errors import InputError
 from simoffload.hardware import KINDS
 from simoffload.models import load_model
-from simoffload.models.spec import _sizes
+from simoffload.models.sizes import _sizes
 from simoffload.planning.sweep.axes import SweepSection
 from simoffload.scenario import Scenario, ScenarioCache
 from simoffload.scenario.loading import resolve
@@ -73,7 +73,7 @@ def keys(
         for number in range(min(len(node), 2)):
             yield (*at, number), tree
             yield from keys(model, tree, (*at, number), seen)
-    types = place_of(model, tree, at, missing=False).types
+    types = place_of(model, tree, at, ends_in_key=False).types
     known = key_names(types)
     if not isinstance(node, dict) or len(at) >= DEEPEST or (known and types in seen):
         return
@@ -176,7 +176,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_model() -> None:
         tree = {"family": family, **config, "num_hidden_layers": 2}
         for key in (*tree, "rope_scaling", "quantization_config", "dtype", "attention", "routing"):
             for value in WRONG:
-                with suppress(InputError, ValueError):
+                with suppress(InputError):
                     load_model({**tree, key: value})
 
 
