@@ -139,6 +139,14 @@ class Machine:
         return self.count()
 
     @property
+    def is_personal(self) -> bool:
+        """Whether it stands on a desk, has a card for desktops (one whose profile says whether a display is
+        connected) or GPUs that share the memory of the CPU: there programs that compute on CPU and GPU
+        together are common."""
+        gpu = self.accelerator
+        return self.setting == "desk" or gpu.display is not None or gpu.is_unified
+
+    @property
     def resources(self) -> tuple[Resource, ...]:
         """The resources that transfers of the machine share."""
         return self._built_topology[0]

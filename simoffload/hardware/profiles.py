@@ -242,12 +242,6 @@ class Accelerator(Profile):
         return self.display is not None and self.display.value
 
     @property
-    def is_personal(self) -> bool:
-        """Whether its machine is a desktop or shares its memory with the CPU, where programs that compute on
-        CPU and GPU together are common."""
-        return self.has_display or self.is_unified
-
-    @property
     def hbm_rate(self) -> float:
         """The bandwidth [B/s] that kernels reach in GPU memory."""
         return self.hbm_bandwidth.value * self.hbm_efficiency.value

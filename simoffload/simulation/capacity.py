@@ -105,13 +105,13 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
     tokens take (discussions 477 and pull request 232 of ikawrakow/ik_llama.cpp).
     """
     machine, model, work = scenario.machine, scenario.model, scenario.scenario.workload
-    if work.kind != "inference" or not machine.accelerator.is_personal:
+    if work.kind != "inference" or not machine.is_personal:
         return ()
     has = machine.gpus * (machine.tiers["hbm"].capacity - machine.accelerator.reserved_bytes)
     needed = model.weight_bytes + model.kv_cache_bytes(batch=1, tokens=work.max_context)
     if needed <= has:
         return ()
-    gpus = "the GPU" if machine.gpus == 1 else f"all {machine.gpus} GPUs"
+    gpus = {1: "the GPU", 2: "both GPUs"}.get(machine.gpus, f"the {machine.gpus} GPUs together")
     text = f"the model ({format_bytes(needed, binary=True)} with the cache of a sequence) does not fit {gpus}"
     return (f"{text}: llama.cpp and KTransformers {_ON_CPU}",)
 

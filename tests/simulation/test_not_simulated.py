@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import simoffload as so
-from simoffload.hardware import load_platform
+from simoffload.hardware.wiring import Setting
 from simoffload.planning.compare import compare_scenarios
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
@@ -55,11 +57,35 @@ def test_a_comparison_says_it_once_for_its_rows() -> None:
     assert NAMED in str(found.to_dict())
 
 
-def test_an_attribute_decides_not_a_name() -> None:
-    """Of a profile that states a display; one that does not is a server."""
-    platform = load_platform("rtx-4090-desktop").machine().accelerator
-    assert platform.is_personal
-    assert not platform.model_copy(update={"display": None}).is_personal
+@pytest.mark.parametrize(
+    ("setting", "display", "desktop"),
+    [
+        ("desk", "false", True),  # without a monitor
+        ("rack", "false", True),  # the card is one for desktops
+        (None, "true", True),
+        ("desk", None, True),
+        ("rack", None, False),
+        (None, None, False),
+    ],
+)
+def test_the_desk_or_the_class_of_the_card_decides(
+    setting: Setting | None, display: str | None, desktop: bool
+) -> None:
+    """Neither a name nor whether a display is connected."""
+    stated = [f"profiles.accelerator/rtx-4090.display={display}"] if display else []
+    one = so.load_scenario("serving/llama-3.1-70b", overrides=stated)
+    gpu = one.machine.accelerator
+    gpu = gpu if display else gpu.model_copy(update={"display": None})
+    changed = replace(one, machine=replace(one.machine, accelerator=gpu, setting=setting))
+    assert changed.machine.is_personal is desktop
+    assert len(not_simulated(changed)) == desktop
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(1, "the GPU"), (2, "both GPUs"), (3, "the 3 GPUs together")])
+def test_it_names_the_gpus(gpus: int, words: str) -> None:
+    one = so.load_scenario("serving/llama-3.1-70b", overrides=["model={name: llama-3.1-405b}"])
+    (text,) = not_simulated(replace(one, machine=replace(one.machine, gpus=gpus)))
+    assert f"does not fit {words}: llama.cpp" in text
 
 
 @pytest.mark.parametrize(
