@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field
 
 from simoffload.documents import Document, Frozen, Location, listing, quoted, suggest
+from simoffload.errors import shortened
 from simoffload.models.families.base import Flag
 from simoffload.models.modules import DTYPE_BYTES, Dtype
 
@@ -21,6 +22,9 @@ _SavedDtype = Literal[
     "torch.float16",
     "torch.bfloat16",
     "torch.float32",
+    "torch.float64",
+    "torch.float8_e4m3fn",
+    "torch.float8_e5m2",
 ]
 """Types of PyTorch in which checkpoints are saved."""
 _ACTIVATIONS = (
@@ -98,18 +102,35 @@ class CommonKeys(Frozen):
     transformers_version: str | None = None
 
 
-def saved_dtype(document: Document, at: Location) -> Dtype | None:
-    """Return the data type in which a config.json states that the weights were saved; None for another one,
-    such as a type of 8 bits, and where it states none.
+class SavedType(NamedTuple):
+    """The type in which a config.json states that the weights were saved."""
+
+    name: str
+    at: Location
+    """Where it is stated."""
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """The data type, if a model may have it."""
+        return self.name if self.name in DTYPE_BYTES else None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether it is a floating-point type of 8 bits."""
+        return self.name.startswith("float8_")
+
+
+def saved_type(document: Document, at: Location) -> SavedType | None:
+    """Return the type in which a config.json states that the weights were saved; None where it states none.
 
     ``at`` is where the keys of the model are; the type may also be at the top.
     """
     inner: Any = document.data
     for key in at:
         inner = inner[key]
-    for section in (inner, document.data):
+    for place, section in ((at, inner), ((), document.data)):
         for key in ("dtype", "torch_dtype"):
-            name = str(section.get(key)).removeprefix("torch.")
-            if name in DTYPE_BYTES:
-                return name
+            value = section.get(key)
+            if value is not None and value != "auto":
+                return SavedType(shortened(str(value)).removeprefix("torch."), (*place, key))
     return None

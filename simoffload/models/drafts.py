@@ -6,7 +6,7 @@ that was not understood. Where such a key describes tensors, there is no draft a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,7 +20,8 @@ from simoffload.models.families.synonyms import (
     FURTHER_TOKENS,
     NOT_COUNTED,
     decides,
-    has_influence,
+    is_known,
+    is_taken_lightly,
     written,
 )
 
@@ -47,7 +48,8 @@ def drafted(
     """
     outer = dict(document.data)
     inner = DraftConfig.replaced(_at(outer, at), overrides)
-    not_understood = dict(_not_understood(inner, outer if at else {}))
+    unused = _unused(inner, outer if at else {})
+    not_understood = {key: value for key, value in unused.items() if not is_taken_lightly(key, value)}
     strange = {key: value for key, value in not_understood.items() if decides(key, value)}
     if inner.get("is_encoder_decoder"):
         strange["is_encoder_decoder"] = inner["is_encoder_decoder"]
@@ -57,7 +59,11 @@ def drafted(
         config = validate(Document(document.path, {"model": inner}), DraftConfig, at=("model",))
     else:
         config = validate(document, DraftConfig, at=at)
-    return config, _notes(config, inner, outer if at else {}, not_understood)
+    lightly = [key for key in unused if key not in not_understood]
+    return config, (
+        _status(config, not_understood, lightly),
+        *_notes(config, inner, outer if at else {}),
+    )
 
 
 def _at(data: Mapping[str, Any], at: Location) -> Mapping[str, Any]:
@@ -67,13 +73,19 @@ def _at(data: Mapping[str, Any], at: Location) -> Mapping[str, Any]:
     return dict(inner)
 
 
-def _not_understood(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _unused(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a draft neither uses nor knows to have no influence."""
     known = DraftConfig.known_keys()
-    for keys in (inner, outer):
-        for key, value in keys.items():
-            plain = key not in known and has_influence(key)
-            if plain and value is not None and not NOT_COUNTED.search(key) and not FURTHER_TOKENS.search(key):
-                yield key, value
+    return {
+        key: value
+        for key, value in [*outer.items(), *inner.items()]
+        if key not in known and value is not None and not is_known(key, value) and not _counted_out(key)
+    }
+
+
+def _counted_out(key: str) -> bool:
+    """Return whether a key belongs to parts that have a note of their own."""
+    return (NOT_COUNTED.search(key) or FURTHER_TOKENS.search(key)) is not None
 
 
 def _refused(
@@ -84,7 +96,7 @@ def _refused(
     sizes = {key: value for key, value in inner.items() if key not in strange}
     try:
         width = DraftConfig.model_validate(sizes).full_cache_bytes
-        bound = f" (its cache has at most {width:,} bytes per token in 16 bits, as a draft)"
+        bound = f" (a draft without them would cache at most {width:,} bytes per token in 16 bits)"
     except ValidationError:
         bound = ""
     first = next(iter(strange))
@@ -96,20 +108,21 @@ def _refused(
     return document.problem((*at, first), text)
 
 
-def _notes(
-    config: DraftConfig, inner: Mapping[str, Any], outer: Mapping[str, Any], not_understood: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _status(config: DraftConfig, not_understood: Mapping[str, Any], lightly: list[str]) -> str:
+    """Return the sentence that marks a draft, with what became of each key that it does not use."""
     keys = "; ".join(written(key, value) for key, value in not_understood.items())
-    why = f"not understood: {keys}" if keys else "every key was used or has no influence on sizes"
+    why = f"not understood: {keys}" if keys else "every other key was used or has no influence on sizes"
+    taken = f"; taken by their names to have no influence on sizes: {', '.join(lightly)}" if lightly else ""
     kind = quoted(config.model_type)
-    first = (
-        f"all sizes and times are those of a draft, as the family {kind} is not known; {why}. Tensors that "
-        "no key names are not in it"
+    return (
+        f"all sizes and times are those of a draft, as the family {kind} is not known; {why}{taken}. Tensors "
+        "that no key names are not in it"
     )
-    sentences = [
-        first,
-        *(f"draft: {one}" for one in config.assumptions),
-    ]
+
+
+def _notes(config: DraftConfig, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return sentences about what a draft assumes, and what is not in it."""
+    sentences = [f"draft: {one}" for one in config.assumptions]
     further = [written(key, value) for key, value in inner.items() if FURTHER_TOKENS.search(key) and value]
     if further:
         sentences.append(f"draft: modules that predict further tokens are not counted ({'; '.join(further)})")
@@ -124,16 +137,18 @@ def _notes(
     return (*sentences, *(f"draft: {one}" for one in left_out(outer or inner)))
 
 
-def how_to_draft(config: Mapping[str, Any], written_as: str) -> str:
-    """Return how to draft a model of an unknown family."""
-    inner = config.get("text_config")
-    sizes = inner if isinstance(inner, Mapping) else config
-    known = DraftConfig.known_keys()
+def how_to_draft(document: Document, at: Location, how: str) -> str:
+    """Return how to draft a model of an unknown family from the keys at a place, or why that is not possible;
+    ``how`` is what to write for model."""
+    keys = DraftConfig.replaced(_at(document.data, at), {})
+    unused = _unused(keys, {})
     open_ = "; ".join(
-        written(key, value)
-        for key, value in sizes.items()
-        if value is not None and key not in known and has_influence(key)
+        written(key, value) for key, value in unused.items() if not is_taken_lightly(key, value)
     )
-    keys = f", of which these are not understood: {open_}" if open_ else ""
-    how = f"write model: {written_as} (simoffload models show: --draft)"
-    return f"for a draft from its keys{keys}, {how}"
+    try:
+        drafted(document, at, {})
+    except InputError as error:
+        first = error.problems[0]
+        return f"its keys (draft: true) give no draft either: {first.key.split('.')[-1]}: {first.message}"
+    named = f", of which these are not understood: {open_}" if open_ else ""
+    return f"for a draft from its keys{named}, write model: {how} (simoffload models show: --draft)"

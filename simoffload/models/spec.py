@@ -22,11 +22,11 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.models.common_keys import CommonKeys, saved_dtype
+from simoffload.models.common_keys import CommonKeys, saved_type
 from simoffload.models.drafts import MARK, drafted, how_to_draft, left_out
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
-from simoffload.models.modules import Attention, Dtype
+from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.quantization_config import read_quantization
 from simoffload.models.routing import EVEN, Routing
@@ -69,7 +69,8 @@ class ModelSpec(Frozen):
     family."""
     dtype: Dtype | None = None
     """Data type of weights, activations and cache; by default that of a ``config`` (its key ``dtype`` or
-    ``torch_dtype``), otherwise float16, and bfloat16 for experts in MXFP4 (gpt-oss), whose kernels need it,
+    ``torch_dtype``; one of 8 bits selects ``quantization`` fp8),
+    otherwise float16, and bfloat16 for experts in MXFP4 (gpt-oss), whose kernels need it,
     and for Gemma 2 and 3, which overflow in float16."""
 
     attention: Attention | None = None
@@ -132,7 +133,8 @@ class ModelSpec(Frozen):
             )
         if family not in FAMILIES:
             message = f"unknown family{suggest(family, FAMILIES)}; known: {', '.join(FAMILIES)}"
-            how = how_to_draft(self.overrides, f"{{family: {shortened(family)}, draft: true, …}}")
+            keys = Document("", {"model": {"model_type": family, **self.overrides}})
+            how = how_to_draft(keys, ("model",), f"{{family: {shortened(family)}, draft: true, …}}")
             raise invalid("family", f"{message}; {how}", self.family)
         config = _configured(FAMILIES[family], {}, self.overrides)
         return _Resolved(f"{family} {config.num_hidden_layers}x{config.hidden_size}", config)
@@ -179,14 +181,8 @@ class ModelSpec(Frozen):
         if family is None:
             return self._drafted(document, at, label)
         config = self._from_file(document, family, at)
-        # What the scenario replaces need not be supported.
-        described = (
-            None
-            if self.quantization is not None
-            else read_quantization(document, lambda: _rows(config), at=at)
-        )
         notes = left_out(document.data) if at else ()
-        return _Resolved(self._label(label), config, described, notes, saved_dtype(document, at))
+        return self._stored(_Resolved(self._label(label), config, notes=notes), document, at)
 
     def _drafted(self, document: Document, at: Location, label: str | None = None) -> _Resolved:
         """Return the draft of a model of an unknown family, with the quantization that its file describes."""
@@ -194,11 +190,31 @@ class ModelSpec(Frozen):
         config, notes = drafted(document, at, overrides)
         if label is None:
             label = f"{self.family} {config.num_hidden_layers}x{config.hidden_size}"
+        name = f"{label if self.family else self._label(label)}{MARK}"
+        return self._stored(_Resolved(name, config, notes=notes), document, at)
+
+    def _stored(self, model: _Resolved, document: Document, at: Location) -> _Resolved:
+        """Return the model with the form of its weights that its file states. What the scenario replaces need
+        not be supported. Raises InputError."""
         described = None
         if self.quantization is None:
-            described = read_quantization(document, lambda: _rows(config), at=at)
-        name = f"{label if self.family else self._label(label)}{MARK}"
-        return _Resolved(name, config, described, notes, saved_dtype(document, at))
+            described = read_quantization(document, lambda: _rows(model.config), at=at)
+        saved = saved_type(document, at)
+        if saved is None or self.dtype is not None:
+            return model._replace(quantization=described)
+        if saved.is_fp8 and self.quantization is None and described is None:
+            note = (
+                f"the file states {saved.name} without a quantization_config: linear layers and experts are "
+                "taken to be stored in fp8, the rest in 16 bits; quantization or dtype of model replaces this"
+            )
+            return model._replace(quantization=QUANTIZATIONS["fp8"], notes=(*model.notes, note))
+        if saved.dtype is None and not saved.is_fp8:
+            message = (
+                f"weights in {saved.name} are not modelled; known: {listing(list(DTYPE_BYTES))}, and 8-bit "
+                "types (float8_…); write dtype as a key of model in the scenario, or change it here"
+            )
+            raise InputError([document.problem(saved.at, message)])
+        return model._replace(quantization=described, dtype=saved.dtype)
 
     def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
         validate(document, CommonKeys, at=at)
@@ -272,22 +288,22 @@ def _family_of(document: Document, path: str, *, draft: bool) -> tuple[type[Fami
         return FAMILIES[given], ()
     held = next((one for one in FAMILIES.values() if one.within == given), None)
     inner = document.data.get("text_config")
-    if held is None:
-        at: Location = ("text_config",) if isinstance(inner, Mapping) else ()
-        inside = inner.get("model_type") if isinstance(inner, Mapping) else None
-        if draft and isinstance(given, str):
-            return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
-        how = how_to_draft(document.data, f"{{config: {shortened(path)}, draft: true}}")
-        near = suggest(given, FAMILIES) if isinstance(given, str) else ""
-        message = f"this family is not supported{near}; supported: {known}; {how}"
-        raise InputError([document.problem(("model_type",), message)])
-    if not isinstance(inner, Mapping):
+    at: Location = ("text_config",) if isinstance(inner, Mapping) else ()
+    inside = inner.get("model_type") if isinstance(inner, Mapping) else None
+    if held is not None and isinstance(inner, Mapping) and inside in (None, held.family):
+        return held, at
+    if held is not None and not isinstance(inner, Mapping):
         message = f"must be a mapping with the configuration of the language model ({held.family})"
         raise InputError([document.problem(("text_config",), message)])
-    if inner.get("model_type", held.family) != held.family:
-        message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}"
+    if draft and isinstance(given, str):
+        return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
+    how = how_to_draft(document, at, f"{{config: {shortened(path)}, draft: true}}")
+    if held is not None:
+        message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}; {how}"
         raise InputError([document.problem(("text_config", "model_type"), message)])
-    return held, ("text_config",)
+    near = suggest(given, FAMILIES) if isinstance(given, str) else ""
+    message = f"this family is not supported{near}; supported: {known}; {how}"
+    raise InputError([document.problem(("model_type",), message)])
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

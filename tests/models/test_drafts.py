@@ -215,7 +215,18 @@ def test_every_key_that_was_not_understood_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mamba_d_state": 16}, "a draft would lack: mamba_d_state: 16 (its cache has at most 512 bytes"),
+        ({"mamba_d_state": 16}, "a draft would lack: mamba_d_state: 16 (a draft without them would cache at"),
+        ({"conv_kernel": 4}, "conv_kernel: 4"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size: 4"),
+        ({"mamba_scale": 2}, "mamba_scale: 2"),
+        ({"router_hidden_size": 512}, "router_hidden_size: 512"),
+        ({"_num_experts": 64}, "_num_experts: 64"),
+        ({"shared_expert_act": 64}, "shared_expert_act: 64"),
+        ({"expert_kernel_dim": 4}, "expert_kernel_dim: 4"),
+        ({"add_cross_attention": True}, "add_cross_attention: true"),
+        ({"kv_lora_rank": 8}, "qk_nope_head_dim is missing beside kv_lora_rank 8"),
+        ({"num_key_value_heads": [2, 2]}, "num_key_value_heads lists 2 layers, num_hidden_layers is 4"),
+        ({"intermediate_size": [96, 96, 64, 64]}, "layers differ, and a draft knows one value for all"),
         ({"kv_lora_rank": 8, "index_n_heads": 64}, "index_n_heads: 64"),
         ({"expert_width_table": [1, 2]}, "expert_width_table"),
         ({"is_encoder_decoder": True}, "a draft would lack: is_encoder_decoder: true"),
@@ -231,6 +242,47 @@ def test_what_decides_and_is_not_understood_gives_no_number(
     with pytest.raises(InputError, match=r"config\.json") as caught:
         draft(tmp_path, {**DENSE, **changes})
     assert message in str(caught.value)
+
+
+def test_no_key_is_dropped_without_a_word(tmp_path: Path) -> None:
+    """Words within a key, such as "length", told that it has no influence, and nothing was said."""
+    open_ = {"ffn_dim_multiplier": 1.3, "num_memory_tokens": 10, "memory_length": 300, "head_scale": 2}
+    lightly = {"layernorm_full_beta": 1.0, "moe_z_loss_coef": 1, "sink_token_id": 5}
+    silent = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "add_cross_attention": False, "pruned_heads": {}}
+    (first, *_) = draft(tmp_path, {**DENSE, **open_, **lightly, **silent}).notes
+    assert "not understood: " + "; ".join(f"{key}: {value}" for key, value in open_.items()) in first
+    assert f"taken by their names to have no influence on sizes: {', '.join(lightly)}. Tensors" in first
+    (first, *_) = draft(tmp_path, {**DENSE, **silent}).notes
+    assert "every other key was used or has no influence on sizes. Tensors" in first
+
+
+def test_sizes_that_no_key_states_are_named(tmp_path: Path) -> None:
+    notes = draft(tmp_path, {**DENSE, "num_key_value_heads": None, "head_dim": 16}).notes
+    text = "draft: no key states num_key_value_heads, tie_word_embeddings; taken: num_key_value_heads 4, "
+    assert f"{text}tie_word_embeddings false" in notes
+    assert not any(
+        "taken:" in one
+        for one in draft(tmp_path, {**DENSE, "head_dim": 16, "tie_word_embeddings": True}).notes
+    )
+
+
+def test_hidden_dim_beside_dim_is_the_width_of_the_network(tmp_path: Path) -> None:
+    """As in params.json of Mistral and Llama."""
+    others = {key: value for key, value in DENSE.items() if key not in ("hidden_size", "intermediate_size")}
+    found = draft(tmp_path, {**others, "dim": 64, "hidden_dim": 96})
+    assert found.num_parameters == draft(tmp_path, DENSE).num_parameters
+    assert found.hidden_size == 64
+    assert draft(tmp_path, {**others, "hidden_dim": 64, "ffn_dim": 96}).num_parameters == found.num_parameters
+
+
+def test_the_way_to_a_draft_is_named_only_where_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, {**DENSE, "mamba_d_state": 16})
+    assert "give no draft either: mamba_d_state: no draft, as this describes" in str(caught.value)
+    outer = {"model_type": "mistral3", "text_config": {**DENSE, "model_type": "ministral9"}}
+    with pytest.raises(InputError, match=r'must be "mistral".*write model: .*draft: true'):
+        read(tmp_path, outer)
+    assert draft(tmp_path, outer).num_parameters == draft(tmp_path, DENSE).num_parameters
 
 
 def test_a_key_is_left_out_by_null(tmp_path: Path) -> None:
@@ -274,6 +326,23 @@ def test_the_type_of_a_file_counts_where_the_scenario_states_none(
     config = {**DENSE, "model_type": "llama", **saved}
     assert read(tmp_path, config).dtype == dtype
     assert read(tmp_path, config, dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize("family", ["llama", "strange"])
+def test_a_type_of_8_bits_is_fp8_and_one_that_is_not_modelled_is_refused(family: str, tmp_path: Path) -> None:
+    """The types were dropped without a word, and weights had twice or half their bytes."""
+    config = {**DENSE, "model_type": family, "tie_word_embeddings": False}
+    for name in ("float8_e4m3fn", "torch.float8_e5m2"):
+        found = draft(tmp_path, {**config, "torch_dtype": name})
+        assert found.weight_bytes == draft(tmp_path, config, quantization="fp8").weight_bytes
+        assert any("without a quantization_config" in one for one in found.notes)
+        stated = draft(tmp_path, {**config, "torch_dtype": name}, dtype="float32")
+        assert stated.weight_bytes == 4 * stated.num_parameters
+    quantized = draft(tmp_path, {**config, "torch_dtype": "float8_e4m3fn", "quantization_config": FP8})
+    assert not any("without a quantization_config" in one for one in quantized.notes)
+    with pytest.raises(InputError, match=r"torch_dtype: weights in float64 are not modelled"):
+        draft(tmp_path, {**config, "torch_dtype": "float64"})
+    assert draft(tmp_path, {**config, "torch_dtype": "float64"}, dtype="float32").dtype == "float32"
 
 
 def test_every_number_of_a_draft_stands_beside_that_word(

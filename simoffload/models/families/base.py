@@ -95,7 +95,7 @@ class FamilyConfig(Frozen, ABC):
         clashes: set[str] = set()
         found: list[InitErrorDetails] = []
         for given, value in raw.items():
-            other = written.setdefault(cls.spellings.get(given, given), given)
+            other = written.setdefault(cls.usual_name(str(given), raw), given)
             if (type(raw[other]), raw[other]) != (type(value), value):
                 clashes |= {other, given}
                 twice = f"is {_shown(value)}, and {other}, another name of it, {_shown(raw[other])}; keep one"
@@ -107,6 +107,11 @@ class FamilyConfig(Frozen, ABC):
         except ValidationError as error:
             found += (one for one in _as_written(error, written) if clashes.isdisjoint(one["loc"]))
         raise ValidationError.from_exception_data("model", found)
+
+    @classmethod
+    def usual_name(cls, key: str, keys: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """Return the first spelling of a key, which may depend on the others beside it."""
+        return cls.spellings.get(key, key)
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

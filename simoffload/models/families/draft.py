@@ -8,22 +8,31 @@ an embedding and a head. Tensors that no key names are not in it. Operations are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from simoffload.documents import listing
 from simoffload.models.families.base import Count, Derived, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.deepseek_v2 import LatentConfig
 from simoffload.models.families.experts import Index, Positions, expert_traits
 from simoffload.models.families.linear_attention import FULL, LINEAR, DeltaNet
 from simoffload.models.families.rotary import RotaryConfig, RotatedPart, after, rotary_factor
-from simoffload.models.families.synonyms import DENSE_LAYERS, LAYER_KINDS, SLIDING, SYNONYMS, prepared
+from simoffload.models.families.synonyms import (
+    DENSE_LAYERS,
+    LAYER_KINDS,
+    SLIDING,
+    SYNONYMS,
+    prepared,
+    usual_name,
+)
 from simoffload.models.modules import Module, Traits
 
 _LINEAR_KEYS = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
     *("linear_value_head_dim", "linear_conv_kernel_dim"),
 )
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class DraftConfig(LatentConfig):
@@ -71,6 +80,11 @@ class DraftConfig(LatentConfig):
     linear_value_head_dim: Width | None = None
     linear_conv_kernel_dim: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
 
+    @classmethod
+    def usual_name(cls, key: str, keys: Mapping[str, Any]) -> str:
+        """Return the first spelling of a key, which may depend on the others beside it."""
+        return usual_name(key, keys)
+
     @model_validator(mode="before")
     @classmethod
     def _prepare(cls, raw: object) -> object:
@@ -88,6 +102,11 @@ class DraftConfig(LatentConfig):
         if self.shared_expert_intermediate_size and not self.num_experts:
             text = "there is no key with the number of experts that a draft knows beside the width of shared"
             raise invalid("shared_expert_intermediate_size", text, self.shared_expert_intermediate_size)
+        if self.kv_lora_rank and (lacking := [key for key in _LATENT if key not in self.model_fields_set]):
+            text = (
+                f"{lacking[0]} is missing beside kv_lora_rank {self.kv_lora_rank}: latent attention needs it"
+            )
+            raise invalid(lacking[0], text, None)
         strange = [
             kind
             for kind in self.kinds_of_attention
@@ -182,7 +201,18 @@ class DraftConfig(LatentConfig):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Clauses about what the keys leave open, and what was taken instead."""
-        found = []
+        found, stated_keys = [], self.model_fields_set
+        sizes = self.derived()
+        usual = {
+            "num_key_value_heads": not self.kv_lora_rank and sizes.num_key_value_heads,
+            "head_dim": not self.kv_lora_rank and sizes.head_dim,
+            "tie_word_embeddings": str(self.tie_word_embeddings).lower(),
+        }
+        taken = [f"{key} {value}" for key, value in usual.items() if value and key not in stated_keys]
+        if taken:
+            found.append(
+                f"no key states {listing([one.split()[0] for one in taken])}; taken: {listing(taken)}"
+            )
         if self.num_experts and not self.moe_intermediate_size:
             found.append(f"experts are as wide as intermediate_size ({self.intermediate_size:,})")
         if self.hidden_act not in ("silu", "swish", "swiglu"):

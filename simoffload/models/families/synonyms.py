@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from simoffload.errors import shortened
+from simoffload.models.families.base import invalid
 from simoffload.models.families.linear_attention import FULL, LINEAR
 
 SLIDING = "sliding_attention"
@@ -62,6 +63,12 @@ _NAMES: Mapping[str, str] = {
 }
 SYNONYMS = {other: name for name, others in _NAMES.items() for other in others.split()}
 """The name that a draft uses, by the others."""
+_ONE_FOR_ALL = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "mlp_intermediate_size"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
+    *("shared_expert_intermediate_size", "sliding_window"),
+)
+"""Sizes that some files list for each layer."""
 LAYER_KINDS = {
     **dict.fromkeys(("attention", "global", "global_attention", "full", "softmax", "1"), FULL),
     **dict.fromkeys(("local", "local_attention", "sliding", "sliding_window", "chunked_attention"), SLIDING),
@@ -77,44 +84,76 @@ NOT_COUNTED = re.compile(
 FURTHER_TOKENS = re.compile(r"(^|_)(mtp|nextn)(_|$)")
 """Keys of modules that predict further tokens."""
 _WITHOUT_INFLUENCE = re.compile(
-    r"_token(_id|_index|_ids)?s?$|^_|(^|_)(dropout|drop|pdrop|eps|epsilon|init|initializer|std|rope|rotary|theta"
-    r"|alibi|loss|coef|jitter|scoring|scaling|scale|multiplier|softcapping|softcap|capping|clip|beta|seed"
-    r"|version|act|activation|penalty|beam|beams|deterministic|fused|flash|kernel|checkpointing|length)(_|$)"
-    r"|^output_|^return_|^router_|router_bias|routing_bias|^unsloth"
+    r"(^|_)(dropout|dropout_prob|dropout_rate|pdrop|eps|epsilon|initializer_range|std|theta|seed|beta"
+    r"|loss_coeff?|loss_coefficient|loss_alpha|loss_weight|jitter_noise|softcapping|softcap|capacity_factor"
+    r"|scaling_factor|token_id|token_ids|token_index|checkpointing)$"
+    r"|^(rope|rotary|mrope|no_rope|unsloth|output|return)_(?!\w*(size|rank|hidden))"
 )
+"""Endings, and a few beginnings, of keys that influence no size."""
 _KNOWN = frozenset(
     (
         *("architectures", "model_type", "auto_map", "torch_dtype", "dtype", "use_cache"),
-        *("is_decoder", "add_cross_attention", "torchscript", "use_bfloat16", "pruned_heads"),
-        *("chunk_size_feed_forward", "tie_encoder_decoder", "finetuning_task", "problem_type"),
+        *("is_decoder", "torchscript", "use_bfloat16", "transformers_version", "_name_or_path"),
+        *("_attn_implementation", "_attn_implementation_autoset", "_experts_implementation", "_commit_hash"),
+        *("chunk_size_feed_forward", "finetuning_task", "problem_type", "gradient_checkpointing"),
         *("tokenizer_class", "prefix", "id2label", "label2id", "task_specific_params", "do_sample"),
         *("early_stopping", "temperature", "top_k", "top_p", "typical_p", "no_repeat_ngram_size"),
-        *("bad_words_ids", "num_return_sequences", "remove_invalid_values", "suppress_tokens"),
-        *("begin_suppress_tokens", "attn_implementation", "pretraining_tp", "norm_topk_prob"),
-        *("topk_method", "scoring_func", "ep_size", "shared_moe_mode", "quantization_config"),
-        *("text_config", "use_sliding_window", "is_encoder_decoder", "moe_capacity", "pad_token"),
+        *("encoder_no_repeat_ngram_size", "length_penalty", "repetition_penalty", "diversity_penalty"),
+        *("exponential_decay_length_penalty", "min_length", "max_length", "num_beams", "num_beam_groups"),
+        *("output_scores", "output_attentions", "output_hidden_states", "output_router_logits"),
+        *("return_dict", "return_dict_in_generate", "tf_legacy_loss", "forced_bos_token_id"),
+        *("forced_eos_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id"),
+        *("decoder_start_token_id", "bad_words_ids", "num_return_sequences", "remove_invalid_values"),
+        *("begin_suppress_tokens", "suppress_tokens", "attn_implementation", "pretraining_tp"),
+        *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps"),
+        *("initializer_range", "init_std", "initializer_factor", "attention_dropout", "hidden_dropout"),
+        *("dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "rope_theta", "rope_scaling", "alibi"),
+        *("attn_logit_softcapping", "final_logit_softcapping", "attn_scale", "activation"),
+        *("norm_topk_prob", "topk_method", "scoring_func", "ep_size", "shared_moe_mode", "moe_capacity"),
+        *("routed_scaling_factor", "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise"),
+        *("input_jitter_noise", "router_dtype", "aux_loss_alpha", "seq_aux"),
+        *("quantization_config", "text_config", "use_sliding_window", "is_encoder_decoder", "pad_token"),
         *("bos_token", "eos_token", "rms_norm", "norm_topk", "transformers", "multi_query", "norm_min"),
         *("original_max_position_embeddings", "mrope_section", "spatial_merge_size"),
     )
 )
+_USUALLY_EMPTY = ("add_cross_attention", "pruned_heads", "tie_encoder_decoder")
+"""Keys that every older file has, without influence on sizes as long as they are false or empty."""
 _DECIDES = re.compile(
     r"mamba|ssm|rwkv|(^|_)lru(_|$)|recurrent|(^|_)conv|hybrid|block_type|layer_pattern|layers_pattern|attn_layer"
     r"|attention_layers|per_layer|expert|(^|_)moe(_|$)|lora_rank|latent|state_size|altup|laurel|kv_shared"
     r"|(en|de)coder_layers|^index_(n_heads|head_dim)|linear_attn|^linear_|layer_types|ffn_config|attn_config"
+    r"|^router_\w*(size|dim|rank)$|^add_cross_attention$"
 )
-_STRUCTURE = re.compile(r"mamba|ssm|rwkv|recurrent|hybrid")
+_STRUCTURE = re.compile(r"mamba|ssm|rwkv|recurrent|hybrid|ratio|cross_attention")
 
 
-def has_influence(key: str) -> bool:
-    """Return whether a key that a draft does not use may have an influence on sizes or times."""
-    return key not in _KNOWN and _WITHOUT_INFLUENCE.search(key) is None
+def is_known(key: str, value: object) -> bool:
+    """Return whether a key that a draft does not use is known to have no influence on sizes and times."""
+    return key in _KNOWN or (key in _USUALLY_EMPTY and not value)
+
+
+def is_taken_lightly(key: str, value: object) -> bool:
+    """Return whether the name of a key that a draft does not use tells that no size depends on it."""
+    return _WITHOUT_INFLUENCE.search(key) is not None and not isinstance(value, Mapping)
 
 
 def decides(key: str, value: object) -> bool:
     """Return whether a key that a draft does not use describes tensors that it would lack."""
     if not value or not _DECIDES.search(key):
         return False
-    return not isinstance(value, bool | str) or _STRUCTURE.search(key) is not None
+    return not isinstance(value, bool | str | float) or _STRUCTURE.search(key) is not None
+
+
+def usual_name(key: str, keys: Mapping[str, Any]) -> str:
+    """Return the name that a draft uses for one of several keys. ``hidden_dim`` beside another name of
+    ``hidden_size`` is the width of the feed-forward network, as in params.json of Mistral."""
+    if key == "hidden_dim":
+        others = {SYNONYMS.get(one, one): value for one, value in keys.items() if one != key}
+        beside = others.get("hidden_size")
+        if "intermediate_size" not in others and beside is not None and beside != keys[key]:
+            return "intermediate_size"
+    return SYNONYMS.get(key, key)
 
 
 def written(key: str, value: object) -> str:
@@ -129,6 +168,7 @@ def prepared(raw: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return keys of a config.json as a draft reads them: without null, one number for a list of equal ones,
     lists of kinds as texts, and a list of sparse layers as kinds of layers."""
     found: dict[str, Any] = {}
+    depth = next((raw[key] for key in raw if SYNONYMS.get(key, key) == "num_hidden_layers"), None)
     for key, value in raw.items():
         if value is None or key not in known:
             continue
@@ -137,8 +177,8 @@ def prepared(raw: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
             found[key] = [str(one) for one in value]
         elif name == "decoder_sparse_step" and listed:
             found["mlp_layer_types"] = ["sparse" if one else "dense" for one in value]
-        elif name != "mlp_only_layers" and listed and value and _equal(value):
-            found[key] = value[0]
+        elif name in _ONE_FOR_ALL and listed:
+            found[key] = _one_for_all(key, value, depth)
         else:
             found[key] = value
     names = {SYNONYMS.get(key, key) for key in found}
@@ -153,5 +193,10 @@ def prepared(raw: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _equal(values: list[Any]) -> bool:
-    return all(type(one) is int and one == values[0] for one in values)
+def _one_for_all(key: str, values: list[Any], depth: object) -> Any:
+    """Return the value that a list has for every layer. Raises ValidationError where there is none."""
+    if type(depth) is int and len(values) != depth:
+        raise invalid(key, f"{key} lists {len(values)} layers, num_hidden_layers is {depth}", values)
+    if not values or any(type(one) is not type(values[0]) or one != values[0] for one in values):
+        raise invalid(key, "layers differ, and a draft knows one value for all of them", values)
+    return values[0]
