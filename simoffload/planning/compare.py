@@ -13,7 +13,7 @@ from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
-from simoffload.planning.nearer import NearerPlace, nearer_places
+from simoffload.planning.nearer import NearerPlace, NearerSearch
 from simoffload.planning.targets import on_targets
 from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import (
@@ -40,16 +40,20 @@ class Comparison:
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
     nearer: tuple[NearerPlace, ...] = ()
     """Memory that the machines have and that would do, where everything compared is on storage."""
+    nearer_stopped: str = ""
+    """The limit that kept the comparison from trying all such memory; empty if it tried it."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about nearer places that would do, for reports."""
+        stopped = "whether other memory of the machine would do was not found out: "
+        missing = (f"{stopped}{self.nearer_stopped}",) if self.nearer_stopped else ()
         if not self.nearer:
-            return ()
+            return missing
         places = "; ".join(one.text for one in self.nearer)
         shown = all(one.label in self.results for one in self.nearer)
         rows = "" if shown else "; compare --nearer shows their rows"
-        return (f"memory that the machine has would do, without storage: {places}{rows}",)
+        return (f"memory that the machine has would do, without storage: {places}{rows}", *missing)
 
     @property
     def economics(self) -> dict[str, Economics]:
@@ -122,6 +126,7 @@ class Comparison:
             "ranking": list(self.ranking),
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
             "nearer": [one.to_dict() for one in self.nearer],
+            **({"nearer_stopped": self.nearer_stopped} if self.nearer_stopped else {}),
             "compared": [
                 {
                     "label": label,
@@ -240,7 +245,8 @@ def compare_scenarios(
     progress: Progress | None = None,
     unoffloaded: bool = False,
 ) -> Comparison:
-    """Simulate several scenarios; see ``compare``. The limits of each hold for it alone.
+    """Simulate several scenarios; see ``compare``. The limits of each hold for it alone, those of one for the
+    whole search for nearer memory.
 
     With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
     once.
@@ -266,17 +272,17 @@ def compare_scenarios(
                 del results[label]
     if stopped is not None and not any(results[label].fits for label in scenarios):
         raise stopped
-    places = nearer_places({label: known[label] for label in scenarios}, results)
-    for place in places if nearer else ():
+    offers = {label: known[label] for label in scenarios}
+    search = NearerSearch(keep_timelines=nearer and keep_timelines, progress=progress).run(offers, results)
+    for place in search.found if nearer else ():
         if place.label not in results:
-            known[place.label] = place.scenario
-            results[place.label] = simulate(place.scenario, keep_timelines=keep_timelines)
+            known[place.label], results[place.label] = place.scenario, place.result
     prices = load_costs() if costs is None else costs
     results = {
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    return replace(capacities, results=results, nearer=places)
+    return replace(capacities, results=results, nearer=tuple(search.found), nearer_stopped=search.stopped)
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

@@ -7,18 +7,19 @@ fewer bits, into that of the GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from simoffload.errors import InputError, SimulationError, WorkLimitError
+from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.baselines import in_place_of_target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import together
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
+from simoffload.simulation import Progress, labelled, simulate
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
 
@@ -71,31 +72,73 @@ def _size(count: int) -> str:
     return format_bytes(count, binary=True)
 
 
-def nearer_places(
-    offers: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
-) -> tuple[NearerPlace, ...]:
-    """Return where the work of offers of storage would fit into memory of their machines.
+@dataclass
+class NearerSearch:
+    """A NearerSearch finds where the work of offers of storage would fit into memory of their machines."""
 
-    For each work, that is the fastest place with the same answers and, unless that is in the GPUs, the form
-    of the weights with most bits that fits there; neither if it is slower than an offer. Empty unless all
-    offers that have times are on storage, and for checkpoints, which must outlive the memory.
-    """
-    timed = {label: time for label in offers if (time := results[label].compared_s)}
-    if not all(_on_storage(offers[label]) for label in timed):
-        return ()
-    found: list[NearerPlace] = []
-    for label in sorted(timed, key=timed.__getitem__):
-        evaluator = Evaluator(offers[label])
-        candidates = [one for one in _candidates(evaluator) if evaluator.fits(*one.edits)]
-        same = [one for one in candidates if one.same_work]
-        fewer = [one for one in candidates if not one.same_work]
-        places = [one for one in (_place(evaluator, each, label, timed[label]) for each in same) if one]
-        best = sorted(places, key=lambda one: -one.gain)[:1]
-        if not any(one.result.targets[0] == "hbm" for one in places):
-            fitting = (_place(evaluator, each, label, timed[label]) for each in fewer)
-            best += list(islice((one for one in fitting if one), 1))
-        found += [one for one in best if not any(one.is_as(other) for other in found)]
-    return tuple(found)
+    keep_timelines: bool = False
+    progress: Progress | None = None
+    found: list[NearerPlace] = field(default_factory=list)
+    stopped: str = ""
+    """The limit that kept it from trying all places; empty if it tried them."""
+
+    def run(
+        self, offers: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
+    ) -> NearerSearch:
+        """Find places, within the limits of an offer for the whole search, and return the search itself.
+
+        For each work, that is the fastest place with the same answers and, unless that is in the GPUs, the
+        form of the weights with most bits that fits there; neither if it is slower than an offer. None unless
+        all offers that have times are on storage, and for checkpoints, which must outlive the memory.
+        """
+        timed = {label: time for label in offers if (time := results[label].compared_s)}
+        if all(_on_storage(offers[label]) for label in timed):
+            try:
+                self._search(offers, timed)
+            except WorkLimitError as error:
+                self.stopped = str(error)
+        return self
+
+    @limited
+    def _search(self, offers: Mapping[str, LoadedScenario], timed: Mapping[str, float]) -> None:
+        for label in sorted(timed, key=timed.__getitem__):
+            keep(offers[label].scenario.engine.limits)
+            now_doing("looking for memory that would do")
+            evaluator = Evaluator(offers[label])
+            candidates = [one for one in _candidates(evaluator) if evaluator.fits(*one.edits)]
+            same = [one for one in candidates if one.same_work]
+            fewer = [one for one in candidates if not one.same_work]
+            places = [one for each in same if (one := self._place(evaluator, each, label, timed[label]))]
+            best = sorted(places, key=lambda one: -one.gain)[:1]
+            if not any(one.result.targets[0] == "hbm" for one in places):
+                fitting = (self._place(evaluator, each, label, timed[label]) for each in fewer)
+                best += list(islice((one for one in fitting if one), 1))
+            self.found += [one for one in best if not any(one.is_as(other) for other in self.found)]
+
+    def _place(self, evaluator: Evaluator, change: Change, offer: str, time: float) -> NearerPlace | None:
+        """Return a place with its simulation; None if it is slower, is refused or has too many operations."""
+        label = in_place_of_target(offer, change.key, evaluator.scenario)
+        try:
+            scenario = evaluator.edited(*change.edits)
+            scenario = replace(scenario, remarks=(f"added for comparison: {change.description}",))
+            told = labelled(self.progress, label)
+            result = simulate(scenario, keep_timelines=self.keep_timelines, progress=told)
+        except (InputError, SimulationError):
+            return None
+        except WorkLimitError as error:
+            self.stopped = str(error)
+            return None
+        if not result.compared_s or result.compared_s > time:
+            return None
+        return NearerPlace(
+            label=label,
+            change=change,
+            scenario=scenario,
+            result=result,
+            uses=result.capacity,
+            fastest=offer,
+            gain=time / result.compared_s,
+        )
 
 
 def _on_storage(scenario: LoadedScenario) -> bool:
@@ -118,20 +161,3 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
             yield Change("placement", described, strategy.retarget(one, scenario.machine), key=str(one))
     divided = [replaced(evaluator, one) for one in together(evaluator)]
     yield from sorted(divided, key=lambda one: -evaluator.edited(*one.edits).model.weight_bytes)
-
-
-def _place(evaluator: Evaluator, change: Change, offer: str, time: float) -> NearerPlace | None:
-    """Return a place with its simulation; None if it is slower, is refused or reaches a limit."""
-    with suppress(InputError, SimulationError, WorkLimitError):
-        scenario, result = evaluator.answer(*change.edits)
-        if result.compared_s and result.compared_s <= time:
-            return NearerPlace(
-                label=in_place_of_target(offer, change.key, evaluator.scenario),
-                change=change,
-                scenario=replace(scenario, remarks=(f"added for comparison: {change.description}",)),
-                result=result,
-                uses=result.capacity,
-                fastest=offer,
-                gain=time / result.compared_s,
-            )
-    return None

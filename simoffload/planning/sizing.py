@@ -11,6 +11,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
+from simoffload.simulation.capacity import not_simulated
 from simoffload.strategies import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
@@ -53,11 +54,13 @@ class Largest(NamedTuple):
     """Largest number of layers of the model's width."""
     parameters: int | None
     """Number of parameters of the deepest model [elements]."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about what is not simulated and would hold more."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; ``set`` is what ``--set`` takes."""
         return {
-            **by_name(self, "name model platform target ranks"),
+            **by_name(self, "name model platform target ranks warnings"),
             **by_name(self, "batch_size=batch context num_hidden_layers=layers made_for parameters"),
         }
 
@@ -95,6 +98,7 @@ def largest(scenario: ScenarioSource) -> Largest:
         made_for=scenario.model.max_position_embeddings,
         layers=layers,
         parameters=None if deepest is None else deepest.num_parameters,
+        warnings=not_simulated(scenario),
     )
 
 
@@ -152,6 +156,8 @@ class MachinesNeeded(NamedTuple):
     """Number of machines without offload, then for each tier."""
     gathers: str = ""
     """Partitioning that makes every GPU gather each layer without offload: "ZeRO-3"; "" for none."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about what is not simulated and would need fewer machines."""
 
     @property
     def by_rule(self) -> int:
@@ -160,7 +166,8 @@ class MachinesNeeded(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return by_name(self, "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts")
+        names = "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts warnings"
+        return by_name(self, names)
 
 
 def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
@@ -203,6 +210,7 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
         states=_states(scenario),
         counts=tuple(_count(scenario, tier) for tier in named),
         gathers=scenario.scenario.strategy.gathers,
+        warnings=not_simulated(scenario),
     )
 
 

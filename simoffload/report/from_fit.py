@@ -27,7 +27,13 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     has the reasons why other scenarios have no row."""
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
-    return ReportDocument(("Number of machines needed",), None, (), tuple(stopped), tuple(sections))
+    warnings = (*_warnings(found), *stopped)
+    return ReportDocument(("Number of machines needed",), None, (), warnings, tuple(sections))
+
+
+def _warnings(found: Sequence[MachinesNeeded] | Sequence[Largest]) -> tuple[str, ...]:
+    """Return the warnings of all scenarios, each once."""
+    return tuple(dict.fromkeys(text for one in found for text in one.warnings))
 
 
 def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
@@ -82,9 +88,8 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     )
     table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
-    return ReportDocument(
-        ("Largest batch, context and model that fit",), None, (), (*made_for, *stopped), (section,)
-    )
+    warnings = (*_warnings(found), *made_for, *stopped)
+    return ReportDocument(("Largest batch, context and model that fit",), None, (), warnings, (section,))
 
 
 def _limit(one: Limit) -> str:

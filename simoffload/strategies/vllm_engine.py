@@ -135,8 +135,9 @@ def _taken(machine: Machine) -> tuple[int, str]:
 
 
 def most_utilization(machine: Machine) -> float:
-    """Return the largest fraction, in hundredths, of a GPU's memory that is free when vLLM starts."""
-    return floor(100 * (1 - _taken(machine)[0] / machine.tiers["hbm"].capacity)) / 100
+    """Return the largest fraction, in hundredths, of a GPU's memory that is free when vLLM starts; 0 for a
+    GPU that is too small for vLLM."""
+    return max(0, floor(100 * (1 - _taken(machine)[0] / machine.tiers["hbm"].capacity))) / 100
 
 
 def fuller(machine: Machine) -> tuple[float, ...]:
@@ -148,9 +149,14 @@ def fuller(machine: Machine) -> tuple[float, ...]:
 def checked_utilization(stated: float | None, machine: Machine) -> float:
     """Return the fraction that vLLM fills: ``stated``, or the default one, less where not so much is free.
 
-    Raises InputError for one with which vLLM does not start.
+    Raises InputError for one with which vLLM does not start, and for a GPU that is too small for any.
     """
     most, gpu = most_utilization(machine), machine.accelerator
+    if not most:
+        size, what = _taken(machine)
+        has = format_bytes(machine.tiers["hbm"].capacity, binary=True)
+        text = f"vLLM does not start on a GPU with {has}, of which about {format_bytes(size, binary=True)} "
+        raise InputError.at("strategy.kind", f"{text}are not free ({what}); choose a larger GPU")
     if stated is None:
         return min(UTILIZATION, most)
     if stated > most:

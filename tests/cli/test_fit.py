@@ -153,6 +153,16 @@ def test_the_largest_as_json(program) -> None:
 
 
 @pytest.mark.parametrize("question", ["--machines", "--largest"])
+def test_programs_that_compute_on_the_cpu_are_named(program, question: str) -> None:
+    """Where a model does not fit the GPUs of a desktop; in text and JSON once."""
+    name, text = "serving/llama-3.1-70b", "llama.cpp and KTransformers compute layers or experts on the CPU"
+    found = program("fit", name, question).out
+    assert " ".join(found.split()).count(text) == 1
+    (one,) = json.loads(program("fit", name, question, "--json").out)[question[2:]]
+    assert [text in warning for warning in one["warnings"]] == [True]
+
+
+@pytest.mark.parametrize("question", ["--machines", "--largest"])
 def test_where_nothing_is_enough_the_status_says_so(program, question: str) -> None:
     """A reserve as large as the GPU leaves no room for anything."""
     full = ("--set", "profiles.a100-40g-sxm.reserved=42 GB")

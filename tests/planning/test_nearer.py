@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 import simoffload as so
+from simoffload.planning import nearer as module
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
 
@@ -93,3 +95,37 @@ def test_offers_given_as_scenarios_count_too() -> None:
 
 def test_checkpoints_are_never_kept_in_memory() -> None:
     assert so.compare("checkpoint/mlperf-8b", ["raid", "nfs"]).nearer == ()
+
+
+def test_the_search_has_one_limit_for_all_places_and_says_if_it_was_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The offers that are finished are kept, and each place is simulated once, with progress."""
+    simulated: list[float] = []
+
+    def slow(*_: object, **__: object) -> None:
+        simulated.append(time.monotonic())
+        time.sleep(5)
+
+    monkeypatch.setattr(module, "simulate", slow)
+    offers = so.on_targets(
+        so.load_scenario("storage/llama-3.1-405b", overrides=["engine.timeout=1.5 s"]), OFFERS
+    )
+    found = so.compare_scenarios(offers, nearer=True)
+    assert list(found.results) == OFFERS
+    assert all(result.compared_s for result in found.results.values())
+    assert len(simulated) == 1, "one limit for all offers"
+    (note,) = found.notes
+    assert note.startswith(
+        "whether other memory of the machine would do was not found out: stopped by engine"
+    )
+    assert found.to_dict()["nearer_stopped"] in note
+
+
+def test_rows_of_nearer_places_are_simulated_once_and_report_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    found = so.compare("storage/llama-3.1-405b", ["raid0"], nearer=True, progress=told.append)
+    assert all(found.results[one.label].metrics() == one.result.metrics() for one in found.nearer)
+    assert {one.label for one in found.nearer} <= {text.split(":")[0] for text in told}

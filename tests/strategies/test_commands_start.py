@@ -137,6 +137,18 @@ def test_memory_that_is_free_at_the_start(gpu: str, most: float, tried: tuple[fl
         VllmCpuOffload(gpu_memory_utilization=1).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
 
 
+@pytest.mark.parametrize("size", [300_000_000, 500_000_000])
+@pytest.mark.parametrize("stated", [{}, {"gpu_memory_utilization": 0.5}])
+def test_a_gpu_that_is_too_small_for_vllm_is_refused(size: int, stated: dict[str, float]) -> None:
+    """No fraction below 0 is named, stated or not."""
+    where = machine("t4")
+    small = replace(where, tiers={**where.tiers, "hbm": where.tiers["hbm"]._replace(capacity=size)})
+    assert most_utilization(small) == 0
+    assert fuller(small) == ()
+    with pytest.raises(InputError, match="vLLM does not start on a GPU with .* its CUDA context"):
+        VllmCpuOffload(**stated).plan(model("qwen3-0.6b", None, None), WORK, small)
+
+
 def test_a_tight_fraction_is_warned_of() -> None:
     """On a card without a display 0.98 starts if nothing else uses the GPU."""
     plan = VllmCpuOffload(gpu_memory_utilization=0.98).plan(
