@@ -151,6 +151,9 @@ def checked_utilization(stated: float | None, machine: Machine) -> float:
     Raises InputError for one with which vLLM does not start.
     """
     most, gpu = most_utilization(machine), machine.accelerator
+    if most <= 0:
+        text = f"{_start(0, machine)}: vLLM does not start on a GPU of this size"
+        raise InputError.at("strategy.kind", text)
     if stated is None:
         return min(UTILIZATION, most)
     if stated > most:
