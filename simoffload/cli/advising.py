@@ -19,7 +19,7 @@ from simoffload.cli.output import (
 )
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, WorkLimitError, shortened
-from simoffload.limits import keep, limited, now_doing, sharing, time_left
+from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
@@ -75,14 +75,23 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
             progress=progress,
             evaluator=evaluator,
         )
-        if time_left() < 0:
-            console.note("--timeout was reached before all changes were simulated")
+        if advice.stopped:
+            console.note(f"the advice is not complete, {advice.extent}")
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show()
     answer.list_files(console)
+    return _status(advice, found)
+
+
+def _status(advice: Advice, found: Search | None) -> ExitCode:
+    """Return whether the answer names what fits; where a limit came before it did, there is no answer."""
     helps = advice.result.fits or bool(advice.helping)
-    return ExitCode.OK if helps and (found is None or found.best is not None) else ExitCode.DOES_NOT_FIT
+    bought = found is None or found.best is not None
+    if helps and bought:
+        return ExitCode.OK
+    unknown = (not helps and advice.stopped) or (not bought and found is not None and found.stopped)
+    return ExitCode.FAILED if unknown else ExitCode.DOES_NOT_FIT
 
 
 @limited
@@ -156,7 +165,7 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
 
 def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
     """Return recommended scenarios and settings by file name, with the user's own files that they need."""
-    from simoffload.planning.advise.evaluate import recommended, user_files
+    from simoffload.planning.advise.files import recommended, user_files
 
     texts = {name: text.encode() for name, text in recommended(advice, found).items()}
     bought = [point.scenario for point in (*found.front, found.best) if point] if found else []

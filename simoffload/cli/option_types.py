@@ -107,7 +107,7 @@ def given_limits(overrides: Sequence[str]) -> Limits:
 
     document = Document("", {})
     for assignment in overrides:
-        if assignment.lstrip().startswith("engine."):
+        if assignment.lstrip().startswith("engine"):  # a key, or the whole section
             with suppress(InputError):
                 document = set_value(document, assignment)
     try:

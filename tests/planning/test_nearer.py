@@ -122,9 +122,7 @@ def test_the_search_has_one_limit_for_all_places_and_says_if_it_was_reached(
     assert found.to_dict()["nearer_stopped"] in note
 
 
-def test_rows_of_nearer_places_are_simulated_once_and_report_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_of_nearer_places_are_simulated_once_and_report_progress() -> None:
     told: list[str] = []
     found = so.compare("storage/llama-3.1-405b", ["raid0"], nearer=True, progress=told.append)
     assert all(found.results[one.label].metrics() == one.result.metrics() for one in found.nearer)

@@ -18,7 +18,7 @@ from simoffload.planning.advise import (
     purchases,
     search_catalogue,
 )
-from simoffload.planning.advise.evaluate import recommended
+from simoffload.planning.advise.files import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
 from simoffload.report.document import Datum, ReportDocument

@@ -13,7 +13,7 @@ import pytest
 import simoffload
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
-from simoffload.planning.advise.evaluate import recommended
+from simoffload.planning.advise.files import recommended
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from simoffload.scenario import (

@@ -1,31 +1,28 @@
-"""Every option simulated: its gain, its cost, why others are impossible; and what is recommended as files."""
+"""Every option simulated: its gain, its cost, and why others are impossible."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
+from simoffload.documents import Edit, Location
 from simoffload.errors import InputError, SimulationError, WorkLimitError
-from simoffload.hardware import is_path
 from simoffload.limits import limited
 from simoffload.planning.advise.objective import (
     Objective,
     objective_of,
+    one_at_a_time,
     ranking_time,
     sequences_at_once,
 )
 from simoffload.planning.advise.options import options_of
-from simoffload.planning.advise.purchases import Search
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import Progress, labelled
-from simoffload.strategies.ds_config.export import BATCH, FILE
 
 SCHEMA = "simoffload/advice/1"
 TOGETHER = "settings"
@@ -91,9 +88,25 @@ class Advice:
     tried: tuple[Tried, ...]
     """Simulated changes: those that keep the answers before those that do not, the largest gain first."""
     impossible: tuple[Change, ...]
-    """Changes that DeepSpeed, the machine or its memory refuses, each with its reason (``barred``)."""
+    """Changes that the program, the machine or its memory refuses, each with its reason (``barred``)."""
     objective: Objective = "throughput"
     """What ``gain`` is of: the time of a step for "latency", for others the throughput."""
+    untried: tuple[Change, ...] = ()
+    """Changes whose simulation a limit of time, memory or operations stopped, which is their ``barred``."""
+    number_tried: int = 0
+    """Number of changes with an answer: those of ``tried`` and ``impossible``, and those that were the same
+    in other words as another."""
+    stopped: str = ""
+    """Why not all changes were tried; empty if no limit was reached."""
+
+    @property
+    def extent(self) -> str:
+        """What part of the changes was tried, and why no more; empty if all were."""
+        if not self.stopped:
+            return ""
+        number = self.number_tried + len(self.untried)
+        part = f"{self.number_tried:,} of {number:,} changes were tried" if number else "no change was tried"
+        return f"{part}: {self.stopped}"
 
     @property
     def helping(self) -> tuple[Tried, ...]:
@@ -121,7 +134,7 @@ class Advice:
 
     def range_tried(self, change: Change) -> tuple[float, float] | None:
         """Return the smallest and the largest number tried for the key that a change sets; None for one."""
-        all_changes = (*(one.change for one in self.tried), *self.impossible)
+        all_changes = (*(one.change for one in self.tried), *self.impossible, *self.untried)
         values: dict[Location, set[float]] = {}
         for other in all_changes:
             for edit in other.edits if _setting(other) == _setting(change) else ():
@@ -145,6 +158,8 @@ class Advice:
             "uncertain": [one.change.key for one in self.uncertain],
             "larger_batches": [one.change.key for one in self.larger_batches],
             "impossible": [by_name(one, "key description why=barred") for one in self.impossible],
+            "untried": [by_name(one, "key description why=barred") for one in self.untried],
+            **by_name(self, "number_tried stopped"),
         }
 
 
@@ -173,7 +188,7 @@ def advise(
     checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1). "cost"
     decides between purchases alone. ``evaluator`` is one of the scenario that may have simulated some of it
     already. Raises InputError for an unknown objective, and what ``simulate`` raises for the unchanged
-    scenario; a change that cannot be made is listed as impossible.
+    scenario; a change that cannot be made is listed as impossible, one that a limit stops as untried.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -181,7 +196,7 @@ def advise(
     try:
         options = limited(options_of)(evaluator, trial.result, known)
     except WorkLimitError as error:
-        options = (Change("setting", "all changes", barred=str(error)),)
+        options, trial.stopped = (), str(error)
     for option in options:
         trial.evaluate(option)
     together = _together(trial.tried)
@@ -193,8 +208,17 @@ def advise(
             one for one in trial.tried if one.change is not together or (one.gain or 0.0) >= single
         ]
     trial.tried.sort(key=trial.order)
-    tried = tuple(_different(trial.tried, trial.scenario, trial.result))
-    return Advice(trial.scenario, trial.result, trial.now, tried, tuple(trial.impossible), trial.objective)
+    return Advice(
+        trial.scenario,
+        trial.result,
+        trial.now,
+        tuple(_different(trial.tried, trial.scenario, trial.result)),
+        tuple(trial.impossible),
+        trial.objective,
+        tuple(trial.untried),
+        trial.number_tried,
+        trial.stopped,
+    )
 
 
 class _Trial:
@@ -209,17 +233,25 @@ class _Trial:
         self.now = economics(self.scenario, self.result, costs)
         self.tried: list[Tried] = []
         self.impossible: list[Change] = []
+        self.untried: list[Change] = []
+        self.number_tried = 0
+        self.stopped = ""
 
     def evaluate(self, change: Change) -> None:
-        """Simulate a change, and list it as tried or impossible."""
+        """Simulate a change, and list it as tried, impossible or untried."""
         why = change.barred
         if not why:
             try:
                 progress = labelled(self._progress, change.key)
                 found, answer = self._evaluator.answer(*change.edits, progress=progress)
                 why = "; ".join(answer.advice)
+            except WorkLimitError as error:
+                self.stopped = self.stopped or str(error)
+                self.untried.append(change._replace(barred=str(error)))
+                return
             except (InputError, SimulationError) as error:
                 why = _why(error)
+        self.number_tried += 1
         if why:
             self.impossible.append(change._replace(barred=why))
         else:
@@ -251,7 +283,7 @@ class _Trial:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked
         for, as many sequences, then what is fastest."""
         more = sequences_at_once(one.scenario) > sequences_at_once(self.scenario)
-        single = getattr(self.scenario.scenario.workload, "batch_size", 0) == 1
+        single = one_at_a_time(self.scenario)
         return one.change.rank, more and single, ranking_time(one.result, self.objective) or 0.0
 
 
@@ -313,67 +345,3 @@ def _why(error: InputError | SimulationError) -> str:
     if isinstance(error, InputError):
         return "; ".join(problem.message for problem in error.problems)
     return str(error)
-
-
-SIGNATURE = "# Written by simoffload advise."
-"""First line of every scenario that is written."""
-_SHIPPED = "hardware_profiles/"
-_LONGEST_NAME = 200
-
-
-def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
-    """Return the files to write, by name: every change that helps, the best purchase, and the front of a
-    search.
-
-    A scenario that refers to files of its own needs ``user_files`` next to it.
-    """
-    found: dict[str, str] = {}
-    for rank, one in enumerate((*advice.helping, *advice.larger_batches), start=1):
-        name = f"{rank:02d}-{one.change.key}".replace("+", "-and-")
-        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.description)
-        if one.change.sets_program:
-            exports = one.result.provenance.exports
-            found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
-    if search is not None and search.best is not None:
-        description = f"best by {search.objective}: {', '.join(search.best.description)}"
-        found["best.yaml"] = _scenario(advice.scenario, search.best, description)
-    for rank, point in enumerate(search.front if search else (), start=1):
-        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))
-    return found
-
-
-def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
-    """Return a scenario file of what was simulated, with all settings of DeepSpeed but the batch, which the
-    workload sets."""
-    name = f"{base.name}: {description}"[:_LONGEST_NAME]
-    edits = [Edit.at("name", name), Edit.at("description", f"{base.name} with {description}.")]
-    exported = found.result.provenance.exports.get(FILE)
-    if exported is not None:
-        config = {key: value for key, value in exported.items() if key not in BATCH}
-        written = found.scenario.document.data["strategy"].get("ds_config") or {}
-        config |= {key: written[key] for key in ("optimizer",) if key in written}  # one that a program passes
-        edits.append(Edit.at("strategy.ds_config", config))
-    return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
-
-
-def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
-    """Return the user's own files that scenarios of one folder need, by their path in it."""
-    found: dict[str, Path] = {}
-    for scenario in scenarios:
-        root = scenario.document.root
-        if root is not None:
-            own = (path for path in _own(scenario, root) if path.is_relative_to(root))
-            found |= {path.relative_to(root).as_posix(): path for path in own}
-    return found
-
-
-def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
-    for use in scenario.machine.profiles:
-        if not use.path.startswith(_SHIPPED):
-            yield Path(use.path)
-    model = scenario.document.data.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("config"), str):
-        config = root / model["config"]
-        yield config / "config.json" if config.is_dir() else config
-    if is_path(scenario.scenario.platform):
-        yield root / scenario.scenario.platform

@@ -23,14 +23,19 @@ def objective_of(scenario: LoadedScenario, asked: str | None) -> Objective:
     Raises InputError for an unknown one.
     """
     if asked is None:
-        work = scenario.scenario.workload
-        return "latency" if isinstance(work, Inference) and work.batch_size == 1 else "throughput"
+        return "latency" if one_at_a_time(scenario) else "throughput"
     for known in OBJECTIVES:
         if asked == known:
             return known
     given = shortened(str(asked))
     text = f"is not one of {', '.join(OBJECTIVES)}{suggest(given, OBJECTIVES)}"
     raise InputError.at(given, text, path="objective")
+
+
+def one_at_a_time(scenario: LoadedScenario) -> bool:
+    """Return whether one sequence at a time is generated."""
+    work = scenario.scenario.workload
+    return isinstance(work, Inference) and work.batch_size == 1
 
 
 def sequences_at_once(scenario: LoadedScenario) -> int:

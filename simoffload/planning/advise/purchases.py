@@ -189,8 +189,7 @@ def search_catalogue(
     chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
     default that of ``advise``. The scenario itself is simulated first. Its limits hold for the whole search,
     which then returns what it has; with nothing it raises WorkLimitError. Raises what ``simulate`` raises for
-    the scenario, and InputError for an unknown objective or platform, or without the package optuna where it
-    is needed.
+    the scenario, and InputError for an unknown objective or platform, or where optuna is needed and missing.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
@@ -201,7 +200,7 @@ def search_catalogue(
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     if chosen == "optuna":
-        _check_optuna()
+        _check_optuna()  # before anything is simulated
     _, unchanged = evaluator.answer(progress=progress)
     stopped = ""
     try:
@@ -322,14 +321,12 @@ class _PurchaseSearch:
         except SimulationError as error:
             self.refusals[str(error)] += 1
             return None
-        cost = economics(scenario, result, self._costs)
-        meets = all(level.kept(result) for level in self._service)
         return SimulatedPurchase(
             changes=changes,
             scenario=scenario,
             result=result,
-            economics=cost,
-            meets=meets,
+            economics=economics(scenario, result, self._costs),
+            meets=all(level.kept(result) for level in self._service),
             objective=self._objective,
         )
 

@@ -55,8 +55,9 @@ def advice_verdict(advice: Advice) -> str:
     """Return the verdict of advice: the bottleneck, and the changes with the largest gains, those that keep
     the answers first."""
     result = advice.result
+    end = f". Not complete: {advice.extent}." if advice.stopped else "."
     if not result.fits:
-        return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
+        return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)[:-1]}{end}"
     limit = limited_by(result.step) if result.step is not None else ""
     same, other = by_answers(advice.helping)
     of = " of throughput" if advice.objective != "latency" else ""
@@ -76,7 +77,7 @@ def advice_verdict(advice: Advice) -> str:
             seen.append(found[0])
             gains.append(f"{title}: {with_gain(found[0], advice)}")
     gains += [f"more throughput: {with_throughput(one, advice)}" for one in advice.larger_batches[:1]]
-    return f"{took(result)}; bottleneck: {result.bottleneck}{limit}; {'; '.join(gains)}; {BRACKETS}."
+    return f"{took(result)}; bottleneck: {result.bottleneck}{limit}; {'; '.join(gains)}; {BRACKETS}{end}"
 
 
 def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
@@ -99,7 +100,7 @@ def _what_fits(advice: Advice) -> str:
     """Return the first change that makes the scenario fit, and the cheapest of those with a known price; then
     those with other answers."""
     if not advice.helping:
-        tried = _first([one.description for one in advice.impossible])
+        tried = _first([one.description for one in advice.impossible]) or "none"
         return f"No change that was tried makes it fit. Tried: {tried}."
     same, other = by_answers(advice.helping)
     first = "Fastest change" if advice.objective == "latency" else "Change with the highest throughput"
@@ -138,10 +139,11 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     useless = [f"{described(one, advice)} ({gain_text(one)})" for one in advice.decisions(rest)]
     if useless:
         sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
-    if advice.impossible:
-        rows = tuple((one.description, one.barred) for one in advice.impossible)
+    for title, left in (("are not possible", advice.impossible), ("were not tried", advice.untried)):
+        rows = tuple((one.description, one.barred) for one in left)
         table = ReportTable("", ("change", "reason"), rows, (), folded=plural(len(rows), "change"))
-        sections.append(ReportSection("Changes that are not possible", tables=(table,), page_only=True))
+        if left:
+            sections.append(ReportSection(f"Changes that {title}", tables=(table,), page_only=True))
     sections += _settings(advice)
     if curve is not None or (fits and not _uses_storage(advice)):
         sections.append(bandwidth(curve))
@@ -227,6 +229,7 @@ def next_steps_section(advice: Advice) -> ReportSection:
     """List the few changes that gain most."""
     found = by_answers(advice.decisions(advice.helping)[:_FEW])
     text = "simoffload advise lists every change that was tried, and writes each as a scenario"
+    text += f"; not complete: {advice.extent}" if advice.stopped else ""
     return ReportSection("Next steps", (NameFirst(text),), _tables(found, advice))
 
 

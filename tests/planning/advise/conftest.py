@@ -9,7 +9,7 @@ import pytest
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
 from simoffload.planning.advise.catalogue import Dimension
-from simoffload.planning.advise.evaluate import recommended
+from simoffload.planning.advise.files import recommended
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve

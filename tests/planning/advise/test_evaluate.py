@@ -11,10 +11,11 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
-from simoffload.planning.advise.evaluate import SIGNATURE, Tried, _together, recommended
+from simoffload.planning.advise.evaluate import Tried, _together
+from simoffload.planning.advise.files import SIGNATURE, recommended
 from simoffload.planning.advise.options import memory
 from simoffload.planning.costs import economics
-from simoffload.report.sections.advice import GAINS, advised
+from simoffload.report.sections.advice import GAINS, advice_verdict, advised
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario
@@ -196,9 +197,17 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
     monkeypatch.setattr("simoffload.planning.evaluator.simulate", limited)
     reported: list[str] = []
     found = advise(loaded(STORAGE_BOUND), progress=reported.append)
-    assert {one.key: one.barred for one in found.impossible} == {
-        "raid-5-drives": "stopped by engine.timeout (--timeout) before decode 1"
-    }
+    why = "stopped by engine.timeout (--timeout) before decode 1"
+    assert {one.key: one.barred for one in found.untried} == {"raid-5-drives": why}
+    assert "raid-5-drives" not in {one.key for one in found.impossible}
+    data = found.to_dict()
+    number = found.number_tried
+    assert number >= len(found.tried) + len(found.impossible)
+    assert (data["number_tried"], data["stopped"]) == (number, why)
+    assert [one["key"] for one in data["untried"]] == ["raid-5-drives"]
+    assert f"Not complete: {number} of {number + 1} changes were tried: {why}." in advice_verdict(found)
+    titles = [one.title for one in advised(found, None)]
+    assert "Changes that were not tried" in titles
     assert "raid-8-drives" in gains(found)
     assert any(line.startswith("raid-8-drives: storage-bound: ") for line in reported), (
         "who watches sees which"

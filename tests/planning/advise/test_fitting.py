@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from simoffload.errors import InputError
+from simoffload.cli.advising import _status
+from simoffload.cli.console import ExitCode
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.advise import advise
+from simoffload.planning.evaluator import Evaluator
+from simoffload.report.sections.advice import advice_verdict
 from simoffload.scenario import load_scenario
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded, run
 
@@ -42,3 +47,32 @@ def test_a_server_that_is_called_larger_has_no_known_price() -> None:
 def test_nothing_helps_a_refused_scenario() -> None:
     with pytest.raises(InputError, match="buffer_size"):
         advise(loaded(STORAGE_BOUND, "strategy.ds_config.zero_optimization.offload_param.buffer_size=10"))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_nothing_tried_is_not_said_to_be_all_changes(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that comes before the first change, or while the changes are listed."""
+    too_large = loaded(STORAGE_BOUND, "workload.batch_size=20000")
+
+    def stopped(*_args: object, **_options: object) -> NoReturn:
+        raise WorkLimitError("stopped by a limit")
+
+    evaluator = Evaluator(too_large)
+    evaluator.answer()
+    what = (
+        "simoffload.planning.evaluator.simulate"
+        if listed
+        else "simoffload.planning.advise.evaluate.options_of"
+    )
+    monkeypatch.setattr(what, stopped)
+    found = advise(too_large, evaluator=evaluator)
+    assert not found.tried
+    assert found.stopped == "stopped by a limit"
+    assert bool(found.untried) == listed
+    verdict = advice_verdict(found)
+    assert "all changes" not in verdict
+    part = f"{found.number_tried} of {found.number_tried + len(found.untried)} changes were tried"
+    assert verdict.endswith(
+        f" Not complete: {part if listed else 'no change was tried'}: stopped by a limit."
+    )
+    assert _status(found, None) is ExitCode.FAILED
