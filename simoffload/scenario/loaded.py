@@ -163,7 +163,9 @@ class LoadedScenario:
         gpu, dtype = self.machine.accelerator, self.model.dtype
         rates = {name: getattr(gpu.compute, name, None) for name in get_args(Dtype)}
         if rates[dtype] is None:
-            has = either([name for name, rate in rates.items() if rate is not None])
+            able = [name for name, rate in rates.items() if rate is not None]
+            overflows = not self.model.traits.float16  # its numbers do not fit into float16
+            has = either([name for name in able if not (overflows and name == "float16")])
             text = f"{gpu.id} does not support {dtype}; write {has}"
             raise InputError([self.document.problem(("model", "dtype"), text)])
 

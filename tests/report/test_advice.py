@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
 from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
+from simoffload.report.sections.changes import by_answers
 from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
@@ -276,3 +279,23 @@ def test_a_page_and_markdown_say_the_same(
         assert description in page
         assert description in text
     assert "gain = time per unit of work without the change / with it" in page
+
+
+def test_of_other_answers_that_are_about_as_fast_those_with_more_bits_come_first() -> None:
+    def tried(name: str, time: float, size: int, *, same: bool = False) -> Any:
+        change = SimpleNamespace(key=name, same_work=same)
+        model = SimpleNamespace(weight_bytes=size)
+        return SimpleNamespace(
+            change=change, result=SimpleNamespace(compared_s=time), scenario=SimpleNamespace(model=model)
+        )
+
+    found = [
+        tried("int4", 1.0, 4),
+        tried("fp8", 1.09, 8),
+        tried("bf16 elsewhere", 1.2, 16),
+        tried("batch", 5.0, 16, same=True),
+    ]
+    same, others = by_answers(found)
+    assert [one.change.key for one in same] == ["batch"]
+    assert [one.change.key for one in others] == ["fp8", "int4", "bf16 elsewhere"]
+    assert by_answers([]) == ([], [])

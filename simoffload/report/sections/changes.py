@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from simoffload.planning.advise import Advice, Tried
@@ -14,9 +15,22 @@ _DELAYED = 1.25
 """Time to first token over that without a change from which a change is said to delay it; our choice."""
 
 
+_ALIKE = 1.1
+"""Ratio of times up to which other answers are about as fast: less than the error of most predictions."""
+
+
 def by_answers(found: Sequence[Tried]) -> tuple[list[Tried], list[Tried]]:
-    """Return the changes that keep the answers, and the others."""
-    return [one for one in found if one.change.same_work], [one for one in found if not one.change.same_work]
+    """Return the changes that keep the answers, and the others: of those that are about as fast as the first
+    one the one with the most bits comes first."""
+    same = [one for one in found if one.change.same_work]
+    others = [one for one in found if not one.change.same_work]
+    fastest = others[0].result.compared_s if others else None
+    if fastest:
+        alike = [one for one in others if (one.result.compared_s or math.inf) <= _ALIKE * fastest]
+        first = max(alike, key=lambda one: one.scenario.model.weight_bytes)
+        others.remove(first)
+        others.insert(0, first)
+    return same, others
 
 
 def with_times(one: Tried) -> str:
