@@ -212,6 +212,10 @@ class EagerReference(Multiples):
     """Multiple of a result that the GPUs of tensor parallelism sum or gather."""
 
 
+_SLOW = 1e6
+"""Rate [B/s] below which four digits of GB/s would round to nothing, or nearly."""
+
+
 @cache
 def scaled_costs(
     reference: FsdpReference, *, operation_s: float, loops_thread: float, loops_limit: float, pages: NewMemory
@@ -233,7 +237,8 @@ def scaled_costs(
             text = f"{cost.value * slowdown * 1e6:.4f} us"
             values[key] = {"value": text, **provenance, "spread": cost.spread}
     for key, rate in (("adam_thread", loops_thread), ("adam_limit", loops_limit)):
-        values[key] = {"value": f"{rate / 1e9:.4f} GB/s", **provenance}
+        shown = f"{rate / 1e9:.4f} GB/s" if rate >= _SLOW else f"{whole_rate(rate)} B/s"
+        values[key] = {"value": shown, **provenance}
     return FsdpCosts.model_validate(
         {**values, "page_thread": pages.page_thread, "page_limit": pages.page_limit}
     )

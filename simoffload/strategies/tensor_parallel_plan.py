@@ -97,7 +97,8 @@ class TensorParallelPlan(StagedPlan):
 
     @property
     def cache_blocks(self) -> CacheBlocks | None:
-        """Blocks of the paged cache for which each GPU has memory; None without one in HBM."""
+        """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
+        layers that cache nothing."""
         engine, tier = self.engine, self.machine.tiers["hbm"]
         if engine is None or self.cache.tier != "hbm" or not self.paged_cache:
             return None
@@ -107,6 +108,8 @@ class TensorParallelPlan(StagedPlan):
         shared = {"hbm", tier.pool}
         used = sum(one.size for one in stage.terms if one.tier in shared and one.name != CACHE_TERM)
         each = max(map(self._block_bytes, self.divided.stages))
+        if not each:  # no layer has attention over earlier tokens
+            return None
         return CacheBlocks(max(0, tier.capacity - used) // each, VLLM_BLOCK, engine.utilization, stated=False)
 
     @property

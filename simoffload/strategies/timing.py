@@ -224,7 +224,8 @@ class Timing:
         if module.parallel == "experts" and weights is None and self._model.dtype != "bfloat16":
             count += self._separate_products(module)
         count += self._cache.operations if module.kind == "attention" else 0
-        return (call + count * costs.operation.value) * self._launch_factor
+        # A dropout counts one operation less than a call, and an operation may be stated to take longer.
+        return max(0.0, call + count * costs.operation.value) * self._launch_factor
 
     def _separate_products(self, module: Module) -> float:
         """Count the operations of experts' products that PyTorch launches one by one."""

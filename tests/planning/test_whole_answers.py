@@ -194,3 +194,32 @@ def test_a_window_of_one_token_keeps_nothing_outside_the_gpu(model: str, cache: 
     causes = [one.cause for one in result.step.shares]
     assert "storage write" not in causes
     assert any("key-value cache" in cause for cause in causes) == (model == "gemma-2-2b")
+
+
+FOUND: dict[str, dict[str, Any]] = {
+    "no layer of the model caches keys and values": {
+        "model": {"name": "qwen3-next-80b-a3b", "num_hidden_layers": 1},
+        "strategy": {"kind": "vllm_cpu_offload", "offload_group_size": 2, "offload_num_in_group": 2},
+    },
+    "a host whose loops move a few bytes a second": {
+        "workload": TRAINING,
+        "strategy": {"kind": "fsdp"},
+        "profiles": {"host/dgx-a100-1tib": {"cpu_optimizer": {"limit": "3 B/s"}}},
+    },
+    "an operation that takes longer than a call with several": {
+        "model": {"name": "phi-3-mini-128k", "num_hidden_layers": 3, "attention": "eager"},
+        "strategy": {"kind": "zero_inference"},
+        "profiles": {"host/dgx-a100-1tib": {"deepspeed": {"operation": "1 h"}}},
+    },
+}
+"""What random scenarios ended with, all of them in internal errors."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_random_scenarios_found_has_an_answer(what: str) -> None:
+    base = scenario("dgx-a100-80g", "hbm", "weights").document
+    edits = [Edit((section,), value) for section, value in FOUND[what].items()]
+    with suppress(SimulationError):  # longer than a timeline can hold
+        result = so.simulate(resolve(edited(base, edits), cache=_CACHE))
+        assert result.compared_s is not None
+        assert terminal_text(result_document(result))
