@@ -145,7 +145,7 @@ def test_a_gpu_that_is_too_small_for_vllm_is_refused(size: int, stated: dict[str
     small = replace(where, tiers={**where.tiers, "hbm": where.tiers["hbm"]._replace(capacity=size)})
     assert most_utilization(small) == 0
     assert fuller(small) == ()
-    with pytest.raises(InputError, match=r"vLLM does not start on a GPU with .* its CUDA context"):
+    with pytest.raises(InputError, match=r"vLLM does not start on a GPU with .*\(its CUDA context"):
         VllmCpuOffload(**stated).plan(model("qwen3-0.6b", None, None), WORK, small)
 
 
