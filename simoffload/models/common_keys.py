@@ -107,7 +107,7 @@ class SavedType(NamedTuple):
 
     name: str
     at: Location
-    """Where it is stated."""
+    """Position of the key that states it."""
 
     @property
     def dtype(self) -> Dtype | None:

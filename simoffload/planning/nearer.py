@@ -121,8 +121,8 @@ class NearerSearch:
         try:
             scenario = evaluator.edited(*change.edits)
             scenario = replace(scenario, remarks=(f"added for comparison: {change.description}",))
-            told = labelled(self.progress, label)
-            result = simulate(scenario, keep_timelines=self.keep_timelines, progress=told)
+            progress = labelled(self.progress, label)
+            result = simulate(scenario, keep_timelines=self.keep_timelines, progress=progress)
         except (InputError, SimulationError):
             return None
         except WorkLimitError as error:

@@ -105,7 +105,7 @@ def test_every_method_has_its_entry() -> None:
     assert {one.method for one in FORMATS.values()} <= METHODS[VLLM].keys()
     assert METHODS[VLLM].keys() == set(get_args(Method)) - {"", "deepspeed", "gguf"}
     assert METHODS[TRANSFORMERS].keys() <= METHODS[VLLM].keys()
-    assert DTYPES.keys() <= METHODS[VLLM].keys()
+    assert DTYPES.keys() == set(get_args(Method))
 
 
 def test_shipped_gpus_of_nvidia_state_their_capability() -> None:
