@@ -31,7 +31,7 @@ class DeepSpeedCosts(Frozen):
     which they are scaled."""
     module_call: Sourced[Seconds]
     """Time of the call of a module that launches one kernel."""
-    operation: Sourced[Seconds]
+    operation: Sourced[PositiveSeconds]
     """Time of every further PyTorch operation of a module."""
     linear_call: Sourced[Seconds]
     """Time of the call of a linear layer under ZeRO-3, which replaces it by an autograd function of its

@@ -223,3 +223,14 @@ def test_what_random_scenarios_found_has_an_answer(what: str) -> None:
         result = so.simulate(resolve(edited(base, edits), cache=_CACHE))
         assert result.compared_s is not None
         assert terminal_text(result_document(result))
+
+
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "fsdp"])
+def test_a_host_whose_operations_take_no_time_is_refused(strategy: str) -> None:
+    """Costs of other programs are multiples of this one, and were divided by nothing."""
+    work = TRAINING if strategy == "fsdp" else INFERENCE
+    base = scenario("dgx-a100-80g", "hbm", "weights").document
+    host = {"host/dgx-a100-1tib": {"deepspeed": {"operation": "0 s"}}}
+    edits = [Edit((key,), one) for key, one in (("workload", work), ("strategy", {"kind": strategy}))]
+    with pytest.raises(InputError, match="operation: must be above 0"):
+        resolve(edited(base, [*edits, Edit(("profiles",), host)]), cache=_CACHE)

@@ -80,8 +80,8 @@ def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) ->
     assert advice_verdict(advice) == (
         "TPOT is 1.2 s [892 ms to 1.61 s], TTFT 1.2 s [877 ms to 1.64 s]; bottleneck: raid read; largest "
         "gain of throughput: weights divided among 8 GPUs (tensor_parallel) (206× [206 to 206]); with other "
-        "answers: weights divided among 8 GPUs (tensor_parallel), stored as int4-g128 (answers change) "
-        "(201× [201 to 201]; rivals 8 bits in published tests if well calibrated (arXiv 2411.02355)); "
+        "answers: weights divided among 8 GPUs (tensor_parallel), stored as fp8 (answers change) "
+        "(197× [197 to 197]; effectively lossless in published tests (arXiv 2411.02355)); "
         "largest gain per cost: 5 drives in raid instead of 4 (1.16× [1.16 to 1.16]); best setting: reads "
         "straight into the GPU (use_gds) (1.22× [1.22 to 1.22]); 80 % intervals in brackets."
     )
@@ -286,7 +286,10 @@ def test_of_other_answers_that_are_about_as_fast_those_with_more_bits_come_first
         change = SimpleNamespace(key=name, same_work=same)
         model = SimpleNamespace(weight_bytes=size)
         return SimpleNamespace(
-            change=change, result=SimpleNamespace(compared_s=time), scenario=SimpleNamespace(model=model)
+            change=change,
+            gain=None,
+            result=SimpleNamespace(compared_s=time),
+            scenario=SimpleNamespace(model=model),
         )
 
     found = [

@@ -15,7 +15,7 @@ _DELAYED = 1.25
 """Time to first token over that without a change from which a change is said to delay it; our choice."""
 
 
-_ALIKE = 1.1
+_SIMILAR = 1.1
 """Ratio of times up to which other answers are about as fast: less than the error of most predictions."""
 
 
@@ -24,13 +24,20 @@ def by_answers(found: Sequence[Tried]) -> tuple[list[Tried], list[Tried]]:
     one the one with the most bits comes first."""
     same = [one for one in found if one.change.same_work]
     others = [one for one in found if not one.change.same_work]
-    fastest = others[0].result.compared_s if others else None
-    if fastest:
-        alike = [one for one in others if (one.result.compared_s or math.inf) <= _ALIKE * fastest]
-        first = max(alike, key=lambda one: one.scenario.model.weight_bytes)
+    if others:
+        similar = [one for one in others if _slower(one, others[0]) <= _SIMILAR]
+        first = max(similar, key=lambda one: one.scenario.model.weight_bytes)
         others.remove(first)
         others.insert(0, first)
     return same, others
+
+
+def _slower(one: Tried, other: Tried) -> float:
+    """Return how many times as long a change takes as another one, by their gains where they have some."""
+    if one.gain and other.gain:
+        return other.gain / one.gain
+    mine, its = one.result.compared_s, other.result.compared_s
+    return mine / its if mine and its else math.inf if one is not other else 1.0
 
 
 def with_times(one: Tried) -> str:
