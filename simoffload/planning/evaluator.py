@@ -88,7 +88,7 @@ class Evaluator:
     ) -> tuple[LoadedScenario, SimulationResult]:
         """Return the scenario with edits and its simulation.
 
-        Raises InputError for edits that the scenario, its machine or DeepSpeed refuses, SimulationError if
+        Raises InputError for edits that the scenario, its machine or the program refuses, SimulationError if
         the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
         """
         key, scenario = self.identity(*edits), self.edited(*edits)
