@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal
 
 from simoffload.hardware import Machine, Path
@@ -222,69 +222,6 @@ class BlockWriter:
             name = cache_route(name, one.tier)
             self._known[way, size] = TransferRoute(name, paths[0], self.hops(paths))
         return self._known[way, size]
-
-
-class PassBlocks:
-    """PassBlocks are the transfers of blocks of all stages in one pass."""
-
-    def __init__(self, moves: BlockMoves | None, writer: Callable[[int], BlockWriter]) -> None:
-        self._moves, self._writer = moves, cache(writer)
-        self._loaded: dict[int, int] = {}
-        self.layerwise = moves is not None and moves.connector.layerwise
-        """Whether blocks are moved layer by layer."""
-        self.stores = False
-        """Whether the pass stores blocks."""
-
-    def alone(self, forward: ForwardPass) -> None:
-        """Write all transfers of a pass, which wait for nothing."""
-        for number, moves in self._each():
-            for blocks in moves.loads(number) if forward.loads else ():
-                self._writer(number).load(blocks)
-            for blocks in moves.stores(number) if forward.stores else ():
-                self._writer(number).store(blocks)
-
-    def begin(self, forward: ForwardPass) -> None:
-        """Write the loads of all blocks, or those of the first layers, and stores: those of the generation
-        before, or the part of a decode step."""
-        self.stores = forward.stores
-        for number, moves in self._each():
-            loads = moves.loads(number) if forward.loads else ()
-            for blocks in loads[:1] if self.layerwise else loads:
-                self._loaded[number] = self._writer(number).load(blocks)
-            for blocks in moves.stores(number) if forward.stores and not self.layerwise else ():
-                if moves.parts:
-                    self._writer(number).store_part(blocks, moves.parts)
-                else:
-                    self._writer(number).store(blocks)
-
-    def awaited(self, stage: int, layer: int, after: tuple[Dependency, ...]) -> int | None:
-        """Return the number of the load for which a layer waits, None if there is none; layer by layer, begin
-        the load of the next one ``after`` the computation of the one before."""
-        loaded = self._loaded.pop(stage, None)
-        if loaded is not None and self.layerwise and self._moves is not None:
-            loads = self._moves.loads(stage)
-            if layer + 1 < len(loads):
-                self._loaded[stage] = self._writer(stage).load(loads[layer + 1], after)
-        return loaded
-
-    def leave(self, stage: int, layer: int, sequences: int, after: tuple[Dependency, ...]) -> None:
-        """Store the blocks of a layer that ``sequences`` of a micro-batch have filled ``after`` its
-        computation, if that is done layer by layer."""
-        if self.stores and self.layerwise and self._moves is not None:
-            blocks = self._moves.stores(stage)[layer]
-            each = blocks.number // self._moves.workload.batch_size
-            self._writer(stage).store(blocks._replace(number=sequences * each), after)
-
-    def end(self, stage: int) -> tuple[Dependency, ...]:
-        """Return what the end of the pass waits for: layer by layer, the stores."""
-        if not (self.stores and self.layerwise):
-            return ()
-        return (Dependency(self._writer(stage).last_of_stores),)
-
-    def _each(self) -> Iterator[tuple[int, BlockMoves]]:
-        if self._moves is not None:
-            for number in range(len(self._moves.stages)):
-                yield number, self._moves
 
 
 def block_phases(

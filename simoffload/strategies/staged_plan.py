@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from simoffload.hardware import Path, Provenance
+from simoffload.hardware import Provenance
 from simoffload.models import Module, Sequences
 from simoffload.results import Facts
-from simoffload.schedule import Hops, Schedule
+from simoffload.schedule import Schedule
 from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
+from simoffload.strategies.hooks.kv_cache import MovedCache
+from simoffload.strategies.hooks.paged_blocks import PagedBlocks
+from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
+from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass, parts_of
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.served_runs import (
     FEW_SEQUENCES,
@@ -24,8 +29,8 @@ from simoffload.strategies.served_runs import (
     stored_weights,
     unserved,
 )
-from simoffload.strategies.stage_writer import PassWriter
-from simoffload.strategies.streamed_cache import Parts
+from simoffload.strategies.streamed_cache import CacheUpdate, Parts
+from simoffload.strategies.streams import Routes
 from simoffload.strategies.timing import PassTimings
 
 
@@ -47,11 +52,6 @@ class StagedPlan(InferencePlan):
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
-
-    @cached_property
-    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
-        """Paths of transfers that its writers have asked for, by stage and name."""
-        return {}
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
@@ -137,31 +137,60 @@ class StagedPlan(InferencePlan):
         each, more = divmod(first.number, count)
         return [(first._replace(number=each + (part < more)),) for part in range(count)]
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same, the first and the last included."""
-        return not self.cache.moves
+    def weights_hooks(self) -> tuple[Hook, ...]:
+        """Return the hooks that bring weights to the GPUs; none if all are there."""
+        return ()
 
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        return PassWriter(self, name)
+    def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return the hooks of a pass."""
+        moves, cache = self.block_moves, self.cache
+        code = CompiledCode(self) if self.compiled else None
+
+        def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
+            return self.cache_updates(one.batch, self.divided.stages[one.stage])
+
+        return (
+            *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
+            *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
+            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
+            *self.weights_hooks(),
+            *([MovedCache(cache, updates)] if cache.moves else ()),
+            *([code] if code is not None else ()),
+        )
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts of each stage."""
+        return tuple(map(parts_of, self.divided.stages))
+
+    @cached_property
+    def _routes(self) -> Routes:
+        """Routes of transfers that were asked for."""
+        return {}
+
+    def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
+        tensor, stages, replicas = self.degrees
+        ranks = range(tensor * replicas)
+        gpus = [[self.degrees.gpu(stage, rank) for rank in ranks] for stage in range(stages)]
+        return PassWriter(name=name, machine=self.machine, hooks=hooks, gpus=gpus, routes=self._routes)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        writer = self.writer(forward.name)
-        writer.begin(forward)
-        batches = self.micro_batches(forward)
-        first = 0
-        for at, batch in enumerate(batches):
-            if at > 1 and batch == batches[at - 1] == batches[at - 2] and not forward.loads:
-                first = writer.again(first)
-                continue
-            first = writer.segments
-            for number, timings in enumerate(self.stage_timings):
-                repeats = self.repeats and len(batches) * self.degrees.pipeline == 1
-                repeats = repeats and not (forward.loads or forward.stores)
-                writer.stage(number, timings.timing(batch), batch, repeats=repeats)
-        return writer.build()
+        return self._writer(forward.name, self.hooks(forward)).write(
+            [
+                StagePass(self._parts[stage], timings.timing(batch), batch, stage)
+                for batch in self.micro_batches(forward)
+                for stage, timings in enumerate(self.stage_timings)
+            ]
+        )
+
+    def _transfers(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of the blocks that a pass moves, without the pass itself."""
+        assert self.block_moves is not None
+        blocks = PagedBlocks(self.block_moves, forward, compiled=self.compiled)
+        out = self._writer(forward.name, (blocks,))
+        blocks.alone(out)
+        return out.build()
 
     @cached_property
     def block_moves(self) -> BlockMoves | None:
@@ -199,5 +228,5 @@ class StagedPlan(InferencePlan):
         moves, found = self.block_moves, super().phases
         if moves is None:
             return found
-        prefill, *alone = block_phases(moves, lambda one: self.writer(one.name).transfers(one))
+        prefill, *alone = block_phases(moves, self._transfers)
         return (self._phase(prefill, "prefill"), *alone, *found[1:])

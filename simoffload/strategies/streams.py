@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
-from simoffload.schedule import Dependency, Device, Hops, Op, OpKind, Schedule, ScheduleBuilder, cache_route
+from simoffload.schedule import (
+    Dependency,
+    Device,
+    Hops,
+    Op,
+    OpKind,
+    Program,
+    Schedule,
+    ScheduleBuilder,
+    cache_route,
+)
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 from simoffload.workload import READ_AHEAD
 
@@ -34,12 +44,17 @@ class StreamWriter:
         machine: Machine,
         routes: Routes | None = None,
         devices: Sequence[Device] = (),
+        programs: Sequence[Program] = (),
     ) -> None:
         self.machine = machine
         self.costs = machine.host.deepspeed
-        self.builder = ScheduleBuilder(name=name, ranks=len(gpus), streams=streams, devices=devices)
+        self.builder = ScheduleBuilder(
+            name=name, ranks=len(gpus), streams=streams, devices=devices, programs=programs
+        )
         self.label = name
         self.gpus = gpus
+        self.first = 0
+        """Number of the first stream of the program that is written; methods count streams from it."""
         self.ranks = len(gpus)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
@@ -58,17 +73,22 @@ class StreamWriter:
 
     def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
         """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU."""
+        key = (self.first, *key)
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
-            self._routes[key] = paths[0], tuple(path.hops for path in paths)
+            self._routes[key] = paths[0], self.of_all([path.hops for path in paths])
         return self._routes[key]
+
+    def of_all(self, hops: Sequence[Hops]) -> tuple[Hops, ...]:
+        """Return the hops of all ranks from those of the ranks of the program that is written."""
+        return tuple(hops)
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Return route and latency [ps] of several transfers in sequence, each at the rate for its own size.
 
         ``path`` returns the path of each rank; all routes with the same ``name`` must be equal.
         """
-        key = name, tuple(sizes)
+        key = self.first, name, tuple(sizes)
         if key not in self.known:
             first, hops = self.way((name,), path)
             route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
@@ -122,7 +142,7 @@ class StreamWriter:
         far."""
         if self._pending:
             self.flush()
-        last = self.builder.written[stream] - 1 if ordinal is None else ordinal
+        last = self.count(stream) - 1 if ordinal is None else ordinal
         if last >= 0 and (stream, last) not in self._awaited:
             self._awaited.append((stream, last))
 
@@ -130,7 +150,7 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
+            after = tuple(self.after(stream, ordinal) for stream, ordinal in self._awaited)
             fixed, self._pending = self._pending, 0
             self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)
@@ -148,7 +168,16 @@ class StreamWriter:
         collective: bool = False,
     ) -> int:
         """Append an operation; return its number on its stream."""
-        return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
+        at = self.first + stream
+        return self.builder.add(Op(kind, label or self.label, at, fixed, size, route, after, collective))
+
+    def count(self, stream: int) -> int:
+        """Return the number of operations that were written on a stream so far."""
+        return self.builder.written[self.first + stream]
+
+    def after(self, stream: int, ordinal: int) -> Dependency:
+        """Return the dependency on the operation of a stream with the number that ``add`` returned."""
+        return self.builder.after(self.first + stream, ordinal)
 
     def exchange(
         self, kind: OpKind, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
@@ -165,4 +194,5 @@ class StreamWriter:
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
         """Return dependencies on all work written so far on some streams."""
-        return tuple(Dependency(stream) for stream in streams if self.builder.written[stream])
+        first, written = self.first, self.builder.written
+        return tuple([Dependency(first + one) for one in streams if written[first + one]])

@@ -30,10 +30,11 @@ from simoffload.models import ModelShape
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
+from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace
 from simoffload.strategies.kv_cache import VLLM
+from simoffload.strategies.passes.pass_writer import Hook
 from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights, readings
 from simoffload.strategies.served_runs import unserved_in_place
-from simoffload.strategies.stage_writer import PassWriter
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
@@ -43,7 +44,6 @@ from simoffload.strategies.tensor_parallel import (
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED, Split, Tunable
 from simoffload.strategies.vllm_engine import fuller
-from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
 from simoffload.strategies.vllm_prefetch import group_of, prefetching, stored_bytes_of
 from simoffload.units import plural
 from simoffload.workload import Inference
@@ -318,20 +318,15 @@ class VllmOffloadPlan(TensorParallelPlan):
         return chosen
 
     @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same: only if all weights are on the GPU."""
-        return super().repeats and not any(map(_total, self.offloaded))
-
-    @property
     def tiers(self) -> frozenset[str]:
         """HBM, and host memory if weights are offloaded."""
         return super().tiers | {"hbm"}
 
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        if self.repeats:
-            return super().writer(name)
-        return PrefetchWriter(self, name) if self.options.group else InPlaceWriter(self, name)
+    def weights_hooks(self) -> tuple[Hook, ...]:
+        """Return the hook that reads offloaded weights, or copies them ahead."""
+        if not any(map(_total, self.offloaded)):
+            return ()
+        return (Prefetch(self) if self.options.group else ReadInPlace(self),)
 
     def tunables(self) -> Iterator[Tunable]:
         """Yield other limits of vLLM's engine; unless layers are prefetched, also larger values of
