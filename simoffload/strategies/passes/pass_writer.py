@@ -1,7 +1,7 @@
 """The driver of passes: it walks the modules in the order of their calls, with hooks around them.
 
-Real programs offload with hooks: Accelerate's ``ModelHook``, DeepSpeed's module hooks, vLLM's offloader. Here,
-too, a program is a list of hooks, each with one concern, around one driver. The driver launches kernels,
+Real programs offload with hooks: Accelerate's ``ModelHook``, DeepSpeed's module hooks, vLLM's offloader. So
+a program is a list of hooks here, too, each with one concern, around one driver. The driver launches kernels,
 lets the GPU wait for what hooks have moved, and repeats parts: a part that begins in the state of an earlier
 one is that part once more (``Hook.state``).
 """
@@ -255,7 +255,7 @@ class PassWriter(StreamWriter):
         for number in range(len(self._gpus_of)):
             self.go_to(number)
             self.label = "pass"
-            if not any([hook.finish(self) for hook in reversed(self.hooks)]):
+            if True not in [hook.finish(self) for hook in reversed(self.hooks)]:
                 for stream in (*range(COMPUTE, COMPUTE + self.compute), *self.in_order):
                     self.host_waits(stream)
                 self.spend(self.costs.pass_overhead.value)
