@@ -105,6 +105,21 @@ class StreamWriter:
         name = cache_route(copy_name(to_device=to_device, pinned=pinned), cache)
         return self.transfers(name, partial(path, pinned=pinned), sizes)
 
+    def file(self, tier: str, size: int, *, block: int, depth: int, written: bool = False) -> tuple[int, int]:
+        """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier without page cache,
+        in requests of ``block`` [B] of which ``depth`` are in flight (Little's law)."""
+        key = "file", self.first, tier, size, block, depth, written
+        if key not in self.known:
+            reach = self.machine.storage_write if written else self.machine.storage_read
+            path, hops = self.way((tier, written), partial(reach, tier))
+            rate = path.curve.rate(size)
+            if self.machine.tiers[tier].is_storage:
+                block = min(block, size)
+                rate = path.file_rate(size, outstanding=min(size, depth * block), block=block)
+            name = f"{tier} write" if written else f"{tier} read"
+            self.known[key] = self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)
+        return self.known[key]
+
     def received(self, name: str, size: int) -> tuple[int, int]:
         """Return route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
         return self.transfers(name, partial(self.machine.gather, ranks=self.ranks), [size])

@@ -35,7 +35,7 @@ class _Offloaded(Hook):
         self._plan = plan
 
     def _weights(self, layer: int, out: PassWriter) -> Mapping[str, tuple[int, ...]]:
-        return self._plan.offloaded[out.stage][layer] if layer >= 0 else {}
+        return self._plan.offloaded[out.stage_number][layer] if layer >= 0 else {}
 
     def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int, out: PassWriter) -> int:
         """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
@@ -99,7 +99,7 @@ class Prefetch(_Offloaded):
 
     def leave(self, part: Part, out: PassWriter) -> None:
         """Copy the layer that takes the slot of this one."""
-        following = self._following[out.stage].get(part.layer)
+        following = self._following[out.stage_number].get(part.layer)
         if following is not None:
             sizes = [size for one in self._weights(following, out).values() for size in one]
             name = copy_name(to_device=True, pinned=True)

@@ -83,22 +83,24 @@ class PagedBlocks(Hook):
         the one before."""
         if not self._layerwise or part.layer < 0:
             return
-        loaded = self._loaded.pop(out.stage, None)
+        loaded = self._loaded.pop(out.stage_number, None)
         if loaded is not None:
-            loads, after = self._moves.loads(out.stage), out.on_gpu()[:1]
+            loads, after = self._moves.loads(out.stage_number), out.on_gpu()[:1]
             out.await_(self.first + LOAD, loaded)
             if part.layer + 1 < len(loads):
-                self._loaded[out.stage] = self._writer(out.stage, out).load(loads[part.layer + 1], after)
+                self._loaded[out.stage_number] = self._writer(out.stage_number, out).load(
+                    loads[part.layer + 1], after
+                )
 
     def leave(self, part: Part, out: PassWriter) -> None:
         """Store the blocks that the sequences of a micro-batch have filled in a layer; a chunk of a prompt
         fills none."""
         if not (self._forward.stores and self._layerwise) or part.layer < 0:
             return
-        work, blocks = self._moves.workload, self._moves.stores(out.stage)[part.layer]
+        work, blocks = self._moves.workload, self._moves.stores(out.stage_number)[part.layer]
         finished = sum(one.number for one in out.now.batch if one.context >= work.prompt_length)
         each = blocks.number // work.batch_size
-        self._writer(out.stage, out).store(blocks._replace(number=finished * each), out.on_gpu())
+        self._writer(out.stage_number, out).store(blocks._replace(number=finished * each), out.on_gpu())
 
     def finish(self, out: PassWriter) -> bool:
         """End a pass that stores: with its stores if they are by layer; otherwise they may continue, and its
@@ -107,12 +109,12 @@ class PagedBlocks(Hook):
             return False
         after: tuple[Dependency, ...] = out.on_gpu()
         if self._layerwise:
-            after = (*after, Dependency(self._writer(out.stage, out).last_of_stores))
+            after = (*after, Dependency(self._writer(out.stage_number, out).last_of_stores))
         overhead = 0 if self._compiled else picoseconds(out.costs.pass_overhead.value)
         out.flush()
         out.add("hook", HOST, fixed=overhead, label="pass", after=after)
         after = tuple([Dependency(out.first + one) for one in out.joined])
-        if out.stage:
+        if out.stage_number:
             after = (*after, Dependency(out.first - out.width + HOST, 0, out.stage_before))
         out.add("hook", HOST, label="pass", after=after)
         return True

@@ -52,7 +52,7 @@ class CompiledCode(Hook):
 
     def finish(self, out: PassWriter) -> bool:
         """Prepare the next step, beside the kernels of a graph; nothing else is at the end of a pass."""
-        if self._graphs[out.stage] == "whole":
+        if self._graphs[out.stage_number] == "whole":
             out.label = "next step"
             out.spend(out.machine.host.compiled_costs.step.value)
             out.flush()

@@ -8,17 +8,25 @@ one is that part once more (``Hook.state``).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
+from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
+from simoffload.strategies.cache_routes import DEPTH, REQUEST
+from simoffload.strategies.homes import Home
+from simoffload.strategies.mapped_files import mapped_read
 from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 COMPUTE = 1
 """Number of the compute stream of the first GPU of a process."""
+
+
+STAGING = ("copy", "read")
+"""Names of the streams of a hook that brings tensors to the GPU with ``PassWriter.stage``."""
 
 
 class Call(NamedTuple):
@@ -136,6 +144,10 @@ class Hook:
     def end(self, stage: StagePass, out: PassWriter) -> None:
         """End a micro-batch in a stage."""
 
+    def holds(self) -> Iterable[MemoryTerm]:
+        """Yield the memory that it needs beside that of the weights' homes, such as buffers on the GPU."""
+        return ()
+
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
         """End the pass of a stage in place of the driver; return whether it has."""
         return False
@@ -204,7 +216,7 @@ class PassWriter(StreamWriter):
         self._new: list[tuple[int, Awaited]] = []
         self.waits: list[Awaited] = []
         """What the next kernels wait for."""
-        self.stage = 0
+        self.stage_number = 0
         """Number of the stage that is written."""
         self.now: StagePass
         """What is written of it."""
@@ -224,7 +236,7 @@ class PassWriter(StreamWriter):
     def promise(self, layer: int, stream: int, ordinal: int) -> None:
         """Let a layer of this stage wait for an operation of a stream, in this or the next micro-batch."""
         one = Awaited(self.first + stream, ordinal)
-        self._promised.setdefault((self.stage, layer), []).append(one)
+        self._promised.setdefault((self.stage_number, layer), []).append(one)
         self._new.append((layer - self._layer, one))
 
     def on_gpu(self, gpu: int = 0) -> tuple[Dependency, ...]:
@@ -233,7 +245,7 @@ class PassWriter(StreamWriter):
 
     def of_all(self, hops: Sequence[Hops]) -> tuple[Hops, ...]:
         """Return the hops of all ranks, of which only those of the present stage have any."""
-        before, stages = self.stage * self._each, len(self._gpus_of)
+        before, stages = self.stage_number * self._each, len(self._gpus_of)
         return (*[()] * before, *hops, *[()] * (stages * self._each - before - len(hops)))
 
     # -- the walk ---------------------------------------------------------------------------------
@@ -264,12 +276,12 @@ class PassWriter(StreamWriter):
 
     def go_to(self, stage: int) -> None:
         """Write the streams of a stage from now on."""
-        self.stage, self.first, self.gpus = stage, stage * self.width, self._gpus_of[stage]
+        self.stage_number, self.first, self.gpus = stage, stage * self.width, self._gpus_of[stage]
 
     def _part(self, part: Part) -> None:
         """Write a part, or repeat an earlier one that began in the same state."""
         self._layer = part.layer
-        self.waits += self._promised.pop((self.stage, part.layer), ())
+        self.waits += self._promised.pop((self.stage_number, part.layer), ())
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
@@ -294,7 +306,7 @@ class PassWriter(StreamWriter):
         """Return the state in which a part begins, relative to what was written."""
         written = self.builder.written
         return (
-            self.stage,
+            self.stage_number,
             self.now.batch,
             part.name,
             id(part.calls),
@@ -350,6 +362,52 @@ class PassWriter(StreamWriter):
         after += tuple([self.builder.after(*one) for one in waits])
         if not any(hook.kernels(call, duration, after, self) for hook in self.hooks):
             self.add("compute", COMPUTE + call.gpu, fixed=duration, after=after)
+
+    def stage(
+        self,
+        hook: Hook,
+        sizes: Sequence[int],
+        home: Home,
+        *,
+        layer: int | None = None,
+        after: tuple[Dependency, ...] = (),
+        block: int = REQUEST,
+        depth: int = DEPTH,
+    ) -> None:
+        """Bring tensors of ``sizes`` [B] from their home to the GPUs on the streams of a hook (``STAGING``).
+
+        The next kernels wait for them, or those of ``layer``. The copy waits for ``after`` and takes the host
+        thread a call for each tensor, and all of its time from pageable memory. Files are read into pinned
+        buffers in requests of ``block`` [B], of which ``depth`` are in flight; mapped ones are copied by the
+        host thread. Tensors in the GPU's memory, or read in place, are not brought at all.
+        """
+        if not sizes or home.in_place or self.machine.tiers[home.tier].kind == "hbm":
+            return
+        size, copies = sum(sizes), hook.stream("copy")
+        stored = self.machine.tiers[home.tier].kind != "dram"
+        self.spend(self.machine.host.eager_costs.operation.value * len(sizes))
+        self.flush()
+        if stored and home.mapped:
+            route, fixed = mapped_read(self, home.tier, size, traffic=2 * size)
+            self.add("read", HOST, fixed=fixed, size=size, route=route, label="weights")
+        elif stored:
+            # One of two pinned buffers is free again when the copy before the last one has left it.
+            reads, free = hook.stream("read"), Dependency(self.first + copies, 1)
+            route, fixed = self.file(home.tier, size, block=block, depth=depth)
+            behind = (*self.so_far(HOST), free)
+            self.add("read", reads, fixed=fixed, size=size, route=route, label="weights", after=behind)
+            after = (*after, Dependency(self.first + reads))
+        pinned = home.pinned or (stored and not home.mapped)
+        route, fixed = self.copies(sizes, to_device=True, pinned=pinned)
+        after = (*self.so_far(HOST), *after)
+        number = self.add("copy", copies, fixed=fixed, size=size, route=route, label="weights", after=after)
+        if not pinned:
+            self.host_waits(copies)
+            self.cool(self.transfer_s(route, fixed, size))
+        if layer is None:
+            self.await_(copies, number)
+        else:
+            self.promise(layer, copies, number)
 
     def launch(self, label: str, seconds: float) -> None:
         """Let the host thread launch kernels."""
