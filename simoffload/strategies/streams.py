@@ -24,6 +24,12 @@ from simoffload.workload import READ_AHEAD
 HOST = 0
 _LUSTRE_READ_AHEAD = 64 * 2**20
 
+REQUEST = 1 << 20
+"""Size [B] of the largest request to a file by what no program has: our choice."""
+DEPTH = 64
+"""Number of such requests in flight of each GPU, in each direction: our choice; enough for the full rate of
+the shipped drives and filesystems."""
+
 RankRoute = tuple[Path, tuple[Hops, ...]]
 """Path of the first rank, which determines the rate of a single transfer, and the hops of all ranks."""
 Routes = dict[tuple[object, ...], RankRoute]
@@ -105,19 +111,35 @@ class StreamWriter:
         name = cache_route(copy_name(to_device=to_device, pinned=pinned), cache)
         return self.transfers(name, partial(path, pinned=pinned), sizes)
 
-    def file(self, tier: str, size: int, *, block: int, depth: int, written: bool = False) -> tuple[int, int]:
-        """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier without page cache,
-        in requests of ``block`` [B] of which ``depth`` are in flight (Little's law)."""
-        key = "file", self.first, tier, size, block, depth, written
+    def file(
+        self,
+        tier: str,
+        size: int,
+        *,
+        block: int,
+        in_flight: int,
+        written: bool = False,
+        gds: bool = False,
+        most: int | None = None,
+        cache: str = "",
+    ) -> tuple[int, int]:
+        """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier, in requests of
+        ``block`` [B] of which ``in_flight`` [B] are under way at a time; at most at ``most`` [B/s].
+
+        The rate on storage is that measured for a transfer of this size, at most what Little's law leaves:
+        the bytes in flight over the latency of a request. ``gds``: directly to, or from, the GPU's memory.
+        ``cache`` is the tier of the key-value cache if it is keys and values that move.
+        """
+        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache
         if key not in self.known:
             reach = self.machine.storage_write if written else self.machine.storage_read
-            path, hops = self.way((tier, written), partial(reach, tier))
+            path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds))
             rate = path.curve.rate(size)
             if self.machine.tiers[tier].is_storage:
-                block = min(block, size)
-                rate = path.file_rate(size, outstanding=min(size, depth * block), block=block)
-            name = f"{tier} write" if written else f"{tier} read"
-            self.known[key] = self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)
+                rate = path.file_rate(size, outstanding=in_flight, block=block)
+            name = cache_route(f"{tier} {'write' if written else 'read'}", cache)
+            route = self.builder.route(name=name, hops=hops, cap=rate if most is None else min(rate, most))
+            self.known[key] = route, picoseconds(path.latency)
         return self.known[key]
 
     def received(self, name: str, size: int) -> tuple[int, int]:

@@ -15,10 +15,9 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
-from simoffload.strategies.cache_routes import DEPTH, REQUEST
 from simoffload.strategies.homes import Home
 from simoffload.strategies.mapped_files import mapped_read
-from simoffload.strategies.streams import HOST, Routes, StreamWriter
+from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 COMPUTE = 1
@@ -393,7 +392,9 @@ class PassWriter(StreamWriter):
         elif stored:
             # One of two pinned buffers is free again when the copy before the last one has left it.
             reads, free = hook.stream("read"), Dependency(self.first + copies, 1)
-            route, fixed = self.file(home.tier, size, block=block, depth=depth)
+            request = min(block, size)
+            in_flight = min(size, depth * request)
+            route, fixed = self.file(home.tier, size, block=request, in_flight=in_flight)
             behind = (*self.so_far(HOST), free)
             self.add("read", reads, fixed=fixed, size=size, route=route, label="weights", after=behind)
             after = (*after, Dependency(self.first + reads))
