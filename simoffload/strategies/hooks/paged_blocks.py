@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from functools import partial
 
-from simoffload.schedule import Dependency
-from simoffload.strategies.blocks import LOAD, BlockMoves, BlockWriter, stream_names
+from simoffload.schedule import Dependency, OpKind, cache_route
+from simoffload.strategies.blocks import LOAD, READ, STORE, WRITE, BlockMoves, stream_names
+from simoffload.strategies.connector import THREADS, Blocks, copy_rate, portions
 from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.timing import copy_name, picoseconds
 
 
 class PagedBlocks(Hook):
-    """Blocks of known prefixes are loaded before a prefill, and new ones stored, all at once or by layer."""
+    """Blocks of known prefixes are loaded before a prefill, and new ones stored, all at once or by layer.
+
+    Through pinned buffers, of which there are two in each direction, the one half of the way follows the
+    other portion by portion.
+    """
 
     def __init__(self, moves: BlockMoves, forward: ForwardPass, *, compiled: bool) -> None:
-        self.streams = stream_names(moves.connector, moves.machine)
         self._moves, self._forward, self._compiled = moves, forward, compiled
-        self._writers: dict[int, BlockWriter] = {}
+        self._connector, self._layerwise = moves.connector, moves.connector.layerwise
+        self._staged = self._connector.staged(moves.machine)
+        self.streams = stream_names(self._connector, moves.machine)
+        self._begun: set[tuple[int, int]] = set()
         self._loaded: dict[int, int] = {}
-        self._layerwise = moves.connector.layerwise
         self._number = 0
 
     def state(self, part: Part) -> Hashable:
         """Return what no other layer has if blocks are moved layer by layer."""
         return (self._number, part.layer) if self._layerwise else None
 
-    def _writer(self, stage: int, out: PassWriter) -> BlockWriter:
-        """Return the writer of the transfers of a stage."""
-        if stage not in self._writers:
-            out.go_to(stage)
-            self._writers[stage] = BlockWriter(
-                out.builder,
-                out.machine,
-                self._moves.connector,
-                out.gpus,
-                lambda paths: out.of_all([one.hops for one in paths]),
-                out.first + self.first,
-            )
-        return self._writers[stage]
+    # -- when -----------------------------------------------------------------------------------
 
     def alone(self, out: PassWriter) -> None:
         """Write all transfers of a pass, which wait for nothing."""
         moves = self._moves
         for number in self._stages(out):
             for blocks in moves.loads(number) if self._forward.loads else ():
-                self._writer(number, out).load(blocks)
+                self._move(blocks, (), out, load=True)
             for blocks in moves.stores(number) if self._forward.stores else ():
-                self._writer(number, out).store(blocks)
+                self._move(blocks, (), out, load=False)
 
     def start(self, out: PassWriter) -> None:
         """Write the loads of all blocks, or those of the first layers, and stores: those of the generation
@@ -57,12 +52,13 @@ class PagedBlocks(Hook):
         for number in self._stages(out):
             loads = moves.loads(number) if forward.loads else ()
             for blocks in loads[:1] if self._layerwise else loads:
-                self._loaded[number] = self._writer(number, out).load(blocks)
+                self._loaded[number] = self._move(blocks, (), out, load=True)
             for blocks in moves.stores(number) if forward.stores and not self._layerwise else ():
-                if moves.parts:
-                    self._writer(number, out).store_part(blocks, moves.parts)
+                if moves.parts:  # that of the pass before leaves a buffer for the tier at the same time
+                    for way in (STORE, WRITE) if self._staged else (STORE,):
+                        self._transfer(way, blocks, (), out, parts=moves.parts)
                 else:
-                    self._writer(number, out).store(blocks)
+                    self._move(blocks, (), out, load=False)
 
     def _stages(self, out: PassWriter) -> Iterator[int]:
         for number in range(len(self._moves.stages)):
@@ -81,16 +77,12 @@ class PagedBlocks(Hook):
     def enter(self, part: Part, out: PassWriter) -> None:
         """Let the GPU wait for the blocks of a layer, and load those of the next one after the computation of
         the one before."""
-        if not self._layerwise or part.layer < 0:
-            return
-        loaded = self._loaded.pop(out.stage_number, None)
+        loaded = self._loaded.pop(out.stage_number, None) if self._layerwise and part.layer >= 0 else None
         if loaded is not None:
-            loads, after = self._moves.loads(out.stage_number), out.on_gpu()[:1]
+            loads = self._moves.loads(out.stage_number)[part.layer + 1 :]
             out.await_(self.first + LOAD, loaded)
-            if part.layer + 1 < len(loads):
-                self._loaded[out.stage_number] = self._writer(out.stage_number, out).load(
-                    loads[part.layer + 1], after
-                )
+            if loads:
+                self._loaded[out.stage_number] = self._move(loads[0], out.on_gpu()[:1], out, load=True)
 
     def leave(self, part: Part, out: PassWriter) -> None:
         """Store the blocks that the sequences of a micro-batch have filled in a layer; a chunk of a prompt
@@ -100,7 +92,7 @@ class PagedBlocks(Hook):
         work, blocks = self._moves.workload, self._moves.stores(out.stage_number)[part.layer]
         finished = sum(one.number for one in out.now.batch if one.context >= work.prompt_length)
         each = blocks.number // work.batch_size
-        self._writer(out.stage_number, out).store(blocks._replace(number=finished * each), out.on_gpu())
+        self._move(blocks._replace(number=finished * each), out.on_gpu(), out, load=False)
 
     def finish(self, out: PassWriter) -> bool:
         """End a pass that stores: with its stores if they are by layer; otherwise they may continue, and its
@@ -109,7 +101,7 @@ class PagedBlocks(Hook):
             return False
         after: tuple[Dependency, ...] = out.on_gpu()
         if self._layerwise:
-            after = (*after, Dependency(self._writer(out.stage_number, out).last_of_stores))
+            after = (*after, Dependency(out.first + self.first + (WRITE if self._staged else STORE)))
         overhead = 0 if self._compiled else picoseconds(out.costs.pass_overhead.value)
         out.flush()
         out.add("hook", HOST, fixed=overhead, label="pass", after=after)
@@ -118,3 +110,51 @@ class PagedBlocks(Hook):
             after = (*after, Dependency(out.first - out.width + HOST, 0, out.stage_before))
         out.add("hook", HOST, label="pass", after=after)
         return True
+
+    # -- how ------------------------------------------------------------------------------------
+
+    def _move(self, blocks: Blocks, after: tuple[Dependency, ...], out: PassWriter, *, load: bool) -> int:
+        """Write loads or stores of ``blocks``; return the number of the last one on its stream."""
+        near, far = (LOAD, READ) if load else (STORE, WRITE)
+        if not self._staged:
+            return self._transfer(near, blocks, after, out)
+        first, second = (far, near) if load else (near, far)
+        at, number = out.first + self.first, -1
+        for part in [blocks] if self._layerwise else portions(blocks):
+            out.builder.segment("blocks")
+            # A buffer is free again when the transfer before the last one has left it.
+            self._transfer(first, part, (*after, Dependency(at + second, 1)), out)
+            number = self._transfer(second, part, (Dependency(at + first),), out)
+        return number
+
+    def _transfer(
+        self, way: int, blocks: Blocks, after: tuple[Dependency, ...], out: PassWriter, *, parts: int = 1
+    ) -> int:
+        """Write one half of the way: between GPU and host memory, or that of the tier."""
+        one, inward = self._connector, way in (LOAD, READ)
+        kind: OpKind = "copy"
+        if way in (READ, WRITE) or one.direct:
+            kind = "read" if inward else "write"
+            size, in_flight, written = blocks.size, THREADS * blocks.size, not inward
+            route, fixed = out.file(
+                one.tier,
+                blocks.total,
+                block=size,
+                in_flight=in_flight,
+                written=written,
+                gds=one.direct,
+                cache=one.tier,
+            )
+        else:
+            reach = out.machine.host_to_device if inward else out.machine.device_to_host
+            name = copy_name(to_device=inward, pinned=True)
+            path, hops = out.way((name, blocks.part), partial(reach, pinned=True, size=blocks.part))
+            name = cache_route(name, one.tier)
+            route = out.builder.route(name=name, hops=hops, cap=copy_rate(path, blocks))
+            fixed = picoseconds(path.latency)
+        if (out.stage_number, way) in self._begun:
+            fixed = 0
+        self._begun.add((out.stage_number, way))
+        size = -(-blocks.total // parts)
+        stream = self.first + way
+        return out.add(kind, stream, fixed=fixed, size=size, route=route, label="blocks", after=after)
