@@ -20,7 +20,7 @@ from simoffload.strategies.connector import (
     stored_blocks,
 )
 from simoffload.strategies.degrees import Degrees
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.workload import Inference
 
 BLOCK_TERMS = ("blocks of the prefixes", "new blocks")

@@ -9,22 +9,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import MemoryStage
-from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, refused
+from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.homes import Homes
-from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass, parts_of
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
 
 
@@ -86,9 +84,9 @@ class HookedPlan(InferencePlan):
     warnings: tuple[str, ...] = ()
 
     @property
-    def modules(self) -> Sequence[Module]:
-        """Modules of the model; those of equal layers are listed once."""
-        return self.model.distinct_modules
+    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of processes
+        """Numbers of parts, stages and replicas: every process has a replica."""
+        return Degrees(1, 1, self.strategy.ranks)
 
     @property
     def target(self) -> str:
@@ -97,35 +95,22 @@ class HookedPlan(InferencePlan):
 
     @property
     def tiers(self) -> frozenset[str]:
-        """All tiers that hold weights, and that of a streamed cache."""
+        """All tiers that hold weights, and those of the cache."""
         return super().tiers | {home.tier for home in self.homes.all}
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights in their homes, what the hooks hold, and working memory."""
-        ranks = self.strategy.ranks
-        copies = self.machine.ranks_per_node(ranks)
-        prompt = self.workload.prompt_length
-        forward = self.forward("prefill", prompt, prompt)
+        copies, prompt = self.machine.ranks_per_node(self.strategy.ranks), self.workload.prompt_length
         held = (
             one._replace(size=copies * one.size) if one.tier == "dram" else one
-            for hook in self.strategy.hooks(self, forward)
+            for hook in self.weights_hooks(self.forward("prefill", prompt, prompt))
             for one in hook.holds()
         )
         cache = self.cache_memory(self.model, copies=copies)
         working = working_memory(self.model, self.workload, self.machine, cache=cache)
         return (MemoryStage("", (*self.homes.memory(copies=copies), *held, *working)),)
 
-    @cached_property
-    def _parts(self) -> tuple[Part, ...]:
-        return parts_of(self.model)
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of one pass."""
-        hooks = list(self.strategy.hooks(self, forward))
-        if self.cache.moves:
-            hooks.append(MovedCache(self.cache, lambda one: self.cache_updates(one.batch)))
-        timing = self.timings.timing(forward.batch)
-        gpus = [range(self.strategy.ranks)]
-        out = PassWriter(name=forward.name, machine=self.machine, hooks=hooks, gpus=gpus)
-        return out.write([StagePass(self._parts, timing, forward.batch)])
+    def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of the strategy."""
+        return self.strategy.hooks(self, forward)

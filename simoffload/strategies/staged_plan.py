@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from simoffload.hardware import Provenance
-from simoffload.models import Module, Sequences
-from simoffload.results import Facts
-from simoffload.schedule import Schedule
-from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
-from simoffload.strategies.blocks import BlockMoves, block_phases
+from simoffload.models import ModelShape, Module, Sequences
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
-from simoffload.strategies.hooks.kv_cache import MovedCache
-from simoffload.strategies.hooks.paged_blocks import PagedBlocks
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
-from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass, parts_of
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.served_runs import (
     FEW_SEQUENCES,
     MOST_SEQUENCES,
@@ -29,8 +21,6 @@ from simoffload.strategies.served_runs import (
     stored_weights,
     unserved,
 )
-from simoffload.strategies.streamed_cache import CacheUpdate, Parts
-from simoffload.strategies.streams import Routes
 from simoffload.strategies.timing import PassTimings
 
 
@@ -52,6 +42,11 @@ class StagedPlan(InferencePlan):
         """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
         tensor, pipeline, _ = self.degrees
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @property
+    def stages(self) -> tuple[ModelShape, ...]:
+        """Part of the model on a GPU of each stage."""
+        return self.divided.stages
 
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
@@ -137,96 +132,12 @@ class StagedPlan(InferencePlan):
         each, more = divmod(first.number, count)
         return [(first._replace(number=each + (part < more)),) for part in range(count)]
 
-    def weights_hooks(self) -> tuple[Hook, ...]:
-        """Return the hooks that bring weights to the GPUs; none if all are there."""
-        return ()
-
     def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Return the hooks of a pass."""
-        moves, cache = self.block_moves, self.cache
+        """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
         code = CompiledCode(self) if self.compiled else None
-
-        def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
-            return self.cache_updates(one.batch, self.divided.stages[one.stage])
-
         return (
             *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
             *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
-            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
-            *self.weights_hooks(),
-            *([MovedCache(cache, updates)] if cache.moves else ()),
+            *super().hooks(forward),
             *([code] if code is not None else ()),
         )
-
-    @cached_property
-    def _parts(self) -> tuple[tuple[Part, ...], ...]:
-        """Parts of each stage."""
-        return tuple(map(parts_of, self.divided.stages))
-
-    @cached_property
-    def _routes(self) -> Routes:
-        """Routes of transfers that were asked for."""
-        return {}
-
-    def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
-        tensor, stages, replicas = self.degrees
-        ranks = range(tensor * replicas)
-        gpus = [[self.degrees.gpu(stage, rank) for rank in ranks] for stage in range(stages)]
-        return PassWriter(name=name, machine=self.machine, hooks=hooks, gpus=gpus, routes=self._routes)
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
-        return self._writer(forward.name, self.hooks(forward)).write(
-            [
-                StagePass(self._parts[stage], timings.timing(batch), batch, stage)
-                for batch in self.micro_batches(forward)
-                for stage, timings in enumerate(self.stage_timings)
-            ]
-        )
-
-    def _transfers(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of the blocks that a pass moves, without the pass itself."""
-        assert self.block_moves is not None
-        blocks = PagedBlocks(self.block_moves, forward, compiled=self.compiled)
-        out = self._writer(forward.name, (blocks,))
-        blocks.alone(out)
-        return out.build()
-
-    @cached_property
-    def block_moves(self) -> BlockMoves | None:
-        """Blocks that the connector of the cache moves; None without one."""
-        connector = self.cache.connector
-        if connector is None:
-            return None
-        element, stages = int(self.cache.element_bytes(self.model.dtype_bytes)), self.divided.stages
-        return BlockMoves(connector, stages, self.degrees, self.workload, self.machine, element)
-
-    @property
-    def facts(self) -> Facts:
-        """Also the traffic of blocks."""
-        moves = self.block_moves
-        return super().facts if moves is None else Facts(traffic=(moves.traffic,))
-
-    @property
-    def cached_parts(self) -> Parts:
-        """The part of each stage on each of its GPUs."""
-        return tuple((stage, self.degrees.tensor * self.degrees.data) for stage in self.divided.stages)
-
-    def decode_step(self, number: int) -> ForwardPass:
-        """Return a decode step, during which a part of the new blocks is stored."""
-        moves = self.block_moves
-        return super().decode_step(number)._replace(stores=moves is not None and moves.parts > 0)
-
-    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
-        """Return the phase of a pass; stores may continue after it."""
-        last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
-        return replace(super()._phase(one, kind), ends_with=last if one.stores else None)
-
-    @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Phases of the plan: with a connector, also the loads and stores of blocks alone."""
-        moves, found = self.block_moves, super().phases
-        if moves is None:
-            return found
-        prefill, *alone = block_phases(moves, self._transfers)
-        return (self._phase(prefill, "prefill"), *alone, *found[1:])

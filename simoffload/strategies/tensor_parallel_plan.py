@@ -12,7 +12,7 @@ from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.staged_plan import StagedPlan
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.vllm_engine import VllmEngine, block_bytes, fuller, tight

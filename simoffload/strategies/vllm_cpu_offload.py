@@ -32,7 +32,7 @@ from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace
 from simoffload.strategies.kv_cache import VLLM
-from simoffload.strategies.passes.pass_writer import Hook
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights, readings
 from simoffload.strategies.served_runs import unserved_in_place
 from simoffload.strategies.tensor_parallel import (
@@ -322,7 +322,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         """HBM, and host memory if weights are offloaded."""
         return super().tiers | {"hbm"}
 
-    def weights_hooks(self) -> tuple[Hook, ...]:
+    def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hook that reads offloaded weights, or copies them ahead."""
         if not any(map(_total, self.offloaded)):
             return ()

@@ -8,8 +8,7 @@ from functools import partial
 from simoffload.schedule import Dependency, OpKind, cache_route
 from simoffload.strategies.blocks import LOAD, READ, STORE, WRITE, BlockMoves, stream_names
 from simoffload.strategies.connector import THREADS, Blocks, copy_rate, portions
-from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import copy_name, picoseconds
 

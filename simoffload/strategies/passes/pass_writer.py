@@ -28,6 +28,21 @@ STAGING = ("copy", "read")
 """Names of the streams of a hook that brings tensors to the GPU with ``PassWriter.stage``."""
 
 
+class ForwardPass(NamedTuple):
+    """A ForwardPass is one pass through the model."""
+
+    name: str
+    batch: tuple[Sequences, ...]
+    """Sequences that each replica processes, with their new tokens and contexts."""
+    first: bool = False
+    """Whether it is the first pass after loading, in which DeepSpeed records its trace and does not prefetch.
+    """
+    loads: bool = False
+    """Whether blocks of the prefixes are loaded for it."""
+    stores: bool = False
+    """Whether blocks are stored during it."""
+
+
 class Call(NamedTuple):
     """A Call is the call of a module on one GPU of a process."""
 
