@@ -20,7 +20,6 @@ from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.homes import Homes
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
@@ -46,7 +45,7 @@ class HookedStrategy(CachingStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> HookedPlan:
         """Apply the strategy. Raises InputError for what the program refuses."""
-        cache = self.cache_of(model, machine)
+        cache = self.cache_of(model, workload, machine)
         return HookedPlan(model, workload, machine, self, self.homes(model, machine), cache)
 
     def places(self, machine: Machine) -> Placement:
@@ -107,8 +106,7 @@ class HookedPlan(InferencePlan):
             for hook in self.weights_hooks(self.forward("prefill", prompt, prompt))
             for one in hook.holds()
         )
-        cache = self.cache_memory(self.model, copies=copies)
-        working = working_memory(self.model, self.workload, self.machine, cache=cache)
+        working = self.working_memory(self.model)
         return (MemoryStage("", (*self.homes.memory(copies=copies), *held, *working)),)
 
     def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:

@@ -26,6 +26,7 @@ from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.hooks.paged_blocks import PagedBlocks
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
+from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
 from simoffload.strategies.pinned_pool import allocation_waits
 from simoffload.strategies.streamed_cache import (
@@ -208,17 +209,22 @@ class InferencePlan(Plan):
 
     @property
     def tiers(self) -> frozenset[str]:
-        """Tiers of the weights, and of a streamed cache."""
-        return super().tiers | ({self.cache.tier} if self.cache.streamed else frozenset())
+        """Tiers of the weights, of a streamed cache, and of the blocks of a connector."""
+        cache, found = self.cache, super().tiers
+        if cache.connector is not None:
+            found |= {cache.connector.tier}
+        return found | ({cache.tier} if cache.streamed else frozenset())
 
     @property
     def facts(self) -> Facts:
         """What a connector or a streamed cache reads and writes, and that no program has the latter."""
-        if (moves := self.block_moves) is not None:
-            return Facts(traffic=(moves.traffic,))
-        if not self.cache.streamed:
+        moves, cache = self.block_moves, self.cache
+        hypothetical = cache.hypothetical(paged=self.paged_cache)
+        if moves is not None:
+            return Facts(traffic=(moves.traffic,), hypothetical=hypothetical)
+        if not cache.streamed:
             return Facts()
-        return Facts(traffic=self._streamed_traffic, hypothetical=self.cache.hypothetical)
+        return Facts(traffic=self._streamed_traffic, hypothetical=hypothetical)
 
     @cached_property
     def _streamed_traffic(self) -> tuple[StorageTraffic, ...]:
@@ -241,6 +247,22 @@ class InferencePlan(Plan):
             parts = self.cached_parts
             return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
         return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
+
+    def working_memory(self, part: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
+        of the host and of other tiers."""
+        moves, work = self.block_moves, self.workload
+        if moves is not None:  # activations are those of the tokens that are computed
+            rest = work.prompt_length - moves.connector.loaded
+            work = work.model_copy(update={"prompt_length": rest})
+        cache = self.cache_memory(part, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        return (*self._working_memory(part, work, cache), *(moves.memory if moves is not None else ()))
+
+    def _working_memory(
+        self, part: ModelShape, workload: Inference, cache: tuple[MemoryTerm, ...]
+    ) -> tuple[MemoryTerm, ...]:
+        """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
+        return working_memory(part, workload, self.machine, cache=cache, fused=self.paged_cache)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None

@@ -53,44 +53,33 @@ class TensorParallelPlan(StagedPlan):
         )
 
     @property
-    def tiers(self) -> frozenset[str]:
-        """Tiers of the weights and of the connector."""
-        connector = self.cache.connector
-        return super().tiers | ({connector.tier} if connector is not None else frozenset())
-
-    @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
         stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
         weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
         return (MemoryStage("", (weights, *self.working_memory(stage))),)
 
-    def working_memory(self, stage: ModelShape) -> tuple[MemoryTerm, ...]:
-        """Return the memory that a GPU of a stage needs beside weights."""
-        cache = self.cache_memory(stage, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        moves, work = self.block_moves, self.workload
-        if moves is not None:  # activations are those of the tokens that are computed
-            rest = work.prompt_length - moves.connector.loaded
-            work = work.model_copy(update={"prompt_length": rest})
-        buffers = moves.memory if moves is not None else ()
+    def _working_memory(
+        self, part: ModelShape, workload: Inference, cache: tuple[MemoryTerm, ...]
+    ) -> tuple[MemoryTerm, ...]:
+        """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
-            return (*working_memory(stage, work, self.machine, cache=cache, fused=self.fused), *buffers)
+            return super()._working_memory(part, workload, cache)
         libraries = self.engine.memory(
-            stage,
+            part,
             self.machine,
-            sequences=work.batch_size,
+            sequences=workload.batch_size,
             compiled=self.compiled,
             alone=self.degrees.tensor * self.degrees.pipeline == 1,
         )
         if self.engine.blocks is not None:
-            size = self.engine.blocks * self._block_bytes(stage)
+            size = self.engine.blocks * self._block_bytes(part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
-        at_once = self.engine.at_once(work.batch_size * work.prompt_length)
-        working = working_memory(
-            stage, work, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
+        at_once = self.engine.at_once(workload.batch_size * workload.prompt_length)
+        return working_memory(
+            part, workload, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
         )
-        return (*working, *buffers)
 
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))

@@ -183,7 +183,7 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             target=self.places(machine).weights,
             options=self.options,
-            cache=self.connected_cache(model, workload, machine),
+            cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers

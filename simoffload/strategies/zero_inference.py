@@ -99,7 +99,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
-            cache=self.cache_of(model, machine),
+            cache=self.cache_of(model, workload, machine),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
