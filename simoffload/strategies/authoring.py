@@ -2,8 +2,8 @@
 
 A program is one class that derives from ``HookedStrategy``: its fields are the keys of the section
 ``strategy``, ``homes`` says where each tensor is kept, and ``hooks`` lists what happens around the modules of
-a pass. Memory, tiers, schedules and the key-value cache follow from them. ``register`` makes the program known
-to every command. CONTRIBUTING has an example of each.
+a pass. Memory, tiers, schedules and the key-value cache follow from them. ``register`` makes the program
+known to every command. CONTRIBUTING has an example of each.
 """
 
 from simoffload.documents import Edit

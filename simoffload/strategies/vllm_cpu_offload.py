@@ -64,6 +64,8 @@ class OffloadOptions(NamedTuple):
     """Number of layers at the end of each group that are offloaded."""
     step: int
     """Number of offloaded layers by which a copy is ahead."""
+    tier: str = "dram"
+    """Tier of the offloaded weights."""
 
 
 class VllmCpuOffload(DividedStrategy):
@@ -71,6 +73,7 @@ class VllmCpuOffload(DividedStrategy):
 
     evidence: ClassVar = SERVED
     cache_engine: ClassVar = VLLM
+    tier_keys: ClassVar = {"offload_tier": "any"}
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -83,6 +86,8 @@ class VllmCpuOffload(DividedStrategy):
     """Number of offloaded layers at the end of each group."""
     offload_prefetch_step: Count = 1
     """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
+    offload_tier: Annotated[str, Field(min_length=1)] = "dram"
+    """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
 
     @property
     def placement_name(self) -> str:  # type: ignore[override]  # the tier identifies it if all is on GPUs
@@ -92,7 +97,9 @@ class VllmCpuOffload(DividedStrategy):
     @property
     def placement_words(self) -> str:  # type: ignore[override]  # depends on what is offloaded
         """Phrase for weights in GPU and host memory."""
-        return "{} in GPU and host memory" if self._offloads else TensorParallel.placement_words
+        if not self._offloads:
+            return TensorParallel.placement_words
+        return "{} in GPU and host memory" if self.offload_tier == "dram" else "{} in GPU and on drives"
 
     @property
     def _offloads(self) -> bool:
@@ -108,15 +115,20 @@ class VllmCpuOffload(DividedStrategy):
         if group and number > group:
             text = f"{number} is more than offload_group_size {group}"
             raise InputError.at("strategy.offload_num_in_group", text)
-        return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, self.offload_prefetch_step)
+        if self.offload_tier != "dram" and not group:
+            text = f"only prefetched layers can be on {self.offload_tier}: kernels read host memory"
+            raise InputError.at("strategy.offload_tier", f"{text}; set offload_group_size, or leave it out")
+        step = self.offload_prefetch_step
+        return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
 
     def places(self, _machine: Machine) -> Placement:
-        """Return host memory as the place of the weights if some are offloaded."""
-        return Placement("dram" if self._offloads else "hbm")
+        """Return the tier of offloaded weights, if some are."""
+        return Placement(self.offload_tier if self._offloads else "hbm")
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the present placement, and HBM."""
-        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"))))
+        """Return the present placement and HBM, and if layers are prefetched, all other tiers."""
+        others = machine.tiers if self.offload_group_size else ()
+        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"), *map(Placement, others))))
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
         """Return the edits that offload nothing if the placement is HBM. Raises PlacementError for a tier
@@ -125,7 +137,10 @@ class VllmCpuOffload(DividedStrategy):
             raise refused(placement, self.kind, "set cpu_offload_gb or offload_group_size")
         if placement == self.places(machine):
             return ()
-        return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
+        if placement.weights != "hbm":
+            return (Edit.at("strategy.offload_tier", placement.weights),)
+        edits = Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
+        return edits if self.offload_tier == "dram" else (*edits, Edit.at("strategy.offload_tier", "dram"))
 
     @classmethod
     def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
@@ -195,8 +210,10 @@ class VllmCpuOffload(DividedStrategy):
         return "vLLM"
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model."""
+        """Return the command that serves the model; none for layers on a tier from which vLLM has none."""
         assert isinstance(plan, VllmOffloadPlan)
+        if self.offload_tier != "dram":
+            return {}
         given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
@@ -287,8 +304,11 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     @property
     def facts(self) -> Facts:
-        """Also how often a prefill brings an offloaded weight over the link."""
-        return replace(super().facts, weight_moves=self.weight_moves)
+        """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
+        found = replace(super().facts, weight_moves=self.weight_moves)
+        if self.options.tier == "dram" or not any(map(_total, self.offloaded)):
+            return found
+        return replace(found, hypothetical="vLLM prefetches layers from host memory only")
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
@@ -296,7 +316,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         return tuple(map(self._of_stage, self.divided.stages))
 
     def _of_stage(self, stage: ModelShape) -> tuple[Weights, ...]:
-        budget, group, number, step = self.options
+        budget, group, number, step, _ = self.options
         size = stage.dtype_bytes
         by_kind = {
             kind: {
@@ -348,7 +368,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         if self.options.group:
             slots = self.options.step * max(_total([layer]) for layer in inside)
             terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
-        if self.pinned.size:
+        if self.pinned.size and self.options.tier != "dram":
+            size = self.pinned.size * tensor * data
+            terms.append(MemoryTerm(self.options.tier, "weights", size, remedy=_LESS))
+            layer = max(_total([layer]) for stage in self.offloaded for layer in stage)
+            buffers = 2 * layer * machine.ranks_per_node(self.degrees.ranks)
+            terms.append(MemoryTerm("dram", "buffers of layers on their way", buffers, pinned=True))
+        elif self.pinned.size:
             each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
             remedy = "" if self.options.group else _LESS
             sizes = {"weights": self.pinned.size, "rounding of pinned allocations": self.pinned.rounding}

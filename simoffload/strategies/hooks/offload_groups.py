@@ -6,16 +6,15 @@ they do.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from simoffload.hardware import TimeInput, repeated_reads
-from simoffload.schedule import Dependency
-from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter
+from simoffload.strategies.homes import Home
+from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
 from simoffload.strategies.pinned_weights import readings
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
 
 if TYPE_CHECKING:
     from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
@@ -26,28 +25,16 @@ _READ_ONCE = 112
 
 
 class _Offloaded(Hook):
-    """An _Offloaded hook moves weights from host memory on a stream of its own."""
+    """An _Offloaded hook moves weights on streams of its own."""
 
-    streams = ("copy",)
-    joined = streams
+    streams: tuple[str, ...] = ("copy",)
+    joined = ("copy",)
 
     def __init__(self, plan: VllmOffloadPlan) -> None:
         self._plan = plan
 
     def _weights(self, layer: int, out: PassWriter) -> Mapping[str, tuple[int, ...]]:
         return self._plan.offloaded[out.stage_number][layer] if layer >= 0 else {}
-
-    def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int, out: PassWriter) -> int:
-        """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
-        number of the operation."""
-        path, hops = out.way((name,), partial(out.machine.host_to_device, pinned=True))
-        # Without a call for each tensor, small ones are read at the same rate as large ones.
-        share = out.machine.accelerator.reads.rate_share.value
-        rate = effective_rate(path, sizes) if calls else path.curve.points[-1][1] * share
-        route = out.builder.route(name=name, hops=hops, cap=int(rate))
-        after: tuple[Dependency, ...] = (*out.so_far(HOST), *out.on_gpu())
-        fixed, stream = picoseconds(calls * path.latency), self.stream("copy")
-        return out.add("copy", stream, fixed=fixed, size=sum(sizes), route=route, label=label, after=after)
 
 
 class ReadInPlace(_Offloaded):
@@ -64,16 +51,22 @@ class ReadInPlace(_Offloaded):
         self._here = self._weights(part.layer, out)
 
     def launched(self, call: Call, out: PassWriter) -> None:
-        """Read the weights of a module beside its kernels."""
+        """Read the weights of a module beside its kernels.
+
+        Without a call for each tensor, small ones are read at the same rate as large ones.
+        """
         sizes = self._here.get(call.module.name)
         if not sizes:
             return
-        tile = out.machine.accelerator.reads.rows.value
-        touched, rows, times = readings(self._plan.model, call.module, out.now.tokens, rows=tile)
-        sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
-        once = times == 1 and rows <= _READ_ONCE
-        name = TimeInput.IN_PLACE if once else repeated_reads(times)
-        out.await_(self.stream("copy"), self._fetch(name, call.module.name, sizes, calls=0, out=out))
+        reads = out.machine.accelerator.reads
+        touched, rows, times = readings(self._plan.model, call.module, out.now.tokens, rows=reads.rows.value)
+        size = sum(max(1, round(touched * size)) * times for size in sizes)
+        name = TimeInput.IN_PLACE if times == 1 and rows <= _READ_ONCE else repeated_reads(times)
+        path, hops = out.way((name,), partial(out.machine.host_to_device, pinned=True))
+        rate = int(path.curve.points[-1][1] * reads.rate_share.value)
+        route, stream = out.builder.route(name=name, hops=hops, cap=rate), self.stream("copy")
+        after = (*out.so_far(HOST), *out.on_gpu())
+        out.await_(stream, out.add("copy", stream, size=size, route=route, after=after))
 
 
 class Prefetch(_Offloaded):
@@ -81,6 +74,8 @@ class Prefetch(_Offloaded):
 
     def __init__(self, plan: VllmOffloadPlan) -> None:
         super().__init__(plan)
+        self._home = Home(plan.options.tier, pinned=True)
+        self.streams = ("copy",) if plan.options.tier == "dram" else STAGING
         step, self._following = plan.options.step, list[Mapping[int, int]]()
         for layers in plan.offloaded:
             there = [at for at, layer in enumerate(layers) if layer]
@@ -98,10 +93,8 @@ class Prefetch(_Offloaded):
         )
 
     def leave(self, part: Part, out: PassWriter) -> None:
-        """Copy the layer that takes the slot of this one."""
+        """Copy the layer that takes the slot of this one; a CUDA graph launches the copies."""
         following = self._following[out.stage_number].get(part.layer)
         if following is not None:
             sizes = [size for one in self._weights(following, out).values() for size in one]
-            name = copy_name(to_device=True, pinned=True)
-            copied = self._fetch(name, "layer", sizes, calls=len(sizes), out=out)
-            out.promise(following, self.stream("copy"), copied)
+            out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")

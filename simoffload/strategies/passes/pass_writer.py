@@ -387,23 +387,27 @@ class PassWriter(StreamWriter):
         after: tuple[Dependency, ...] = (),
         block: int = REQUEST,
         depth: int = DEPTH,
+        call_s: float | None = None,
+        label: str = "weights",
     ) -> None:
         """Bring tensors of ``sizes`` [B] from their home to the GPUs on the streams of a hook (``STAGING``).
 
-        The next kernels wait for them, or those of ``layer``. The copy waits for ``after`` and takes the host
-        thread a call for each tensor, and all of its time from pageable memory. Files are read into pinned
-        buffers in requests of ``block`` [B], of which ``depth`` are in flight; mapped ones are copied by the
-        host thread. Tensors in the GPU's memory, or read in place, are not brought at all.
+        The next kernels wait for them, or those of ``layer``. The copy waits for ``after``. It takes the host
+        thread ``call_s`` [s] for each tensor, by default a PyTorch operation, and from pageable memory all of
+        its time. Files are read into pinned buffers in requests of ``block`` [B], of which ``depth`` are in
+        flight; mapped ones are copied by the host thread. Tensors in the GPU's memory, or read in place, are
+        not brought at all.
         """
         if not sizes or home.in_place or self.machine.tiers[home.tier].kind == "hbm":
             return
         size, copies = sum(sizes), hook.stream("copy")
         stored = self.machine.tiers[home.tier].kind != "dram"
-        self.spend(self.machine.host.eager_costs.operation.value * len(sizes))
+        each = self.machine.host.eager_costs.operation.value if call_s is None else call_s
+        self.spend(each * len(sizes))
         self.flush()
         if stored and home.mapped:
             route, fixed = mapped_read(self, home.tier, size, traffic=2 * size)
-            self.add("read", HOST, fixed=fixed, size=size, route=route, label="weights")
+            self.add("read", HOST, fixed=fixed, size=size, route=route, label=label)
         elif stored:
             # One of two pinned buffers is free again when the copy before the last one has left it.
             reads, free = hook.stream("read"), Dependency(self.first + copies, 1)
@@ -411,12 +415,12 @@ class PassWriter(StreamWriter):
             in_flight = min(size, depth * request)
             route, fixed = self.file(home.tier, size, block=request, in_flight=in_flight)
             behind = (*self.so_far(HOST), free)
-            self.add("read", reads, fixed=fixed, size=size, route=route, label="weights", after=behind)
+            self.add("read", reads, fixed=fixed, size=size, route=route, label=label, after=behind)
             after = (*after, Dependency(self.first + reads))
         pinned = home.pinned or (stored and not home.mapped)
         route, fixed = self.copies(sizes, to_device=True, pinned=pinned)
         after = (*self.so_far(HOST), *after)
-        number = self.add("copy", copies, fixed=fixed, size=size, route=route, label="weights", after=after)
+        number = self.add("copy", copies, fixed=fixed, size=size, route=route, label=label, after=after)
         if not pinned:
             self.host_waits(copies)
             self.cool(self.transfer_s(route, fixed, size))
