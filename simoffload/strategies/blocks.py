@@ -19,7 +19,7 @@ from simoffload.strategies.connector import (
     portion,
     stored_blocks,
 )
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.workload import Inference
 

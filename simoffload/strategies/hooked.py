@@ -17,7 +17,7 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import MemoryStage
 from simoffload.strategies.base import Placement, refused
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.homes import Homes
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook

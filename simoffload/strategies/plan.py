@@ -22,7 +22,7 @@ from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.cache_updates import cache_memory, layer_updates
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.hooks.paged_blocks import PagedBlocks
 from simoffload.strategies.kv_cache import DEFAULT, KvCache

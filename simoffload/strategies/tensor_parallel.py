@@ -25,7 +25,7 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, peak_uses
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy
 from simoffload.strategies.requirements import (

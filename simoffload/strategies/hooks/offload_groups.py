@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import TimeInput, repeated_reads
+from simoffload.models import ModelShape, Module
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
-from simoffload.strategies.pinned_weights import readings
 from simoffload.strategies.streams import HOST
 
 if TYPE_CHECKING:
@@ -22,6 +23,34 @@ if TYPE_CHECKING:
 _READ_ONCE = 112
 """Most rows of a product for which one reading of its weights is certain: on an H100 every product of up to
 112 rows took at most 1.17 readings, some of 128 rows took 1.97 (the microbenchmark of ``repeated_reads``)."""
+
+
+_EXPERT_ROWS = 128
+"""Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
+files in ``fused_moe/configs`` is 16 to 128)."""
+
+
+class Readings(NamedTuple):
+    """Readings are how kernels read the weights of a module in place."""
+
+    touched: float
+    """Share of the weights that are read."""
+    rows: float
+    """Rows that are multiplied with each of them."""
+    times: int
+    """How often they are read."""
+
+
+def readings(model: ModelShape, module: Module, tokens: int, *, rows: int) -> Readings:
+    """Return how often kernels read the weights of a module in host memory for ``tokens`` computed at once:
+    for every tile of ``rows``, norms for every token, experts for those of their own."""
+    touched = 1.0
+    if module.share < 1:  # of experts, only those to which a token is routed
+        touched, rows = model.touched_share(module, tokens), min(rows, _EXPERT_ROWS)
+    elif module.kind == "norm":
+        rows = 1
+    computed = tokens * module.share / touched
+    return Readings(touched, computed, max(1, ceil(computed / rows)))
 
 
 class _Offloaded(Hook):

@@ -13,7 +13,7 @@ from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
 if TYPE_CHECKING:
-    from simoffload.strategies.staged_plan import StagedPlan
+    from simoffload.strategies.tensor_parallel_plan import StagedPlan
 
 
 class CompiledCode(Hook):
