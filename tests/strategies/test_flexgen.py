@@ -12,8 +12,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
-from simoffload.strategies.flexgen import FlexGen
-from simoffload.strategies.flexgen_plan import FlexGenPlan
+from simoffload.strategies.flexgen import FlexGen, FlexGenPlan
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""
@@ -224,8 +223,7 @@ def test_weights_delay_the_first_gpu_batch_only(batches: int) -> None:
     forward = found.forward("prefill", 512, 512)
     batch = found.of_gpu_batch(forward.batch)
     timing = found.timings.timing(batch)
-    times = {one: timing.compute(one) for one in found.modules}
-    kernels = [found.compute_ps(slot, times, batch) * 1e-12 for slot, _ in found.slots.kinds]
+    kernels = [timing.compute(slot.module) * 1e-12 for slot, _ in found.slots.kinds]
     weights = [slot.loaded_bytes / 12e9 for slot, _ in found.slots.kinds]
     first, attention, mlp, last = zip(kernels, [*weights[1:], weights[0]], strict=True)
     assert attention[1] > attention[0], "the weights of the MLP take longer than attention"
