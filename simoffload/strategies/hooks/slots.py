@@ -82,12 +82,12 @@ def slot_parts(slots: BlockSlots, *, gpu_batches: int, overlap: bool) -> tuple[P
     order = (None, slots.first, *slots.layer * slots.layers, slots.last, None)
     known: dict[tuple[int, ...], tuple[Call, ...]] = {}
 
-    def part(first: int, width: int, layer: int = -1) -> Part:
+    def part(name: str, first: int, width: int = 1, layer: int = -1) -> Part:
         around = order[first - 1 : first + width + 1]
         key = tuple(map(id, around))
         if key not in known:
             known[key] = tuple(calls(around))
-        return Part("layer" if layer >= 0 else known[key][0].module.name, known[key], layer)
+        return Part(name, known[key], layer)
 
     def calls(around: Sequence[BlockSlot | None]) -> Iterator[Call]:
         for before, slot, following in zip(around, around[1:], around[2:], strict=False):
@@ -101,8 +101,8 @@ def slot_parts(slots: BlockSlots, *, gpu_batches: int, overlap: bool) -> tuple[P
                 yield Call(module, facts=SlotCall(slot, *neighbours, weights, last))
 
     width = len(slots.layer)
-    layers = [part(2 + number * width, width, number) for number in range(slots.layers)]
-    return (part(1, 1), *layers, part(len(order) - 2, 1))
+    layers = [part("layer", 2 + number * width, width, number) for number in range(slots.layers)]
+    return (part(slots.first.name, 1), *layers, part(slots.last.name, len(order) - 2))
 
 
 def _of(call: Call) -> SlotCall:
@@ -111,11 +111,6 @@ def _of(call: Call) -> SlotCall:
 
 
 # -- work of the host thread, and copies that it begins ---------------------------------------------
-
-
-def _calls(number: int, out: PassWriter) -> None:
-    """Let the host thread call so many PyTorch operations."""
-    out.spend(number * out.machine.host.eager_costs.operation.value)
 
 
 def _copy(
@@ -141,13 +136,6 @@ def _copy_within_gpu(stream: int, size: int, out: PassWriter) -> None:
     out.flush()
     fixed = out.now.timing.hbm_copy(size)
     out.add("copy", stream, fixed=fixed, label="cache", after=out.so_far(HOST))
-
-
-def _to_gpu(stream: int, size: int, out: PassWriter, *, label: str, cache: str = "") -> None:
-    """Copy pageable memory to a pinned tensor in the host thread, and that to the GPU."""
-    _calls(_COPY_CALL + 1, out)
-    _on_cpu(f"pinning {label}", 2 * size, out, cache=cache)
-    _copy(stream, [size], out, to_device=True, label=label, cache=cache)
 
 
 def _on_cpu(label: str, traffic: int, out: PassWriter, *, cache: str = "") -> None:
@@ -178,6 +166,7 @@ class _SlotHook(Hook):
 
     def __init__(self, plan: FlexGenPlan) -> None:
         self._plan, self._options = plan, plan.options
+        self._operation = plan.machine.host.eager_costs.operation.value
 
     def state(self, part: Part) -> None:
         """Calls contain all on which the operations depend: the slots around them."""
@@ -186,6 +175,16 @@ class _SlotHook(Hook):
         """Note the GPU batch, which is the same in each call."""
         self._batch, self._prefill = stage.batch, is_prefill(stage.batch)
         self._new = stage.tokens * self._plan.model.hidden_size
+
+    def _calls(self, number: int, out: PassWriter) -> None:
+        """Let the host thread call so many PyTorch operations."""
+        out.spend(number * self._operation)
+
+    def _to_gpu(self, stream: int, size: int, out: PassWriter, *, label: str, cache: str = "") -> None:
+        """Copy pageable memory to a pinned tensor in the host thread, and that to the GPU."""
+        self._calls(_COPY_CALL + 1, out)
+        _on_cpu(f"pinning {label}", 2 * size, out, cache=cache)
+        _copy(stream, [size], out, to_device=True, label=label, cache=cache)
 
 
 class CopyJob(NamedTuple):
@@ -254,7 +253,7 @@ class SlotEnds(_SlotHook):
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Extend the mask of each GPU batch."""
-        _calls(self._options.gpu_batches * _MASK_CALL, out)
+        self._calls(self._options.gpu_batches * _MASK_CALL, out)
 
     def after(self, call: Call, out: PassWriter) -> None:
         """Wait, without overlap only for new tokens."""
@@ -266,7 +265,7 @@ class SlotEnds(_SlotHook):
             out.flush()
 
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
-        """Wait for everything."""
+        """Wait for all streams and copy threads."""
         self._synchronize(out)
 
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
@@ -276,7 +275,7 @@ class SlotEnds(_SlotHook):
     def _synchronize(self, out: PassWriter) -> None:
         for stream in range(COMPUTE, out.width):
             out.host_waits(stream)
-        _calls(_SYNC_CALL, out)
+        self._calls(_SYNC_CALL, out)
         self._threads.carry = 0
 
 
@@ -306,13 +305,13 @@ class SlotWeights(_MovedStates):
                 pinned += tensor.sizes
             elif tensor.home == "cpu":
                 for size in tensor.sizes:
-                    _to_gpu(stream, size, out, label="weights")
+                    self._to_gpu(stream, size, out, label="weights")
             else:
-                _calls(_COPY_CALL * len(tensor.sizes), out)
+                self._calls(_COPY_CALL * len(tensor.sizes), out)
                 for size in tensor.sizes:
                     self._submit(CopyJob("weights", read=size, traffic=2 * size, to_gpu=size), out)
         if pinned:
-            _calls(_COPY_CALL * len(pinned), out)
+            self._calls(_COPY_CALL * len(pinned), out)
             _copy(stream, pinned, out, to_device=True, label="weights")
 
 
@@ -327,7 +326,7 @@ class SlotCache(_MovedStates):
         loaded = _of(call).following if self._options.overlap else _of(call).slot
         if self._prefill or loaded is None or not loaded.attends:
             return
-        _calls(2 * _COPY_CALL, out)
+        self._calls(2 * _COPY_CALL, out)
         if self._options.cpu_attention:
             self._load_for_cpu(out)
             return
@@ -336,7 +335,7 @@ class SlotCache(_MovedStates):
         if parts.gpu and parts.offloaded:
             _copy_within_gpu(stream, sum(cache.sizes(parts.gpu)), out)
         for size in cache.sizes(parts.cpu):
-            _to_gpu(stream, size, out, label="cache", cache="dram")
+            self._to_gpu(stream, size, out, label="cache", cache="dram")
         for size in cache.sizes(parts.disk):
             self._submit(CopyJob("cache", read=size, traffic=2 * size, to_gpu=size, cache=disk), out)
 
@@ -360,7 +359,7 @@ class SlotCache(_MovedStates):
         stored = _of(call).before if self._options.overlap else _of(call).slot
         if stored is None or not stored.attends:
             return
-        _calls(2 * _COPY_CALL, out)
+        self._calls(2 * _COPY_CALL, out)
         stream, cache, tier = self._on("store cache"), self._plan.block_cache, self._options.disk
         parts = cache.parts(self._batch)
         share = self._new / sum(parts)
@@ -391,7 +390,7 @@ class _HiddenStates(_MovedStates):
         size = self._new * self._plan.model.dtype_bytes
         if self._options.activations == "gpu":
             return
-        _calls(_COPY_CALL, out)
+        self._calls(_COPY_CALL, out)
         if self._options.activations == "cpu":
             _copy(COMPUTE, [size], out, to_device=to_device, label="hidden states")
         elif to_device:
@@ -433,8 +432,8 @@ class SlotKernels(_SlotHook):
     the CPU may attend between the projections on the GPU."""
 
     def launch(self, call: Call, out: PassWriter) -> bool:  # noqa: ARG002
-        """Launch the first kernel."""
-        _calls(1, out)
+        """Launch the first kernel of a slot."""
+        self._calls(1, out)
         out.flush()
         return True
 
@@ -448,12 +447,12 @@ class SlotKernels(_SlotHook):
             cut = next(n for n, one in enumerate(slot.modules) if one.name == "self_attn.out_proj")
             last = sum(map(out.now.timing.compute, slot.modules[cut:]))
             out.add("compute", COMPUTE, fixed=duration - last, after=after)
-            _calls(calls // 2 - 1, out)
+            self._calls(calls // 2 - 1, out)
             self._attend(out)
             self.launch(call, out)
             duration, calls, after = last, calls - calls // 2, out.so_far(HOST)
         out.add("compute", COMPUTE, fixed=duration, after=after)
-        _calls(calls - 1, out)
+        self._calls(calls - 1, out)
         return True
 
     def _attend(self, out: PassWriter) -> None:
@@ -483,11 +482,11 @@ def slot_hooks(plan: FlexGenPlan) -> tuple[Hook, ...]:
     the cache before hidden states."""
     threads = CopyThreads(plan)
     cache, stored = SlotCache(plan, threads), StoredStates(plan, threads)
-    whole = plan.options.overlap and plan.options.gpu_batches == 1
+    undivided = plan.options.overlap and plan.options.gpu_batches == 1
     return (
         SlotEnds(plan, threads),
         SlotWeights(plan, threads),
-        *((stored, cache) if whole else (cache, stored)),
+        *((stored, cache) if undivided else (cache, stored)),
         LoadedStates(plan, threads),
         SlotKernels(plan),
         threads,
