@@ -23,7 +23,6 @@ from simoffload.strategies import Plan, Strategy
 
 PACKAGE = Path(simoffload.__file__).parent
 EVIDENCE = PACKAGE.parent / "validation"
-LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 REAL = ("calibration/", "validation/")
 """These set predictions beside real runs of one kind, and know which: the bars on kinds do not hold there."""
@@ -198,9 +197,6 @@ def names_a_program(source: Source) -> Iterator[str]:
 
 
 def is_long(source: Source) -> Iterator[str]:
-    lines = len(source.text.splitlines())
-    if lines > LONGEST_FILE:
-        yield f"{lines} lines"
     for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body(node) > LONGEST_FUNCTION:
             yield f"{node.name} has {body(node)} lines"
@@ -232,7 +228,6 @@ BROKEN: list[tuple[Check, str, str]] = [
     (edits_a_document, "planning/a.py", "scenario = scenario.model_copy(update={'name': 'b'})"),
     (edits_a_document, "cli/a.py", "def with_value(tree, path, value):\n    pass"),
     (names_a_program, "results/a.py", "text = 'the time in which DeepSpeed waits'"),
-    (is_long, "cli/a.py", "one = 1\n" * 401),
     (is_long, "cli/a.py", "def long():\n" + "    one = 1\n" * 60),
 ]
 

@@ -1,26 +1,43 @@
 """FlexGen (FlexLLMGen): a block of GPU batches, with weights, cache and hidden states divided by percentages.
 
-Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. The modules ``flexgen_layout``,
-``flexgen_plan``, ``flexgen_writer`` and ``flexgen_copies`` state what its code keeps where and does when.
+Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. ``flexgen_layout`` states what its code
+keeps where, ``flexgen_timing`` the GPU times of its kernels, and ``hooks.slots`` what it does when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.results import FLEXGEN_4BIT, Change
+from simoffload.hardware import Machine, Provenance
+from simoffload.models import ModelShape, Module, Sequences
+from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.strategies.base import Placement, Plan, Strategy
-from simoffload.strategies.flexgen_layout import FlexGenOptions, Home, Shares
-from simoffload.strategies.flexgen_plan import FlexGenPlan
+from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.flexgen_layout import (
+    BlockCache,
+    BlockSlots,
+    FlexGenOptions,
+    Home,
+    Shares,
+    slots_of,
+)
+from simoffload.strategies.flexgen_timing import SlotTimings
+from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
+from simoffload.strategies.memory import pinned_rounding, system_memory
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
+from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.resident import ResidentPlan
+from simoffload.strategies.terms import Tunable
 from simoffload.strategies.weights_tier import weights_tier
+from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
@@ -337,3 +354,270 @@ def _check_model(model: ModelShape) -> None:
     if model.quantization is not None:
         text = "FlexGen has a format of its own; set it to none and strategy.compress_weight to true"
         raise InputError.at("model.quantization", text)
+
+
+# -- the plan -----------------------------------------------------------------------------------
+
+_RELAY = 4 * (2 << 30)
+"""[B] of the pinned buffers of the four copy threads: each has 2^30 elements of 16 bit."""
+_SCORES_HELD = 2
+"""Copies of the scores that are held at once: before and after the mask, or the softmax."""
+_FEWER = "lower weights_gpu_percent"
+_SPLIT = "raise gpu_batches or lower batch_size"
+
+
+@dataclass(frozen=True)
+class FlexGenPlan(InferencePlan):
+    """A FlexGenPlan is the plan of FlexGen for one model on one machine."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    options: FlexGenOptions
+
+    @cached_property
+    def slots(self) -> BlockSlots:
+        """Slots that a pass goes through."""
+        return slots_of(self.model, self.options)
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of all slots; those of a layer are listed once."""
+        return self.slots.modules
+
+    @cached_property
+    def block_cache(self) -> BlockCache:
+        """Keys and values of one layer and GPU batch."""
+        model, length = self.model, self.workload.max_context
+        return BlockCache(self.options, model.hidden_size, model.head_dim, length)
+
+    @cached_property
+    def timings(self) -> SlotTimings:
+        """GPU times of slots and modules for one GPU batch."""
+        return SlotTimings(self.machine, self.model, self.slots, self.block_cache)
+
+    # -- one GPU batch --------------------------------------------------------------------------
+
+    @property
+    def gpu_batch_size(self) -> int:
+        """Number of sequences of a GPU batch."""
+        return self.workload.batch_size // self.options.gpu_batches
+
+    def of_gpu_batch(self, batch: Sequence[Sequences]) -> tuple[Sequences, ...]:
+        """Return the sequences of one GPU batch of a block, rounded up."""
+        return tuple(one._replace(number=-(-one.number // self.options.gpu_batches)) for one in batch)
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module for a GPU batch [ps], and last the elements of its cache, in
+        which decode steps differ wherever the CPU computes attention or copies it."""
+        batch = self.of_gpu_batch(forward.batch)
+        return (*self.timings.durations(batch), sum(self.block_cache.parts(batch)))
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Slots of a pass, for each GPU batch."""
+        options = self.options
+        return (slot_parts(self.slots, gpu_batches=options.gpu_batches, overlap=options.overlap),)
+
+    def micro_batches(self, forward: ForwardPass) -> tuple[tuple[Sequences, ...]]:
+        """Return the sequences of a GPU batch: all of a block go through the same slots."""
+        return (self.of_gpu_batch(forward.batch),)
+
+    def weights_hooks(self, _forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of slots, which also move cache and hidden states."""
+        return slot_hooks(self)
+
+    # -- places ---------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> str:
+        """Tier that holds weights, the slowest if there are several."""
+        if self.slots.weight_bytes("disk"):
+            return self.options.disk
+        return "dram" if self.slots.weight_bytes("cpu") else "hbm"
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """All tiers that hold weights, cache or hidden states."""
+        names: dict[Home, str] = {"gpu": "hbm", "cpu": "dram", "disk": self.options.disk}
+        homes = {one.home for one, _ in self.slots.tensors} | {self.options.activations}
+        cache = self.block_cache.sequences(self.gpu_batch_size)
+        order: tuple[Home, ...] = ("gpu", "cpu", "disk")
+        homes |= {home for home, number in zip(order, cache, strict=True) if number}
+        return frozenset(names[home] for home in homes)
+
+    @property
+    def whole_copies(self) -> Plan | None:
+        """Return the plan with all weights on the GPU; None if they are."""
+        if self.target == "hbm":
+            return None
+        return ResidentPlan(model=self.model, workload=self.workload, machine=self.machine, ranks=1)
+
+    @property
+    def movable(self) -> tuple[int, str]:
+        """Size [B] and name of the weights, with the second copy of the embedding."""
+        return sum(count * one.size for one, count in self.slots.tensors), "weights"
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of the plan: the traffic of the disk."""
+        return Facts(traffic=self._disk_traffic())
+
+    def _disk_traffic(self) -> tuple[StorageTraffic, ...]:
+        """Return the bytes that one generation of a block reads and writes on its disk; () without any.
+
+        Every position of the cache is written once, by the pass that computes it, and read by all later ones;
+        weights are read in every pass; hidden states on disk are written after every slot but the last one,
+        and read before every slot but the first one. What the page cache holds is not read from the drive,
+        but the operating system writes it there later.
+        """
+        if self.options.disk not in self.tiers:
+            return ()
+        work, slots = self.workload, self.slots
+        prompt, steps = work.prompt_length, work.decode_steps
+        number = slots.layers * len(slots.layer) + 2
+        hidden = 0
+        if self.options.activations == "disk":
+            positions = self.gpu_batch_size * (prompt + steps)
+            hidden = self.options.gpu_batches * positions * self.model.hidden_size * self.model.dtype_bytes
+        written = self.cache_bytes(2, work.max_context) + (number - 1) * hidden
+        read = 0
+        if not self.cached:
+            less = 1 if self.options.cpu_attention and not self.options.compress_cache else 0
+            contexts = range(prompt + 1 - less, prompt + steps + 1 - less)
+            read = (1 + steps) * slots.weight_bytes("disk") + (number - 1) * hidden
+            read += sum(self.cache_bytes(2, context) for context in contexts)
+        return (StorageTraffic(self.options.disk, read, written),)
+
+    @property
+    def host_costs(self) -> tuple[Provenance, ...]:
+        """Costs of operations, and the rate at which the CPU copies."""
+        return (self.machine.host.eager_costs.operation,)
+
+    @cached_property
+    def cached(self) -> bool:
+        """Whether the files on disk are in the page cache after the first pass."""
+        if self.options.page_cache is not None:
+            return self.options.page_cache
+        needed = sum(term.size for term in self.memory if term.tier in ("dram", self.options.disk))
+        return needed <= self.machine.tiers["dram"].capacity
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Warnings about what is assumed of the page cache."""
+        files = sum(term.size for term in self.memory if term.tier == self.options.disk)
+        if not files or self.options.page_cache is not None:
+            return ()
+        text = f"{format_bytes(files)} of files on {self.options.disk}"
+        if self.cached:
+            return (f"{text} are read from the page cache in host memory; the first pass is slower",)
+        return (f"{text} do not stay in the page cache: every pass reads and writes the drive",)
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """Warnings about numbers used outside the range in which they were measured."""
+        batch = self.workload.model_copy(update={"batch_size": self.gpu_batch_size})
+        return tuple(arithmetic_beyond(self.model, batch, self.machine))
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def tunables(self) -> Iterator[Tunable]:
+        """Yield larger numbers of GPU batches, which divide the block."""
+        block, now = self.workload.batch_size, self.options.gpu_batches
+        divisors = [one for one in range(now + 1, block + 1) if block % one == 0]
+        yield Tunable("gpu_batches", ("strategy", "gpu_batches"), now, (divisors,))
+
+    @property
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
+        """Memory that each tier must hold while tokens are generated."""
+        return (MemoryStage("", self.memory),)
+
+    @cached_property
+    def memory(self) -> tuple[MemoryTerm, ...]:
+        """Memory that each tier must hold at its peak."""
+        return (*self._on_gpu(), *self._in_host(), *self._on_disk())
+
+    def cache_bytes(self, home: int, context: int) -> int:
+        """Return the size [B] of keys and values of ``context`` tokens in one home (0: GPU, 1: host memory,
+        2: disk), of all layers and GPU batches."""
+        batch = (Sequences(self.gpu_batch_size, 1, context),)
+        sizes = self.block_cache.sizes(self.block_cache.parts(batch)[home])
+        return sum(sizes) * self.slots.layers * self.options.gpu_batches
+
+    @property
+    def _hidden(self) -> int:
+        """Size [B] of the hidden states of the prompts of one GPU batch."""
+        work = self.workload
+        return self.gpu_batch_size * work.prompt_length * self.model.hidden_size * self.model.dtype_bytes
+
+    def _on_gpu(self) -> tuple[MemoryTerm, ...]:
+        options, model, slots = self.options, self.model, self.slots
+        cache, most = self.block_cache, self.block_cache.length
+        order = (slots.first, *slots.layer, *slots.layer, slots.last)
+        pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(order)]
+        expanded = max(model.dtype_bytes * sum(one.numel for one in slot.expanded) for slot in order)
+        parts = cache.parts((Sequences(self.gpu_batch_size, 1, most),))
+        loaded = 0 if options.cpu_attention else 2 * sum(cache.sizes(parts.offloaded))
+        if options.compress_cache and not options.cpu_attention:
+            cached, padded = sum(parts), cache.padded(sum(parts))
+            loaded += (2 * cached + (padded if padded > cached else 0)) * model.dtype_bytes
+        # Keys and values of the prompt, of this GPU batch and of the one whose are being stored.
+        prompt = self._hidden // model.dtype_bytes
+        written = (2 if options.overlap else 1) * sum(cache.sizes(prompt))
+        kept = options.gpu_batches if options.activations == "gpu" else 3
+        terms = (
+            ("weights", slots.weight_bytes("gpu"), _FEWER),
+            ("weights in use and of the next slot", max(pairs), _FEWER),
+            ("weights written in full", expanded, ""),
+            (
+                "key-value cache",
+                self.cache_bytes(0, most),
+                "lower cache_gpu_percent, batch_size or prompt_length",
+            ),
+            ("cache in use and new", max(loaded, written), _SPLIT),
+            ("hidden states", kept * self._hidden, _SPLIT),
+            ("activations", self._activations(), _SPLIT),
+            ("CUDA context and workspace", self.machine.accelerator.reserved_bytes, ""),
+        )
+        return tuple(MemoryTerm("hbm", name, size, remedy=why) for name, size, why in terms if size)
+
+    def _activations(self) -> int:
+        """Return the peak of a slot of the prefill [B]: scores, intermediates of the MLP, or logits of all
+        positions."""
+        model, prompt, size = self.model, self.workload.prompt_length, self.model.dtype_bytes
+        tokens = self.gpu_batch_size * prompt
+        scores = _SCORES_HELD * tokens * prompt * model.num_attention_heads * size + 4 * self._hidden
+        return max(scores, 2 * tokens * model.intermediate_size * size, tokens * model.vocab_size * size)
+
+    def _in_host(self) -> tuple[MemoryTerm, ...]:
+        options, slots = self.options, self.slots
+        here = [(one, count) for one, count in slots.tensors if one.home == "cpu"]
+        sizes = [size for one, count in here if one.pinned for size in one.sizes * count]
+        sizes += [self._hidden] * (options.gpu_batches if options.activations == "cpu" else 0)
+        pageable = sum(count * one.size for one, count in here if not one.pinned)
+        workspace = 0
+        if options.cpu_attention:  # keys and values of one GPU batch in single precision
+            batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
+            workspace = 2 * 4 * self.block_cache.padded(sum(self.block_cache.parts(batch)))
+        held = self._hidden * options.gpu_batches if options.activations == "cpu" else 0
+        terms = (
+            ("weights", slots.weight_bytes("cpu") - pageable, True),
+            ("pageable weights", pageable, False),
+            ("key-value cache", self.cache_bytes(1, self.workload.max_context), False),
+            ("hidden states", held, True),
+            ("rounding of pinned allocations", pinned_rounding(sizes), True),
+            ("buffers of the copy threads", _RELAY, True),
+            ("workspace of attention on the CPU", workspace, False),
+        )
+        named = (MemoryTerm("dram", name, size, pinned=pin) for name, size, pin in terms if size)
+        return (*named, system_memory(self.machine))
+
+    def _on_disk(self) -> tuple[MemoryTerm, ...]:
+        options = self.options
+        held = self._hidden * options.gpu_batches if options.activations == "disk" else 0
+        terms = (
+            ("weights", self.slots.weight_bytes("disk")),
+            ("key-value cache", self.cache_bytes(2, self.workload.max_context)),
+            ("hidden states", held),
+        )
+        return tuple(MemoryTerm(options.disk, name, size) for name, size in terms if size)

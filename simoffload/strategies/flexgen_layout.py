@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import prod
 from typing import Literal, NamedTuple
 
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape, Module, Sequences
 
 Home = Literal["disk", "cpu", "gpu"]
 
@@ -107,6 +107,11 @@ class BlockSlot(NamedTuple):
     attends: bool = False
 
     @property
+    def module(self) -> Module:
+        """The slot as one module, as which FlexGen calls it."""
+        return Module(self.name, "container")
+
+    @property
     def loaded(self) -> tuple[PlacedTensor, ...]:
         """Tensors that are brought to the GPU for each use."""
         return tuple(one for one in self.tensors if one.home != "gpu")
@@ -136,6 +141,11 @@ class BlockSlots(NamedTuple):
     def kinds(self) -> tuple[tuple[BlockSlot, int], ...]:
         """The slots that differ, each with its number."""
         return ((self.first, 1), *((one, self.layers) for one in self.layer), (self.last, 1))
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Modules of all slots; those of a layer are listed once."""
+        return tuple(module for slot, _ in self.kinds for module in slot.modules)
 
     @property
     def tensors(self) -> tuple[tuple[PlacedTensor, int], ...]:
@@ -208,12 +218,69 @@ def slots_of(model: ModelShape, options: FlexGenOptions) -> BlockSlots:
     )
 
 
-def sequences_on_gpu(share: Shares, sequences: int) -> tuple[int, int, int]:
-    """Return the sequences of a GPU batch whose cache is on the GPU, in host memory and on disk.
+class CacheParts(NamedTuple):
+    """CacheParts are the elements of keys, and of values, of one layer and GPU batch, by their home."""
 
-    A divided cache is cut at whole sequences, rounded down; the last place gets the rest
-    (``TorchMixedDevice.init_cache_one_gpu_batch``).
-    """
-    gpu = sequences * share.gpu // 100
-    cpu = sequences - gpu if share.disk == 0 else sequences * share.cpu // 100
-    return gpu, cpu, sequences - gpu - cpu
+    gpu: int
+    cpu: int
+    disk: int
+
+    @property
+    def offloaded(self) -> int:
+        """Elements that are not on the GPU."""
+        return self.cpu + self.disk
+
+
+class BlockCache(NamedTuple):
+    """A BlockCache is the key-value cache of one layer and GPU batch."""
+
+    options: FlexGenOptions
+    width: int
+    """Number of elements of the keys, or of the values, of a token."""
+    head: int
+    """Number of these of a head."""
+    length: int
+    """Most positions of a sequence."""
+
+    def sequences(self, number: int) -> tuple[int, int, int]:
+        """Return for ``number`` sequences those whose cache is on the GPU, in host memory and on disk.
+
+        A divided cache is cut at whole sequences, rounded down; the last place gets the rest
+        (``TorchMixedDevice.init_cache_one_gpu_batch``).
+        """
+        share = self.options.cache
+        gpu = number * share.gpu // 100
+        cpu = number - gpu if share.disk == 0 else number * share.cpu // 100
+        return gpu, cpu, number - gpu - cpu
+
+    def attended_on_gpu(self, number: int) -> int:
+        """Return to how many sequences the GPU attends in a decode step: without attention on the CPU to all,
+        otherwise to those whose cache it has, if others have it elsewhere."""
+        if not self.options.cpu_attention:
+            return number
+        gpu, cpu, disk = self.sequences(number)
+        return gpu if cpu + disk else 0
+
+    def parts(self, batch: Sequence[Sequences], *, less: int = 0) -> CacheParts:
+        """Return the elements of keys, or of values, without the last ``less`` positions."""
+        parts = [0, 0, 0]
+        for one in batch:
+            each = (one.context - less) * self.width
+            numbers = self.sequences(one.number)
+            parts = [total + number * each for total, number in zip(parts, numbers, strict=True)]
+        return CacheParts(*parts)
+
+    def padded(self, elements: int) -> int:
+        """Return the number of ``elements`` of keys, or of values, with what fills each head up to whole
+        groups in 4 bits (``TorchCompressedDevice.allocate``, ``group_dim`` 2)."""
+        if not self.options.compress_cache:
+            return elements
+        return elements * (-(-self.head // GROUP) * GROUP) // self.head
+
+    def sizes(self, elements: int) -> tuple[int, ...]:
+        """Return the sizes [B] of the tensors that hold ``elements`` of keys and as many of values."""
+        if not elements:
+            return ()
+        if not self.options.compress_cache:
+            return (elements * _ELEMENT,) * 2
+        return compressed_sizes(self.padded(elements) // GROUP) * 2

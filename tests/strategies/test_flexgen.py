@@ -12,8 +12,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
-from simoffload.strategies.flexgen import FlexGen
-from simoffload.strategies.flexgen_plan import FlexGenPlan
+from simoffload.strategies.flexgen import FlexGen, FlexGenPlan
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""
@@ -122,13 +121,6 @@ def test_a_divided_cache_is_cut_at_whole_sequences() -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_weights_cross_the_link_once_for_all_gpu_batches(batches: int) -> None:
-    found = plan(gpu_batches=batches, **IN_HOST)
-    for schedule in (prefill(found), decode(found)):
-        assert bytes_of(schedule, "copy", "weights") == found.movable[0]
-
-
-@pytest.mark.parametrize("batches", [1, 4])
 def test_the_whole_cache_comes_and_the_new_token_goes(batches: int) -> None:
     found = plan(gpu_batches=batches, **CACHE_IN_HOST)
     token = 8 * 2 * 2 * HIDDEN * LAYERS
@@ -136,14 +128,6 @@ def test_the_whole_cache_comes_and_the_new_token_goes(batches: int) -> None:
     assert bytes_of(prefill(found), "copy", "cache") == 512 * token
     # The host thread pins it first: each byte is read and written once. Vectors go through no such copy.
     assert bytes_of(decode(found), "cpu") == 2 * 513 * token
-
-
-@pytest.mark.parametrize("batches", [1, 4])
-def test_hidden_states_go_home_after_every_slot_and_come_back(batches: int) -> None:
-    found = plan(gpu_batches=batches, **HIDDEN_IN_HOST)
-    assert bytes_of(decode(found), "copy", "hidden states") == 2 * (2 * LAYERS + 1) * 8 * HIDDEN * 2
-    joined = plan(gpu_batches=batches, sep_layer=False, **HIDDEN_IN_HOST)
-    assert bytes_of(decode(joined), "copy", "hidden states") == 2 * (LAYERS + 1) * 8 * HIDDEN * 2
 
 
 def test_the_cpu_casts_the_cache_before_it_attends_to_it() -> None:
@@ -215,30 +199,6 @@ def test_a_slot_takes_as_long_as_the_next_weights() -> None:
     found = plan(**keys)
     rate = found.machine.host_to_device(0, pinned=True).curve.rate(1 << 30)
     assert tpot(**keys) == pytest.approx(found.movable[0] / rate, rel=0.01)
-
-
-@pytest.mark.parametrize("batches", [2, 4])
-def test_weights_delay_the_first_gpu_batch_only(batches: int) -> None:
-    """T(slot) = max(next weights, kernels) + (n - 1) kernels: what the link could do meanwhile is lost."""
-    found = plan(batch=4 * batches, gpu_batches=batches, **IN_HOST)
-    forward = found.forward("prefill", 512, 512)
-    batch = found.of_gpu_batch(forward.batch)
-    timing = found.timings.timing(batch)
-    times = {one: timing.compute(one) for one in found.modules}
-    kernels = [found.compute_ps(slot, times, batch) * 1e-12 for slot, _ in found.slots.kinds]
-    weights = [slot.loaded_bytes / 12e9 for slot, _ in found.slots.kinds]
-    first, attention, mlp, last = zip(kernels, [*weights[1:], weights[0]], strict=True)
-    assert attention[1] > attention[0], "the weights of the MLP take longer than attention"
-    assert mlp[0] > weights[1], "those of attention do not take longer than the MLP"
-
-    def slot(own: float, following: float) -> float:
-        return max(own, following) + (batches - 1) * own
-
-    # After the MLP come the weights of the next attention, and in the last layer those of the embedding.
-    total = slot(*first) + LAYERS * slot(*attention) + (LAYERS - 1) * slot(mlp[0], weights[1])
-    total += slot(mlp[0], weights[3]) + slot(*last)
-    found_s = so.simulate(scenario(batch=4 * batches, gpu_batches=batches, **IN_HOST)).passes[0].time_ps
-    assert found_s * 1e-12 == pytest.approx(total, rel=0.01)
 
 
 def test_copies_without_overlap_add_up() -> None:
