@@ -16,7 +16,7 @@ class Home(NamedTuple):
     """A Home is where a tensor is kept."""
 
     tier: str = "hbm"
-    """Name of the tier."""
+    """Name of the tier that holds it."""
     gpu: int = 0
     """Number of the GPU of the process that keeps it, or that computes with it."""
     pinned: bool = False

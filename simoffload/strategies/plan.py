@@ -127,7 +127,7 @@ class InferencePlan(Plan):
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
-        """Parts of each stage."""
+        """Parts of a pass through each stage."""
         return tuple(map(parts_of, self.stages))
 
     @cached_property

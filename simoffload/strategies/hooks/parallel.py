@@ -36,9 +36,9 @@ class CompiledCode(Hook):
         self.carry = self._graphs[stage.stage] = graphs_of(
             self._plan.divided.stages[stage.stage], stage.batch
         )
-        costs, whole = out.machine.host.compiled_costs, self.carry == "whole"
+        costs, captured = out.machine.host.compiled_costs, self.carry == "whole"
         out.builder.segment("step")
-        out.launch("graph" if whole else "step", costs.kernel.value if whole else costs.step.value)
+        out.launch("graph" if captured else "step", costs.kernel.value if captured else costs.step.value)
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch what is in no graph."""
@@ -144,7 +144,7 @@ class Pipeline(_Exchange):
             out.waits = [Awaited(stream, out.builder.written[stream] - 1, out.stage_before)]
 
     def end(self, stage: StagePass, out: PassWriter) -> None:
-        """Send the hidden states."""
+        """Send the hidden states to the next stage."""
         if stage.stage < self._plan.degrees.pipeline - 1:
             out.builder.segment("send")
             self._launch("stage to stage", out, within_graphs=False)

@@ -94,7 +94,7 @@ class Awaited(NamedTuple):
     ordinal: int
     """Number of the operation on its stream, as ``StreamWriter.add`` returns it."""
     peers: int = -1
-    """As in ``Dependency``."""
+    """Ranks whose operation it is, as in ``Dependency``."""
 
 
 class Hook:
@@ -126,13 +126,13 @@ class Hook:
         return part.layer
 
     def start(self, out: PassWriter) -> None:
-        """Begin a pass."""
+        """Begin a pass, before its first stage."""
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Begin a micro-batch in a stage."""
 
     def enter(self, part: Part, out: PassWriter) -> None:
-        """Begin a part."""
+        """Begin a part, before its first module."""
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Act before a module is launched."""
@@ -150,10 +150,10 @@ class Hook:
         return False
 
     def after(self, call: Call, out: PassWriter) -> None:
-        """Act after a module."""
+        """Act after the kernels of a module."""
 
     def leave(self, part: Part, out: PassWriter) -> None:
-        """End a part."""
+        """End a part, after its last module."""
 
     def end(self, stage: StagePass, out: PassWriter) -> None:
         """End a micro-batch in a stage."""
