@@ -234,6 +234,22 @@ class Schedule(NamedTuple):
             labels = tuple([f"{own.name}: {name}" for name, own in zip(labels, self.owners, strict=True)])
         return labels
 
+    def reordered(self, order: Sequence[int]) -> Schedule:
+        """Return the same schedule with its streams in another order, given by their present indices."""
+        if list(order) == list(range(len(order))):
+            return self
+        number = {old: new for new, old in enumerate(order)}
+
+        def moved(op: Op) -> Op:
+            after = tuple([one._replace(stream=number[one.stream]) for one in op.after])
+            return op._replace(stream=number[op.stream], after=after)
+
+        return self._replace(
+            streams=tuple([self.streams[one] for one in order]),
+            devices=tuple([self.devices[one] for one in order if self.devices]),
+            blocks=tuple([one._replace(ops=tuple(map(moved, one.ops))) for one in self.blocks]),
+        )
+
     def device_of(self, stream: int) -> Device:
         """Return the device on which a stream runs."""
         if self.devices:

@@ -354,6 +354,10 @@ class Coordinator:
             released += 1
         self._sink.release(released)
 
+    def leave(self) -> None:
+        """Perform the hook after the module whose parameters were fetched last."""
+        self.release(self._uses[self._step - 1])
+
     def _keeps(self, index: int, next_step: int) -> bool:
         """Return whether a tensor stays gathered (``__params_to_release``): it is persistent, was prefetched
         for a later use, or is used again within the reuse distance."""

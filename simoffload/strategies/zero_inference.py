@@ -29,7 +29,6 @@ from simoffload.strategies.called_experts import (
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.cpu_attention import (
     COMMAND,
-    CpuAttention,
     cpu_attention,
     cpu_attention_memory,
     example_command,
@@ -40,10 +39,12 @@ from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.forward import Partitioning
+from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
+from simoffload.strategies.hooks.kv_cache import MovedCache
+from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, StagePass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.resident import ResidentPlan, spread_bound
@@ -315,18 +316,26 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
-        durations = self.durations(forward)
-        work: CpuAttention | Sequence[CacheUpdate | None]
+        templates, durations = plan.templates, self.durations(forward)
+        if not (self.cache.attends_on_cpu or self.cache.moves):
+            return templates.schedule(durations, name=forward.name, warm=warm)
+
+        def hooks() -> tuple[Hook, ...]:
+            return (self._cache_hook(forward),)
+
+        return templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
+
+    def _cache_hook(self, forward: ForwardPass) -> Hook:
+        """Return the hook of a cache outside HBM."""
         if self.cache.attends_on_cpu:
-            work = cpu_attention(self.cache, self.model, forward.batch)
-        elif self.cache.moves:
-            work = self.cache_updates(forward.batch)
-        else:
-            return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        streams = self.cache.streams
-        return plan.templates.write(
-            durations, forward.batch, work, name=forward.name, warm=warm, streams=streams
-        )
+            return AttentionOnCpu(self.cache, cpu_attention(self.cache, self.model, forward.batch))
+        updates = self.cache_updates(forward.batch)
+
+        def walked(stage: StagePass) -> Sequence[CacheUpdate | None]:
+            layers = stage.parts[-2].layer  # of fewer layers, the last one is that of the model
+            return (*updates[:layers], *updates[-1:])
+
+        return MovedCache(self.cache, walked)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

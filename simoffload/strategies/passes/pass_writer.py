@@ -9,6 +9,7 @@ one is that part once more (``Hook.state``).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from simoffload.hardware import Machine
@@ -17,6 +18,7 @@ from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
 from simoffload.strategies.homes import Home
 from simoffload.strategies.mapped_files import mapped_read
+from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
@@ -79,6 +81,8 @@ class StagePass(NamedTuple):
     timing: Timing
     batch: tuple[Sequences, ...]
     stage: int = 0
+    recurrence: Recurrence | None = None
+    """Layers that ``parts`` leave out; None if all are there."""
 
     @property
     def tokens(self) -> int:
@@ -108,11 +112,16 @@ class Hook:
     """Names of its own streams; where another hook has the same name, that of the hook is set before it."""
     in_order: tuple[str, ...] = ()
     """Those of its streams for which all later kernels wait, as for the compute stream itself."""
+    listed_first: tuple[str, ...] = ()
+    """Those of its streams that results list before the compute streams."""
     joined: tuple[str, ...] = ()
     """Those of its streams for which the end of a pass waits, where the pass ends before all streams do."""
     carry: Hashable = ()
     """All that it remembers from part to part, apart from what it lets later parts wait for; the driver sets
     it where a part is repeated. It must not contain numbers of operations."""
+    carried: ClassVar[bool] = True
+    """Whether ``carry`` is all that it remembers. If not, no part is repeated alone; periods of layers may be
+    (``StagePass.recurrence``)."""
     first: int = 0
     """Number of its first stream, set by the driver."""
 
@@ -207,6 +216,9 @@ class PassWriter(StreamWriter):
         self.in_order = tuple(hook.stream(one) for hook in self.hooks for one in hook.in_order)
         self.joined = tuple(hook.stream(one) for hook in self.hooks for one in hook.joined)
         self.width, self._each = len(names), len(gpus[0])
+        self._repeats = all(hook.carried for hook in self.hooks)
+        ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
+        self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
             Program(
                 f"stage {at}",
@@ -262,6 +274,11 @@ class PassWriter(StreamWriter):
         before, stages = self.stage_number * self._each, len(self._gpus_of)
         return (*[()] * before, *hops, *[()] * (stages * self._each - before - len(hops)))
 
+    def build(self) -> Schedule:
+        """Return the finished schedule, with the streams in the order in which results list them."""
+        programs = range(0, len(self._gpus_of) * self.width, self.width)
+        return super().build().reordered([first + one for first in programs for one in self._listed])
+
     # -- the walk ---------------------------------------------------------------------------------
 
     def write(self, stages: Sequence[StagePass]) -> Schedule:
@@ -296,25 +313,35 @@ class PassWriter(StreamWriter):
         """Write a part, or repeat an earlier one that began in the same state."""
         self._layer = part.layer
         self.waits += self._promised.pop((self.stage_number, part.layer), ())
+        if self.now.recurrence is not None:
+            state, position = partial(self._state, part), self.builder.segments
+            if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
+                self.builder.repeat(*period)
+        if not (self._repeats or self.verify):
+            self._write_part(part)
+            return
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
             self._repeat(known)
             return
-        self.builder.segment(part.name)
         begin, self._new = self.builder.segments, []
-        for hook in self.hooks:
-            hook.enter(part, self)
-        for call in part.calls:
-            self._call(call)
-        for hook in reversed(self.hooks):
-            hook.leave(part, self)
+        self._write_part(part)
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
             assert numbers(known.segments) == numbers(written.segments), f"{part.name}: a state is incomplete"
             assert known[1:] == written[1:], f"{part.name}: a state is incomplete"
         self._seen[key] = written
+
+    def _write_part(self, part: Part) -> None:
+        self.builder.segment(part.name)
+        for hook in self.hooks:
+            hook.enter(part, self)
+        for call in part.calls:
+            self._call(call)
+        for hook in reversed(self.hooks):
+            hook.leave(part, self)
 
     def _state(self, part: Part) -> Hashable:
         """Return the state in which a part begins, relative to what was written."""

@@ -15,14 +15,14 @@ from simoffload.limits import count_elements
 from simoffload.models import ModelShape
 from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.forward import COMPUTE
-from simoffload.strategies.layer_period import LayeredModel, Period, period_of
-from simoffload.strategies.replay import LayerStack, Parameters, Passes, Replay, hook
+from simoffload.strategies.layer_period import LayeredModel
+from simoffload.strategies.passes.period import Period, SkippedLayers, period_of
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, hook
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
-from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
+from simoffload.strategies.training.writer import ACTIVATIONS, COMPUTE, MicroStepWriter
 from simoffload.workload import Training
 
 _LONGEST = 1000
@@ -71,15 +71,77 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
-class MicroStepReplay(Replay):
-    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace."""
+class _RecordingGate(CoordinatorSink):
+    """A _RecordingGate passes the coordinator's calls on only while ``on``; earlier work counts as
+    finished."""
 
-    _out: MicroStepWriter
+    def __init__(self, out: CoordinatorSink) -> None:
+        self._out = out
+        self.on = False
+        self._events_before = 0
+        self._handles: dict[int, int] = {}
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        if self.on:
+            self._out.read(tensors)
+
+    def wait_reads(self) -> None:
+        if self.on:
+            self._out.wait_reads()
+
+    def written(self, handles: Sequence[int]) -> list[int]:
+        """Return the numbers by which the writer knows those of the gathers ``handles`` that it has
+        written."""
+        return [self._handles[handle] for handle in handles if self._handles[handle] >= 0]
+
+    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
+        number = len(self._handles)
+        self._handles[number] = self._out.gather(tensors, prefetch=prefetch) if self.on else -1
+        return number
+
+    def wait(self, handle: int, /) -> None:
+        if self.on and self._handles[handle] >= 0:
+            self._out.wait(self._handles[handle])
+
+    def throttle(self, event: int, /) -> None:
+        if self.on and event >= self._events_before:
+            self._out.throttle(event - self._events_before)
+
+    def fetch_event(self) -> None:
+        if self.on:
+            self._out.fetch_event()
+        else:
+            self._events_before += 1
+
+    def release(self, count: int, /) -> None:
+        if self.on:
+            self._out.release(count)
+
+
+class MicroStepReplay:
+    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace, hook by hook.
+
+    Below stage 3 parameters are not partitioned, and nothing is fetched.
+    """
 
     def __init__(self, stack: LayerStack, state: TrainingState, out: MicroStepWriter) -> None:
-        super().__init__(stack, state.fetching, out)
+        self._stack, self._out = stack, out
+        self._gate = _RecordingGate(out.fetches)
+        settings = state.fetching
+        self._coordinator = (
+            None if settings is None else stack.coordinator(settings, out.ranks, self._gate, warm=True)
+        )
+        self._passes = Passes(stack, self._coordinator)
         self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         self._backward = False
+
+    def forward(self) -> bool:
+        """Write the forward pass; return whether the layers that are not replayed repeat those before
+        them."""
+        self._gate.on = True
+        right = self._write(self._happen, self._stack.forward)
+        self._out.end_forward()
+        return right
 
     def backward(self) -> bool:
         """Write the backward pass, after a replay of forward without writing.
@@ -90,15 +152,32 @@ class MicroStepReplay(Replay):
         if self._coordinator is not None:
             right = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
         self._gate.on = self._backward = True
-        right &= self._write(self._back, backward=True)
+        right &= self._write(self._back, self._stack.backward)
         self._bucket.flush()
         self._out.end_backward()
         return right
 
+    def _write(self, happen: Callable[[Event], None], skip: SkippedLayers | None) -> bool:
+        builder = self._out.builder
+        return self._passes.go(
+            happen,
+            backward=self._backward,
+            skip=skip,
+            more=self._state,
+            position=lambda: builder.segments,
+            repeat=builder.repeat,
+        )
+
     def _state(self) -> State:
         """Return the state that determines which operations are written and which gradients are reduced
         together."""
-        return (*super()._state(), self._bucket.state)
+        handles = self._coordinator.handles() if self._coordinator is not None else []
+        written = self._gate.written(handles)
+        return (*self._out.state(written), len(written), self._bucket.state)
+
+    def _hook(self, event: Event) -> None:
+        if self._coordinator is not None:
+            hook(event, self._coordinator, self._stack.parameters)
 
     def _back(self, event: Event) -> None:
         self._happen(event)
@@ -106,11 +185,18 @@ class MicroStepReplay(Replay):
             self._bucket.add_all(self._stack.parameters.completed(event))
 
     def _happen(self, event: Event) -> None:
-        super()._happen(event)
-        if event.kind == "back":
-            self._out.launch_backward(event.instance.module)
+        out, module = self._out, event.instance.module
+        if event.kind == "fetch":
+            out.begin(module, segment=event.segment, backward=event.backward)
+        elif event.segment:
+            out.part(event.segment)
+        self._hook(event)
+        if event.kind == "launch":
+            out.launch_forward(event.instance.kernels)
+        elif event.kind == "back":
+            out.launch_backward(module)
         elif event.kind == "checkpoint":
-            self._out.checkpoint(event.instance.layer, again=self._backward)
+            out.checkpoint(event.instance.layer, again=self._backward)
 
 
 _SIDE_STREAM = (0, 19, 6)
