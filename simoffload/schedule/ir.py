@@ -239,15 +239,19 @@ class Schedule(NamedTuple):
         if list(order) == list(range(len(order))):
             return self
         number = {old: new for new, old in enumerate(order)}
-
-        def moved(op: Op) -> Op:
-            after = tuple([one._replace(stream=number[one.stream]) for one in op.after])
-            return op._replace(stream=number[op.stream], after=after)
-
+        after: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
+        blocks = []
+        for block in self.blocks:
+            for op in block.ops:
+                if op.after not in after:
+                    moved = [one._replace(stream=number[one.stream]) for one in op.after]
+                    after[op.after] = tuple(moved)
+            ops = [op._replace(stream=number[op.stream], after=after[op.after]) for op in block.ops]
+            blocks.append(block._replace(ops=tuple(ops)))
         return self._replace(
             streams=tuple([self.streams[one] for one in order]),
             devices=tuple([self.devices[one] for one in order if self.devices]),
-            blocks=tuple([one._replace(ops=tuple(map(moved, one.ops))) for one in self.blocks]),
+            blocks=tuple(blocks),
         )
 
     def device_of(self, stream: int) -> Device:

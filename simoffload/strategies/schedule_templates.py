@@ -154,29 +154,6 @@ def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int]
     )
 
 
-class _DurationSlots(Timing):
-    """_DurationSlots is used instead of a timing: it gives each module the number in ``slots``, a
-    placeholder or a duration."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        model: ModelShape,
-        modules: Sequence[Module],
-        slots: Sequence[int],
-        *,
-        batch: tuple[Sequences, ...],
-        cache: CacheForm,
-    ) -> None:
-        super().__init__(machine=machine, model=model, batch=batch, zero3=True, cache=cache)
-        numbered = zip(modules, slots, strict=True)
-        self._numbers = {module._replace(hooked=True): slot for module, slot in numbered}
-
-    def compute(self, module: Module) -> int:
-        """Return the slot of ``module``, which has no hooks in a leaf module; 0 if it takes no time."""
-        return self._numbers[module._replace(hooked=True)]
-
-
 class ScheduleTemplates:
     """ScheduleTemplates are the templates for one model on one machine with one placement of its weights and
     one form of its cache."""
@@ -224,8 +201,15 @@ class ScheduleTemplates:
         """Return a pass in which the kernels of a module take the time in its slot: a duration, or in a
         template a placeholder -1 - n for module n. No template has further ``hooks``, such as of a cache."""
         layered, place = self.layered, self.layered.placement
-        timing = _DurationSlots(
-            self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache
+        known = dict(zip(self.modules, slots, strict=True))
+        known |= {module._replace(hooked=False): slot for module, slot in known.items()}  # in a leaf module
+        timing = Timing(
+            machine=self.machine,
+            model=layered.model,
+            batch=batch,
+            zero3=True,
+            cache=self._cache,
+            known=known,
         )
         for stack in layered.stacks(warm=warm):
             recurrence = Recurrence(stack.forward)

@@ -76,7 +76,7 @@ class Fetches(CoordinatorSink):
             tuple(copied - ordinal for ordinal in self._fetch_events[-RECENT_EVENTS:]),
             tuple(
                 gather._replace(ordinal=gathered - gather.ordinal if gather.ordinal >= 0 else -1)
-                for gather in map(self._gathers.__getitem__, handles)
+                for gather in [self._gathers[handle] for handle in handles if handle >= 0]
             ),
         )
 

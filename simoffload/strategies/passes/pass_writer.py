@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
@@ -217,6 +217,9 @@ class PassWriter(StreamWriter):
         self.joined = tuple(hook.stream(one) for hook in self.hooks for one in hook.joined)
         self.width, self._each = len(names), len(gpus[0])
         self._repeats = all(hook.carried for hook in self.hooks)
+        self._before, self._launch, self._launched, self._run, self._after = map(
+            self._acting, ("before", "launch", "launched", "kernels", "after")
+        )
         ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
         self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
@@ -246,6 +249,12 @@ class PassWriter(StreamWriter):
         """Number of the stage that is written."""
         self.now: StagePass
         """What is written of it."""
+
+    def _acting(self, name: str) -> list[Any]:
+        """Return a method of those hooks that have one of their own: most do nothing at most modules."""
+        return [
+            getattr(one, name) for one in self.hooks if getattr(type(one), name) is not getattr(Hook, name)
+        ]
 
     @property
     def stage_before(self) -> int:
@@ -385,23 +394,23 @@ class PassWriter(StreamWriter):
 
     def _call(self, call: Call) -> None:
         self.label = call.module.name
-        for hook in self.hooks:
-            hook.before(call, self)
+        for before in self._before:
+            before(call, self)
         if duration := self.now.timing.compute(call.module):
             self._kernels(call, duration)
-        for hook in reversed(self.hooks):
-            hook.after(call, self)
+        for after in reversed(self._after):
+            after(call, self)
 
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""
-        if not any(hook.launch(call, self) for hook in self.hooks):
+        if not any(launch(call, self) for launch in self._launch):
             self.launch(call.module.name, self.now.timing.launch_s(call.module))
         waits, self.waits = self.waits, []
-        for hook in self.hooks:
-            hook.launched(call, self)
+        for launched in self._launched:
+            launched(call, self)
         after = self.so_far(HOST, *self.in_order)
         after += tuple([self.builder.after(*one) for one in waits])
-        if not any(hook.kernels(call, duration, after, self) for hook in self.hooks):
+        if not any(run(call, duration, after, self) for run in self._run):
             self.add("compute", COMPUTE + call.gpu, fixed=duration, after=after)
 
     def stage(

@@ -71,53 +71,6 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
-class _RecordingGate(CoordinatorSink):
-    """A _RecordingGate passes the coordinator's calls on only while ``on``; earlier work counts as
-    finished."""
-
-    def __init__(self, out: CoordinatorSink) -> None:
-        self._out = out
-        self.on = False
-        self._events_before = 0
-        self._handles: dict[int, int] = {}
-
-    def read(self, tensors: Sequence[Tensor], /) -> None:
-        if self.on:
-            self._out.read(tensors)
-
-    def wait_reads(self) -> None:
-        if self.on:
-            self._out.wait_reads()
-
-    def written(self, handles: Sequence[int]) -> list[int]:
-        """Return the numbers by which the writer knows those of the gathers ``handles`` that it has
-        written."""
-        return [self._handles[handle] for handle in handles if self._handles[handle] >= 0]
-
-    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
-        number = len(self._handles)
-        self._handles[number] = self._out.gather(tensors, prefetch=prefetch) if self.on else -1
-        return number
-
-    def wait(self, handle: int, /) -> None:
-        if self.on and self._handles[handle] >= 0:
-            self._out.wait(self._handles[handle])
-
-    def throttle(self, event: int, /) -> None:
-        if self.on and event >= self._events_before:
-            self._out.throttle(event - self._events_before)
-
-    def fetch_event(self) -> None:
-        if self.on:
-            self._out.fetch_event()
-        else:
-            self._events_before += 1
-
-    def release(self, count: int, /) -> None:
-        if self.on:
-            self._out.release(count)
-
-
 class MicroStepReplay:
     """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace, hook by hook.
 
@@ -126,11 +79,9 @@ class MicroStepReplay:
 
     def __init__(self, stack: LayerStack, state: TrainingState, out: MicroStepWriter) -> None:
         self._stack, self._out = stack, out
-        self._gate = _RecordingGate(out.fetches)
-        settings = state.fetching
-        self._coordinator = (
-            None if settings is None else stack.coordinator(settings, out.ranks, self._gate, warm=True)
-        )
+        self._coordinator = None
+        if state.fetching is not None:
+            self._coordinator = stack.coordinator(state.fetching, out.ranks, CoordinatorSink(), warm=True)
         self._passes = Passes(stack, self._coordinator)
         self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         self._backward = False
@@ -138,9 +89,8 @@ class MicroStepReplay:
     def forward(self) -> bool:
         """Write the forward pass; return whether the layers that are not replayed repeat those before
         them."""
-        self._gate.on = True
         right = self._write(self._happen, self._stack.forward)
-        self._out.end_forward()
+        self._out.host_waits(COMPUTE)  # it needs the loss
         return right
 
     def backward(self) -> bool:
@@ -151,7 +101,7 @@ class MicroStepReplay:
         right = True
         if self._coordinator is not None:
             right = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
-        self._gate.on = self._backward = True
+        self._backward = True
         right &= self._write(self._back, self._stack.backward)
         self._bucket.flush()
         self._out.end_backward()
@@ -159,6 +109,8 @@ class MicroStepReplay:
 
     def _write(self, happen: Callable[[Event], None], skip: SkippedLayers | None) -> bool:
         builder = self._out.builder
+        if self._coordinator is not None:
+            self._coordinator.restart(self._out.fetches)
         return self._passes.go(
             happen,
             backward=self._backward,
@@ -172,8 +124,7 @@ class MicroStepReplay:
         """Return the state that determines which operations are written and which gradients are reduced
         together."""
         handles = self._coordinator.handles() if self._coordinator is not None else []
-        written = self._gate.written(handles)
-        return (*self._out.state(written), len(written), self._bucket.state)
+        return (*self._out.state(handles), self._bucket.state)
 
     def _hook(self, event: Event) -> None:
         if self._coordinator is not None:

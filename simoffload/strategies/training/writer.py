@@ -96,7 +96,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         )
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
         self._settings, self._element = settings, placement.dtype_bytes
-        self._time, self._began = timing, False
+        self._time = timing
         self._stage = stage
         self.swapper = swapper
         self._hooks = hooks
@@ -109,6 +109,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
         self._waits = KernelWaits()
+        self.spend(self.costs.pass_overhead.value)
 
     def state(self, handles: Sequence[int]) -> State:
         """Return the state that determines all further operations, relative to those already written.
@@ -130,13 +131,9 @@ class MicroStepWriter(StreamWriter, GradientSink):
     # -- hooks and kernels ----------------------------------------------------------------------
 
     def part(self, segment: str) -> None:
-        """Begin a new segment if ``segment`` names one; the first begins with the overhead of the pass, and
-        the one after the layers ends the last layer."""
+        """Begin a new segment if ``segment`` names one; the segment after the layers ends the last layer."""
         if segment:
             self.builder.segment(segment)
-        if not self._began:
-            self._began = True
-            self.spend(self.costs.pass_overhead.value)
         if segment == "tail" and self._activations is not None:
             self._activations.leave(self)
 
@@ -181,10 +178,6 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.flush()
         after = (*self.so_far(HOST), *(self.after(*one) for one in self.fetches.awaited()))
         self.add("compute", COMPUTE, fixed=duration, label=module.name, after=after)
-
-    def end_forward(self) -> None:
-        """Let the host wait for the last kernel, because it needs the loss."""
-        self.host_waits(COMPUTE)
 
     # -- gradients ------------------------------------------------------------------------------
 
