@@ -239,14 +239,14 @@ class Schedule(NamedTuple):
         if list(order) == list(range(len(order))):
             return self
         number = {old: new for new, old in enumerate(order)}
-        after: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
+        moved: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
         blocks = []
         for block in self.blocks:
-            for op in block.ops:
-                if op.after not in after:
-                    moved = [one._replace(stream=number[one.stream]) for one in op.after]
-                    after[op.after] = tuple(moved)
-            ops = [op._replace(stream=number[op.stream], after=after[op.after]) for op in block.ops]
+            ops = []
+            for kind, label, stream, fixed, size, route, after, collective in block.ops:
+                if after not in moved:
+                    moved[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
+                ops.append(Op(kind, label, number[stream], fixed, size, route, moved[after], collective))
             blocks.append(block._replace(ops=tuple(ops)))
         return self._replace(
             streams=tuple([self.streams[one] for one in order]),
