@@ -119,9 +119,9 @@ class InferencePlan(Plan):
         def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
             return self.cache_updates(one.batch, self.stages[one.stage])
 
-        moves = self.block_moves
+        moves, begun = self.block_moves, self.compiled or self.zero3  # the overhead is not at the end
         return (
-            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
+            *([PagedBlocks(moves, forward, compiled=begun)] if moves is not None else ()),
             *([MovedCache(self.cache, updates)] if self.cache.moves else ()),
         )
 
