@@ -99,6 +99,10 @@ class Timing:
         self._seen[module] = picoseconds(seconds)
         return self._seen[module]
 
+    def backward(self, module: Module, /) -> int:
+        """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
+        raise NotImplementedError(module.name)
+
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
         return tokens_of(module, self._batch, self._cache)

@@ -15,6 +15,10 @@ from typing import Literal, NamedTuple
 
 from simoffload.models import Layer, ModelShape, Module, loss_module
 from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
+from simoffload.strategies.passes.pass_writer import Call, Part
+
+CHECKPOINT = "checkpoint"
+"""Fact of a call before which the input of a layer is saved, or restored in backward."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -144,6 +148,33 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     if events:
         events[0] = events[0]._replace(segment="head backward")
     return Trace(tuple(forward), tuple(begins), tuple(backward + events), tuple(begins_back))
+
+
+def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool) -> tuple[Part, ...]:
+    """Return the parts of a pass of training, with the calls of modules alone and none of hooks; equal layers
+    have the same calls."""
+    layers: dict[int, tuple[Call, ...]] = {}
+    parts = []
+    for visit, events in trace.pieces(backward=backward):
+        if 0 <= visit < trace.layers:
+            layer = trace.layers - 1 - visit if backward else visit
+            known = id(model.layers[layer])
+            if known not in layers:
+                layers[known] = tuple(_calls(events))
+            parts.append(Part(events[0].segment, layers[known], layer))
+        elif events:
+            parts.append(Part(events[0].segment, tuple(_calls(events))))
+    return tuple(parts)
+
+
+def _calls(events: Sequence[Event]) -> Iterator[Call]:
+    facts = None
+    for event in events:
+        if event.kind == "checkpoint":
+            facts = CHECKPOINT
+        elif event.kind in ("launch", "back"):
+            yield Call(event.instance.module, facts=facts, backward=event.kind == "back")
+            facts = None
 
 
 def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:

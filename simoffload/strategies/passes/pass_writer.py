@@ -53,6 +53,8 @@ class Call(NamedTuple):
     """Number of the GPU among those of its process."""
     facts: Hashable = None
     """What hooks need to know of it beside the module, such as the sizes of its offloaded tensors."""
+    backward: bool = False
+    """Whether gradients are computed, in a backward pass."""
 
 
 class Part(NamedTuple):
@@ -396,7 +398,8 @@ class PassWriter(StreamWriter):
         self.label = call.module.name
         for before in self._before:
             before(call, self)
-        if duration := self.now.timing.compute(call.module):
+        timing = self.now.timing
+        if duration := (timing.backward if call.backward else timing.compute)(call.module):
             self._kernels(call, duration)
         for after in reversed(self._after):
             after(call, self)
