@@ -103,6 +103,16 @@ class InferencePlan(Plan):
         """GPU times of the modules of each stage."""
         return (self.timings,)
 
+    @property
+    def layer_gpus(self) -> Sequence[int]:
+        """Number of the GPU of each layer, if a process drives several; () if it has one."""
+        return ()
+
+    @property
+    def main(self) -> int:
+        """Number of the GPU of a process that has the streams of hooks."""
+        return 0
+
     # -- schedules ------------------------------------------------------------------------------
 
     def weights_hooks(self, _forward: ForwardPass) -> Sequence[Hook]:
@@ -119,10 +129,10 @@ class InferencePlan(Plan):
         def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
             return self.cache_updates(one.batch, self.stages[one.stage])
 
-        moves = self.block_moves
+        moves, gpus, main = self.block_moves, self.layer_gpus, self.main
         return (
             *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
-            *([MovedCache(self.cache, updates)] if self.cache.moves else ()),
+            *([MovedCache(self.cache, updates, gpus=gpus, main=main)] if self.cache.moves else ()),
         )
 
     @cached_property
