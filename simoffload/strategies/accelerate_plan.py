@@ -274,7 +274,7 @@ class AcceleratePlan(InferencePlan):
 
     def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
         """Return the call of a module, with what its hook does."""
-        module = self.modules[number]
+        module = self.tree.modules[number]
         without = self.dispatched and module.kind == "container"
         hooked = self.hooked and (without or bool(module.parameters))
         return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
@@ -310,7 +310,7 @@ class AcceleratePlan(InferencePlan):
     def layer_gpus(self) -> tuple[int, ...]:
         """Number of the GPU that computes attention in each layer."""
         calls = zip(self.tree.calls, self.executed, strict=True)
-        found = {call.layer: gpu for call, gpu in calls if self.modules[call.number].kind == "attention"}
+        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).kind == "attention"}
         return tuple(found[layer] for layer in sorted(found))
 
     def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:

@@ -129,11 +129,12 @@ class InferencePlan(Plan):
         def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
             return self.cache_updates(one.batch, self.stages[one.stage])
 
-        moves, gpus, main = self.block_moves, self.layer_gpus, self.main
-        return (
-            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
-            *([MovedCache(self.cache, updates, gpus=gpus, main=main)] if self.cache.moves else ()),
-        )
+        found, moves = list[Hook](), self.block_moves
+        if moves is not None:
+            found.append(PagedBlocks(moves, forward, compiled=self.compiled))
+        if self.cache.moves:
+            found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
+        return tuple(found)
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
