@@ -84,24 +84,25 @@ class AlignDevices(Hook):
     def state(self, part: Part) -> None:
         """What is brought depends on the calls alone."""
 
+    def start(self, out: PassWriter) -> None:
+        """Find what hooks and new memory cost."""
+        self._costs, memory = out.machine.host.eager_costs, out.machine.accelerator.allocation
+        assert memory is not None, "machines complete their profiles"
+        self._allocate = memory.allocate.value, memory.allocate_rate.value
+        self._release = memory.release.value, memory.release_rate.value
+
     def before(self, call: Call, out: PassWriter) -> None:
         """Run the hook of a module."""
-        brought, costs = call.facts, out.machine.host.eager_costs
+        brought, compute = call.facts, COMPUTE + call.gpu
         assert isinstance(brought, Offloaded)
         if brought.hooked:
-            out.spend(costs.hook.value)
+            out.spend(self._costs.hook.value)
         if call.module.parameters:
             self.carry = call.gpu if brought.sizes else -1, self.carry[1]
-        allocation, compute = out.machine.accelerator.allocation, COMPUTE + call.gpu
-        assert allocation is not None, "machines complete their profiles"
         for size in brought.sizes:
             if brought.on_disk:
                 self._read(size, out)
-            out.spend(
-                costs.tensor.value
-                + size / allocation.allocate_rate.value
-                + size / allocation.release_rate.value
-            )
+            out.spend(self._costs.tensor.value + size / self._allocate[1] + size / self._release[1])
             out.flush()
             route, latency = self._to_gpu(size, out, on_disk=brought.on_disk)
             out.add("copy", compute, fixed=latency, size=size, route=route, after=out.so_far(HOST))
@@ -145,11 +146,9 @@ class AlignDevices(Hook):
         launches it."""
         emptied, releasing = self.carry
         if call.gpu == emptied:
-            costs, made = out.machine.accelerator.allocation, self._results(call.module, out.now.batch)
-            assert costs is not None, "machines complete their profiles"
-            out.spend(sum(one.seconds(costs.allocate.value, costs.allocate_rate.value) for one in made))
-            releasing += sum(one.seconds(costs.release.value, costs.release_rate.value) for one in made)
-            self.carry = emptied, releasing
+            made = self._results(call.module, out.now.batch)
+            out.spend(sum(one.seconds(*self._allocate) for one in made))
+            self.carry = emptied, releasing + sum(one.seconds(*self._release) for one in made)
         return False
 
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
