@@ -103,6 +103,16 @@ class InferencePlan(Plan):
         """GPU times of the modules of each stage."""
         return (self.timings,)
 
+    @property
+    def layer_gpus(self) -> Sequence[int]:
+        """Number of the GPU of each layer, if a process drives several; () if it has one."""
+        return ()
+
+    @property
+    def main(self) -> int:
+        """Number of the GPU of a process that has the streams of hooks."""
+        return 0
+
     # -- schedules ------------------------------------------------------------------------------
 
     def weights_hooks(self, _forward: ForwardPass) -> Sequence[Hook]:
@@ -119,11 +129,12 @@ class InferencePlan(Plan):
         def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
             return self.cache_updates(one.batch, self.stages[one.stage])
 
-        moves = self.block_moves
-        return (
-            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
-            *([MovedCache(self.cache, updates)] if self.cache.moves else ()),
-        )
+        found, moves = list[Hook](), self.block_moves
+        if moves is not None:
+            found.append(PagedBlocks(moves, forward, compiled=self.compiled))
+        if self.cache.moves:
+            found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
+        return tuple(found)
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
