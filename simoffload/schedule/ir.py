@@ -234,6 +234,26 @@ class Schedule(NamedTuple):
             labels = tuple([f"{own.name}: {name}" for name, own in zip(labels, self.owners, strict=True)])
         return labels
 
+    def reordered(self, order: Sequence[int]) -> Schedule:
+        """Return the same schedule with its streams in another order, given by their present indices."""
+        if list(order) == list(range(len(order))):
+            return self
+        number = {old: new for new, old in enumerate(order)}
+        moved: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
+        blocks = []
+        for block in self.blocks:
+            ops = []
+            for kind, label, stream, fixed, size, route, after, collective in block.ops:
+                if after not in moved:
+                    moved[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
+                ops.append(Op(kind, label, number[stream], fixed, size, route, moved[after], collective))
+            blocks.append(block._replace(ops=tuple(ops)))
+        return self._replace(
+            streams=tuple([self.streams[one] for one in order]),
+            devices=tuple([self.devices[one] for one in order if self.devices]),
+            blocks=tuple(blocks),
+        )
+
     def device_of(self, stream: int) -> Device:
         """Return the device on which a stream runs."""
         if self.devices:

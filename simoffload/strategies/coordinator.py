@@ -21,6 +21,8 @@ State = tuple[object, ...]
 
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
+_FINISHED = -1
+"""Handle of gathers that were finished when the sink began."""
 _NAMED = 3
 """Number of tensors that an error message names."""
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
@@ -175,6 +177,11 @@ class Coordinator:
         self._events = 0
         self._n_available = 0
         self._step = 0
+
+    def restart(self, sink: CoordinatorSink) -> None:
+        """Make all further calls to another sink, for which all work so far is finished."""
+        self._sink, self._events = sink, 0
+        self._registry, self._awaited = dict.fromkeys(self._registry, _FINISHED), {_FINISHED}
 
     def handles(self) -> list[int]:
         """Return the handles of the gathers that have not been waited for."""
@@ -353,6 +360,10 @@ class Coordinator:
             self._return_buffer(index)
             released += 1
         self._sink.release(released)
+
+    def leave(self) -> None:
+        """Perform the hook after the module whose parameters were fetched last."""
+        self.release(self._uses[self._step - 1])
 
     def _keeps(self, index: int, next_step: int) -> bool:
         """Return whether a tensor stays gathered (``__params_to_release``): it is persistent, was prefetched

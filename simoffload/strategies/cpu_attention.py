@@ -26,12 +26,9 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
 from simoffload.results import MemoryTerm
-from simoffload.schedule import Dependency, cache_route
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.new_memory import KEPT_BY_MALLOC
-from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import picoseconds
 from simoffload.workload import Inference
 
 ONE_QUERY = 0.31
@@ -103,7 +100,7 @@ def _width(model: ModelShape) -> int:
     return model.num_key_value_heads * model.head_dim
 
 
-def _new(*sizes: int) -> int:
+def new_memory(*sizes: int) -> int:
     """Return the size [B] of those tensors that are too large for glibc to use their memory again."""
     return sum(size for size in sizes if size > KEPT_BY_MALLOC)
 
@@ -117,7 +114,7 @@ def _stored(cache: KvCache, model: ModelShape, tokens: int) -> CpuAttention:
     work = MemoryWork(
         2 * numel * (copied + element),
         0 if cache.pin_memory else 2 * numel * element,
-        _new(numel * copied, numel * copied),
+        new_memory(numel * copied, numel * copied),
     )
     return CpuAttention((numel * copied,) * 2, work, tier=cache.tier)
 
@@ -145,7 +142,7 @@ def _attended(model: ModelShape, batch: Sequence[Sequences]) -> tuple[tuple[int,
         fresh = cached
     traffic = 2 * (cached * element + fresh * SINGLE) if fresh else 0  # read to repeat or cast them
     traffic += 2 * read * SINGLE + 2 * own * (size + element) + code.passes * scores
-    new = _new(fresh * SINGLE, fresh * SINGLE)
+    new = new_memory(fresh * SINGLE, fresh * SINGLE)
     work = MemoryWork(traffic, new, new, 2 * read * SINGLE)
     sent = (own * size, own * size, tokens * hidden * SINGLE, mask)
     return sent, work, tokens * hidden * (size if code.returns_half else SINGLE)
@@ -167,65 +164,6 @@ def cpu_rate(machine: Machine, work: MemoryWork, *, ranks: int) -> int:
     if others := work.traffic - work.products:
         seconds += others / costs.adamw_rate(threads, traffic=others, new=work.new, share=share)
     return int(work.traffic / seconds)
-
-
-class CpuAttentionWriter:
-    """A CpuAttentionWriter writes attention of a layer whose cache is in host memory."""
-
-    def __init__(self, work: CpuAttention, out: StreamWriter, *, compute: int, store: int) -> None:
-        self._work, self._out = work, out
-        self._compute, self._store = compute, store
-
-    def write(self, label: str, duration: int, after: Sequence[Dependency]) -> None:
-        """Write the copies, the work of the CPU, and the GPU's kernels, which take ``duration`` [ps].
-
-        The GPU waits for ``after``, too. Keys and values of a prompt leave before the kernels of attention
-        are launched; for later tokens the kernels are those before the CPU's part.
-        """
-        work, out = self._work, self._out
-        if work.prompt:
-            out.flush()
-            pages = out.machine.host.fresh_memory.from_gpu.value
-            new = picoseconds(_new(*work.prompt) / pages)
-            behind = out.so_far(HOST, self._compute)
-            self._copy(self._store, work.prompt, to_device=False, longer=new, behind=behind)
-            self._on_cpu("storing keys and values", work.stored)
-            out.flush()
-            after = (*out.so_far(HOST), *(one for one in after if one.stream != HOST))
-        out.add("compute", self._compute, fixed=duration, label=label, after=tuple(after))
-        if work.sent:
-            self._copy(self._compute, work.sent, to_device=False)
-            self._on_cpu("attention on the CPU", work.attended)
-            out.flush()
-            self._copy(self._compute, (work.returned,), to_device=True, behind=out.so_far(HOST))
-
-    def _copy(
-        self,
-        stream: int,
-        sizes: Sequence[int],
-        *,
-        to_device: bool,
-        longer: int = 0,
-        behind: tuple[Dependency, ...] = (),
-    ) -> None:
-        """Write copies of pageable memory, for which the host waits."""
-        out = self._out
-        route, latency = out.copies(sizes, to_device=to_device, pinned=False, cache=self._work.tier)
-        out.add(
-            "copy", stream, fixed=latency + longer, size=sum(sizes), route=route, label=_LABEL, after=behind
-        )
-        out.host_waits(stream)
-        out.spend(out.costs.copy_call.value * len(sizes))
-
-    def _on_cpu(self, name: str, work: MemoryWork) -> None:
-        out = self._out
-        out.flush()
-        route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
-        out.add("cpu", HOST, size=work.traffic, route=route, label=name)
-        out.spend(work.returned_pages / out.machine.host.fresh_memory.released.value)
-
-
-_LABEL = "keys and values"
 
 
 def cpu_attention_memory(

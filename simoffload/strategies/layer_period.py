@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property, partial
 from math import lcm
 from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
-from simoffload.strategies.coordinator import CoordinatorSink, Layers, State, Tensor
+from simoffload.strategies.coordinator import CoordinatorSink, Layers, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.replay import LayerStack, Parameters, Passes, SkippedLayers, hook
+from simoffload.strategies.passes.period import Period, SkippedLayers, period_of
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, hook
 from simoffload.strategies.trace import Trace
 
 _GUESSES = (12, 48, 192)
@@ -27,26 +28,7 @@ _REMEMBERED = 8
 """Number of cached stacks of different depth."""
 
 
-class Period(NamedTuple):
-    """A Period states in which layer a recurring state occurs first, and after how many layers it recurs."""
-
-    first: int
-    layers: int
-
-
 _EVERY_LAYER = Period(0, 1)
-
-
-def period_of(states: Iterable[State | None]) -> Period | None:
-    """Return the period of the first state that recurs; None if none does before a state is None."""
-    met: dict[State, int] = {}
-    for layer, state in enumerate(states):
-        if state is None:
-            return None
-        if state in met:
-            return Period(met[state], layer - met[state])
-        met[state] = layer
-    return None
 
 
 class _Coordinated(NamedTuple):
@@ -113,7 +95,7 @@ class LayeredModel(ABC):
     def _cut(self, count: int) -> LayerStack:
         trace = self.trace_of(count)
         parameters = Parameters.of(trace, self.of_layers(count))
-        if not self.model.uniform:
+        if not self.homogeneous:
             return LayerStack(trace, parameters)
         pieces = dict(trace.pieces(backward=False))
         first, end = (

@@ -131,7 +131,8 @@ class InferencePlan(Plan):
 
         found, moves = list[Hook](), self.block_moves
         if moves is not None:
-            found.append(PagedBlocks(moves, forward, compiled=self.compiled))
+            begun = self.compiled or self.zero3  # the overhead of a pass is not at its end
+            found.append(PagedBlocks(moves, forward, compiled=begun))
         if self.cache.moves:
             found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
         return tuple(found)

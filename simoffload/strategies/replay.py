@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from simoffload.strategies.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.forward import ForwardWriter
+from simoffload.strategies.passes.period import Recurrence, SkippedLayers
 from simoffload.strategies.trace import Event, Instance, Trace
 
 
@@ -65,16 +65,6 @@ class Parameters(NamedTuple):
         return [self.tensors[index] for index in self.trained[event.instance]]
 
 
-class SkippedLayers(NamedTuple):
-    """SkippedLayers are the layers of a pass that are not replayed: ``times`` periods of ``layers`` layers,
-    each identical to a period between the layers ``after`` and ``before``."""
-
-    layers: int
-    after: int
-    before: int
-    times: int
-
-
 class LayerStack(NamedTuple):
     """A LayerStack is a trace to be replayed, with all or only some of the model's layers."""
 
@@ -122,13 +112,12 @@ class Passes:
         """Return the coordinator's state at the beginning of layer number ``visit`` of a pass, relative to
         the layer.
 
-        None if a decision has already depended on what follows the layers.
+        None if a decision has already depended on what follows the layers, or if these differ.
         """
         layers, coordinator = self._layers, self._coordinator
-        assert layers is not None
         if coordinator is None:
             return ()
-        if coordinator.looked_past(self._ends[backward]):
+        if layers is None or coordinator.looked_past(self._ends[backward]):
             return None
         each, first = len(layers.tensors), layers.first_tensor
         begin = first + each * (layers.walked - 1 - visit if backward else visit)
@@ -165,20 +154,19 @@ class Passes:
         the number of segments written so far; ``repeat`` gets the position at which the repeated period
         began, and how often it is repeated.
         """
-        met: dict[int, tuple[State, int]] = {}
-        done = skip is None
+        recurrence = Recurrence(skip)
         for visit, events in self._trace.pieces(backward=backward):
-            if skip is not None and not done and skip.after <= visit < skip.before:
-                state = self.state(visit, backward=backward)
-                if state is not None:
-                    met[visit] = (*state, *more()), position()
-                    before = met.get(visit - skip.layers)
-                    if before is not None and before[0] == met[visit][0]:
-                        repeat(before[1], skip.times)
-                        done = True
+
+            def state(visit: int = visit) -> State | None:
+                relative = self.state(visit, backward=backward)
+                return None if relative is None else (*relative, *more())
+
+            period = recurrence.begins(visit, state, position())
+            if period is not None:
+                repeat(*period)
             for event in events:
                 happen(event)
-        return done
+        return recurrence.found
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:
@@ -189,107 +177,3 @@ def _last_hooks(trace: Trace) -> Iterator[int]:
             if visit == trace.layers:
                 yield fetches
             fetches += sum(event.kind == "fetch" for event in events)
-
-
-class _RecordingGate(CoordinatorSink):
-    """A _RecordingGate passes the coordinator's calls on only while ``on``; earlier work counts as
-    finished."""
-
-    def __init__(self, out: CoordinatorSink) -> None:
-        self._out = out
-        self.on = False
-        self._events_before = 0
-        self._handles: dict[int, int] = {}
-
-    def read(self, tensors: Sequence[Tensor], /) -> None:
-        if self.on:
-            self._out.read(tensors)
-
-    def wait_reads(self) -> None:
-        if self.on:
-            self._out.wait_reads()
-
-    def written(self, handles: Sequence[int]) -> list[int]:
-        """Return the numbers by which the writer knows those of the gathers ``handles`` that it has
-        written."""
-        return [self._handles[handle] for handle in handles if self._handles[handle] >= 0]
-
-    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
-        number = len(self._handles)
-        self._handles[number] = self._out.gather(tensors, prefetch=prefetch) if self.on else -1
-        return number
-
-    def wait(self, handle: int, /) -> None:
-        if self.on and self._handles[handle] >= 0:
-            self._out.wait(self._handles[handle])
-
-    def throttle(self, event: int, /) -> None:
-        if self.on and event >= self._events_before:
-            self._out.throttle(event - self._events_before)
-
-    def fetch_event(self) -> None:
-        if self.on:
-            self._out.fetch_event()
-        else:
-            self._events_before += 1
-
-    def release(self, count: int, /) -> None:
-        if self.on:
-            self._out.release(count)
-
-
-class Replay:
-    """A Replay writes a forward pass to ``out``, hook by hook.
-
-    Without ``settings`` parameters are not partitioned, and nothing is fetched.
-    """
-
-    def __init__(
-        self, stack: LayerStack, settings: OffloadSettings | None, out: ForwardWriter, *, warm: bool = True
-    ) -> None:
-        self._stack = stack
-        self._out = out
-        self._gate = _RecordingGate(out)
-        self._coordinator = (
-            None if settings is None else stack.coordinator(settings, out.ranks, self._gate, warm=warm)
-        )
-        self._passes = Passes(stack, self._coordinator)
-
-    def forward(self) -> bool:
-        """Write the forward pass; return whether the layers that are not replayed repeat those before
-        them."""
-        self._gate.on = True
-        right = self._write(self._happen, backward=False)
-        self._out.end_forward()
-        return right
-
-    def _write(self, happen: Callable[[Event], None], *, backward: bool) -> bool:
-        builder = self._out.builder
-        return self._passes.go(
-            happen,
-            backward=backward,
-            skip=self._stack.backward if backward else self._stack.forward,
-            more=self._state,
-            position=lambda: builder.segments,
-            repeat=builder.repeat,
-        )
-
-    def _state(self) -> State:
-        """Return the state that determines which operations are written."""
-        handles = self._coordinator.handles() if self._coordinator is not None else []
-        written = self._gate.written(handles)
-        return (*self._out.state(written), len(written))
-
-    def _hook(self, event: Event) -> None:
-        if self._coordinator is not None:
-            hook(event, self._coordinator, self._stack.parameters)
-
-    def _happen(self, event: Event) -> None:
-        out, module = self._out, event.instance.module
-        if event.kind == "fetch":
-            out.begin(module, segment=event.segment, backward=event.backward)
-        elif event.segment:
-            out.part(event.segment)
-        self._hook(event)
-        if event.kind == "launch":
-            out.launch_forward(event.instance.kernels)

@@ -15,20 +15,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
-from simoffload.strategies.cpu_attention import CpuAttention
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.leaf_modules import leaf_modules
-from simoffload.strategies.forward import STREAMS, ForwardWriter, Partitioning
+from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.layer_period import LayeredModel
-from simoffload.strategies.replay import Passes, Replay, hook
-from simoffload.strategies.streamed_cache import CacheUpdate
+from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.period import Recurrence
+from simoffload.strategies.replay import Passes, hook
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 
@@ -154,29 +154,6 @@ def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int]
     )
 
 
-class _DurationSlots(Timing):
-    """_DurationSlots is used instead of a timing: it gives each module the number in ``slots``, a
-    placeholder or a duration."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        model: ModelShape,
-        modules: Sequence[Module],
-        slots: Sequence[int],
-        *,
-        batch: tuple[Sequences, ...],
-        cache: CacheForm,
-    ) -> None:
-        super().__init__(machine=machine, model=model, batch=batch, zero3=True, cache=cache)
-        numbered = zip(modules, slots, strict=True)
-        self._numbers = {module._replace(hooked=True): slot for module, slot in numbered}
-
-    def compute(self, module: Module) -> int:
-        """Return the slot of ``module``, which has no hooks in a leaf module; 0 if it takes no time."""
-        return self._numbers[module._replace(hooked=True)]
-
-
 class ScheduleTemplates:
     """ScheduleTemplates are the templates for one model on one machine with one placement of its weights and
     one form of its cache."""
@@ -195,7 +172,7 @@ class ScheduleTemplates:
         key = warm, tuple(map(bool, durations))
         if key not in self._written:
             slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
-            self._written[key] = self.write(slots, (Sequences(1, 1, 1),), (), name="", warm=warm)
+            self._written[key] = self.write(slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm)
         program = self._written[key]
         blocks = tuple(
             [
@@ -216,36 +193,50 @@ class ScheduleTemplates:
         self,
         slots: Sequence[int],
         batch: tuple[Sequences, ...],
-        updates: Sequence[CacheUpdate | None] | CpuAttention,
+        hooks: Callable[[], tuple[Hook, ...]],
         *,
         name: str,
         warm: bool,
-        streams: Sequence[str] = (),
     ) -> Schedule:
         """Return a pass in which the kernels of a module take the time in its slot: a duration, or in a
-        template a placeholder -1 - n for module n. No template has the sizes of an offloaded cache, which
-        ``streams`` move."""
-        layered = self.layered
-        timing = _DurationSlots(
-            self.machine, layered.model, self.modules, slots, batch=batch, cache=self._cache
+        template a placeholder -1 - n for module n. No template has further ``hooks``, such as of a cache."""
+        layered, place = self.layered, self.layered.placement
+        known = dict(zip(self.modules, slots, strict=True))
+        known |= {module._replace(hooked=False): slot for module, slot in known.items()}  # in a leaf module
+        timing = Timing(
+            machine=self.machine,
+            model=layered.model,
+            batch=batch,
+            zero3=True,
+            cache=self._cache,
+            known=known,
         )
         for stack in layered.stacks(warm=warm):
-            cached: dict[str, Any] = {}
-            if isinstance(updates, CpuAttention):
-                cached["attention"] = updates
-            elif updates:
-                walked = stack.trace.layers  # of a stack of fewer layers, the last one is that of the model
-                cached["updates"] = (*updates[: walked - 1], *updates[-1:])
-            writer = ForwardWriter(
+            recurrence = Recurrence(stack.forward)
+            out = PassWriter(
                 name=name,
-                placement=layered.placement,
-                timing=timing,
-                streams=(*STREAMS, *streams),
-                **cached,
+                machine=self.machine,
+                hooks=(Zero(stack, place, warm=warm), *hooks()),
+                gpus=(range(place.ranks),),
             )
-            if Replay(stack, layered.fetching, writer, warm=warm).forward():
+            written = out.write([StagePass(parts(stack.trace), timing, batch, recurrence=recurrence)])
+            if recurrence.found:
                 break
-        return writer.build()
+        return written
+
+
+def parts(trace: Trace) -> tuple[Part, ...]:
+    """Return the parts of a forward pass, in which layers of the same modules share their calls."""
+    known: dict[tuple[int, ...], tuple[Call, ...]] = {}
+    found = []
+    for number, events in trace.pieces(backward=False):
+        modules = [event.instance.kernels for event in events if event.kind == "launch"]
+        calls = known.setdefault(tuple(map(id, modules)), tuple(map(Call, modules)))
+        if 0 <= number < trace.layers:
+            found.append(Part("layer", calls, number))
+        else:
+            found.append(Part("head" if number < 0 else "tail", calls))
+    return tuple(found)
 
 
 class _Known(threading.local):

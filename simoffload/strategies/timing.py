@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
@@ -74,12 +74,14 @@ class Timing:
         zero3: bool,
         launch_factor: float = 1.0,
         cache: CacheForm = GROWING,
+        known: Mapping[Module, int] | None = None,
     ) -> None:
+        """``known``: GPU times of modules [ps] that are given, not found."""
         self.machine = machine
         self._cache = cache
         self._model, self._batch, self._zero3 = model, batch, zero3
         self._launch_factor = launch_factor
-        self._seen: dict[Module, int] = {}
+        self._seen = dict(known or {})
 
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``."""

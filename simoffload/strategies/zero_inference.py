@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
@@ -29,26 +29,26 @@ from simoffload.strategies.called_experts import (
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.cpu_attention import (
     COMMAND,
-    CpuAttention,
     cpu_attention,
     cpu_attention_memory,
     example_command,
 )
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.forward import Partitioning
+from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
+from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
-from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
-from simoffload.strategies.streamed_cache import CacheUpdate, Parts
 from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.zero import (
     ZeroStrategy,
@@ -100,6 +100,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
             cache=self.cache_of(model, workload, machine),
+            degrees=Degrees(1, 1, self.ranks),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
@@ -170,6 +171,7 @@ class ZeroInferencePlan(InferencePlan):
     placement: Partitioning
     warnings: tuple[str, ...]
     cache: KvCache = DEFAULT
+    degrees: Degrees = InferencePlan.degrees
     traced: ClassVar = True
     zero3: ClassVar = True
 
@@ -202,11 +204,6 @@ class ZeroInferencePlan(InferencePlan):
             return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
         return replace(found, spread_bound=bound)
-
-    @property
-    def cached_parts(self) -> Parts:
-        """The whole model in each process."""
-        return ((self.model, self.placement.ranks),)
 
     @cached_property
     def templates(self) -> ScheduleTemplates:
@@ -315,18 +312,23 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
-        durations = self.durations(forward)
-        work: CpuAttention | Sequence[CacheUpdate | None]
-        if self.cache.attends_on_cpu:
-            work = cpu_attention(self.cache, self.model, forward.batch)
-        elif self.cache.moves:
-            work = self.cache_updates(forward.batch)
-        else:
+        durations, alone = self.durations(forward), not (forward.loads or forward.stores)
+        if alone and not (self.cache.moves or self.cache.attends_on_cpu):
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        streams = self.cache.streams
-        return plan.templates.write(
-            durations, forward.batch, work, name=forward.name, warm=warm, streams=streams
-        )
+        hooks = partial(self.cache_hooks, forward)
+        return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
+
+    def cache_hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
+        """Also attention on the CPU."""
+        if not self.cache.attends_on_cpu:
+            return super().cache_hooks(forward)
+        return (AttentionOnCpu(self.cache, cpu_attention(self.cache, self.model, forward.batch)),)
+
+    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
+        """Also that of attention on the CPU."""
+        if not self.cache.attends_on_cpu:
+            return super().cache_memory(part, copies=copies)
+        return cpu_attention_memory(self.cache, part, self.workload, copies=copies)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -344,12 +346,7 @@ class ZeroInferencePlan(InferencePlan):
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
             terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        copies = self.machine.ranks_per_node(place.ranks)
-        if self.cache.attends_on_cpu:
-            cache = cpu_attention_memory(self.cache, self.model, self.workload, copies=copies)
-        else:
-            cache = self.cache_memory(self.model, copies=copies)
-        terms += working_memory(self.model, self.workload, self.machine, cache=cache)
+        terms += self.working_memory(self.model)
         return (*terms, *self._weights())
 
     def _weights(self) -> list[MemoryTerm]:

@@ -39,8 +39,9 @@ class MovedCache(Hook):
         self._updates_of, self._gpus, self._main = updates, gpus, main
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
-        """Find what each layer moves."""
-        self._updates = self._updates_of(stage)
+        """Find what each layer moves; if some are left out, the last one is still that of the model."""
+        updates, last = self._updates_of(stage), max(part.layer for part in stage.parts)
+        self._updates = (*updates[:last], updates[-1]) if last >= 0 else ()
 
     def state(self, part: Part) -> Hashable:
         """Return what a layer moves, and to which GPU."""

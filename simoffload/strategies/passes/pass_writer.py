@@ -9,7 +9,8 @@ one is that part once more (``Hook.state``).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
@@ -17,6 +18,7 @@ from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
 from simoffload.strategies.homes import Home
 from simoffload.strategies.mapped_files import mapped_read
+from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
@@ -79,6 +81,8 @@ class StagePass(NamedTuple):
     timing: Timing
     batch: tuple[Sequences, ...]
     stage: int = 0
+    recurrence: Recurrence | None = None
+    """Layers that ``parts`` leave out; None if all are there."""
 
     @property
     def tokens(self) -> int:
@@ -108,11 +112,16 @@ class Hook:
     """Names of its own streams; where another hook has the same name, that of the hook is set before it."""
     in_order: tuple[str, ...] = ()
     """Those of its streams for which all later kernels wait, as for the compute stream itself."""
+    listed_first: tuple[str, ...] = ()
+    """Those of its streams that results list before the compute streams."""
     joined: tuple[str, ...] = ()
     """Those of its streams for which the end of a pass waits, where the pass ends before all streams do."""
     carry: Hashable = ()
     """All that it remembers from part to part, apart from what it lets later parts wait for; the driver sets
     it where a part is repeated. It must not contain numbers of operations."""
+    carried: ClassVar[bool] = True
+    """Whether ``carry`` is all that it remembers. If not, no part is repeated alone; periods of layers may be
+    (``StagePass.recurrence``)."""
     first: int = 0
     """Number of its first stream, set by the driver."""
 
@@ -207,6 +216,12 @@ class PassWriter(StreamWriter):
         self.in_order = tuple(hook.stream(one) for hook in self.hooks for one in hook.in_order)
         self.joined = tuple(hook.stream(one) for hook in self.hooks for one in hook.joined)
         self.width, self._each = len(names), len(gpus[0])
+        self._repeats = all(hook.carried for hook in self.hooks)
+        self._before, self._launch, self._launched, self._run, self._after = map(
+            self._acting, ("before", "launch", "launched", "kernels", "after")
+        )
+        ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
+        self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
             Program(
                 f"stage {at}",
@@ -235,6 +250,12 @@ class PassWriter(StreamWriter):
         self.now: StagePass
         """What is written of it."""
 
+    def _acting(self, name: str) -> list[Any]:
+        """Return a method of those hooks that have one of their own: most do nothing at most modules."""
+        return [
+            getattr(one, name) for one in self.hooks if getattr(type(one), name) is not getattr(Hook, name)
+        ]
+
     @property
     def stage_before(self) -> int:
         """Index of the ranks of the stage before the present one, for dependencies of its ranks on them."""
@@ -261,6 +282,11 @@ class PassWriter(StreamWriter):
         """Return the hops of all ranks, of which only those of the present stage have any."""
         before, stages = self.stage_number * self._each, len(self._gpus_of)
         return (*[()] * before, *hops, *[()] * (stages * self._each - before - len(hops)))
+
+    def build(self) -> Schedule:
+        """Return the finished schedule, with the streams in the order in which results list them."""
+        programs = range(0, len(self._gpus_of) * self.width, self.width)
+        return super().build().reordered([first + one for first in programs for one in self._listed])
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -296,25 +322,35 @@ class PassWriter(StreamWriter):
         """Write a part, or repeat an earlier one that began in the same state."""
         self._layer = part.layer
         self.waits += self._promised.pop((self.stage_number, part.layer), ())
+        if self.now.recurrence is not None:
+            state, position = partial(self._state, part), self.builder.segments
+            if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
+                self.builder.repeat(*period)
+        if not (self._repeats or self.verify):
+            self._write_part(part)
+            return
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
             self._repeat(known)
             return
-        self.builder.segment(part.name)
         begin, self._new = self.builder.segments, []
-        for hook in self.hooks:
-            hook.enter(part, self)
-        for call in part.calls:
-            self._call(call)
-        for hook in reversed(self.hooks):
-            hook.leave(part, self)
+        self._write_part(part)
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
             assert numbers(known.segments) == numbers(written.segments), f"{part.name}: a state is incomplete"
             assert known[1:] == written[1:], f"{part.name}: a state is incomplete"
         self._seen[key] = written
+
+    def _write_part(self, part: Part) -> None:
+        self.builder.segment(part.name)
+        for hook in self.hooks:
+            hook.enter(part, self)
+        for call in part.calls:
+            self._call(call)
+        for hook in reversed(self.hooks):
+            hook.leave(part, self)
 
     def _state(self, part: Part) -> Hashable:
         """Return the state in which a part begins, relative to what was written."""
@@ -358,23 +394,23 @@ class PassWriter(StreamWriter):
 
     def _call(self, call: Call) -> None:
         self.label = call.module.name
-        for hook in self.hooks:
-            hook.before(call, self)
+        for before in self._before:
+            before(call, self)
         if duration := self.now.timing.compute(call.module):
             self._kernels(call, duration)
-        for hook in reversed(self.hooks):
-            hook.after(call, self)
+        for after in reversed(self._after):
+            after(call, self)
 
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""
-        if not any(hook.launch(call, self) for hook in self.hooks):
+        if not any(launch(call, self) for launch in self._launch):
             self.launch(call.module.name, self.now.timing.launch_s(call.module))
         waits, self.waits = self.waits, []
-        for hook in self.hooks:
-            hook.launched(call, self)
+        for launched in self._launched:
+            launched(call, self)
         after = self.so_far(HOST, *self.in_order)
         after += tuple([self.builder.after(*one) for one in waits])
-        if not any(hook.kernels(call, duration, after, self) for hook in self.hooks):
+        if not any(run(call, duration, after, self) for run in self._run):
             self.add("compute", COMPUTE + call.gpu, fixed=duration, after=after)
 
     def stage(

@@ -15,14 +15,14 @@ from simoffload.limits import count_elements
 from simoffload.models import ModelShape
 from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.forward import COMPUTE
-from simoffload.strategies.layer_period import LayeredModel, Period, period_of
-from simoffload.strategies.replay import LayerStack, Parameters, Passes, Replay, hook
+from simoffload.strategies.layer_period import LayeredModel
+from simoffload.strategies.passes.period import Period, SkippedLayers, period_of
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, hook
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
-from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
+from simoffload.strategies.training.writer import ACTIVATIONS, COMPUTE, MicroStepWriter
 from simoffload.workload import Training
 
 _LONGEST = 1000
@@ -71,15 +71,27 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
-class MicroStepReplay(Replay):
-    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace."""
+class MicroStepReplay:
+    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace, hook by hook.
 
-    _out: MicroStepWriter
+    Below stage 3 parameters are not partitioned, and nothing is fetched.
+    """
 
     def __init__(self, stack: LayerStack, state: TrainingState, out: MicroStepWriter) -> None:
-        super().__init__(stack, state.fetching, out)
+        self._stack, self._out = stack, out
+        self._coordinator = None
+        if state.fetching is not None:
+            self._coordinator = stack.coordinator(state.fetching, out.ranks, CoordinatorSink(), warm=True)
+        self._passes = Passes(stack, self._coordinator)
         self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         self._backward = False
+
+    def forward(self) -> bool:
+        """Write the forward pass; return whether the layers that are not replayed repeat those before
+        them."""
+        right = self._write(self._happen, self._stack.forward)
+        self._out.host_waits(COMPUTE)  # it needs the loss
+        return right
 
     def backward(self) -> bool:
         """Write the backward pass, after a replay of forward without writing.
@@ -89,16 +101,34 @@ class MicroStepReplay(Replay):
         right = True
         if self._coordinator is not None:
             right = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
-        self._gate.on = self._backward = True
-        right &= self._write(self._back, backward=True)
+        self._backward = True
+        right &= self._write(self._back, self._stack.backward)
         self._bucket.flush()
         self._out.end_backward()
         return right
 
+    def _write(self, happen: Callable[[Event], None], skip: SkippedLayers | None) -> bool:
+        builder = self._out.builder
+        if self._coordinator is not None:
+            self._coordinator.restart(self._out.fetches)
+        return self._passes.go(
+            happen,
+            backward=self._backward,
+            skip=skip,
+            more=self._state,
+            position=lambda: builder.segments,
+            repeat=builder.repeat,
+        )
+
     def _state(self) -> State:
         """Return the state that determines which operations are written and which gradients are reduced
         together."""
-        return (*super()._state(), self._bucket.state)
+        handles = self._coordinator.handles() if self._coordinator is not None else []
+        return (*self._out.state(handles), self._bucket.state)
+
+    def _hook(self, event: Event) -> None:
+        if self._coordinator is not None:
+            hook(event, self._coordinator, self._stack.parameters)
 
     def _back(self, event: Event) -> None:
         self._happen(event)
@@ -106,11 +136,18 @@ class MicroStepReplay(Replay):
             self._bucket.add_all(self._stack.parameters.completed(event))
 
     def _happen(self, event: Event) -> None:
-        super()._happen(event)
-        if event.kind == "back":
-            self._out.launch_backward(event.instance.module)
+        out, module = self._out, event.instance.module
+        if event.kind == "fetch":
+            out.begin(module, segment=event.segment, backward=event.backward)
+        elif event.segment:
+            out.part(event.segment)
+        self._hook(event)
+        if event.kind == "launch":
+            out.launch_forward(event.instance.kernels)
+        elif event.kind == "back":
+            out.launch_backward(module)
         elif event.kind == "checkpoint":
-            self._out.checkpoint(event.instance.layer, again=self._backward)
+            out.checkpoint(event.instance.layer, again=self._backward)
 
 
 _SIDE_STREAM = (0, 19, 6)

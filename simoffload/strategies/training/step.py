@@ -16,13 +16,21 @@ from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.state import Update
-from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
+from simoffload.strategies.training.writer import (
+    COMM,
+    COMPUTE,
+    COPY,
+    IO,
+    PARAMETERS,
+    WRITE,
+    GradientHooks,
+    MicroStepWriter,
+)
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -158,7 +166,7 @@ class OptimizerStep:
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU
-            out.wait(out.gather(persistent, prefetch=False))
+            out.fetches.wait(out.fetches.gather(persistent, prefetch=False))
         elif self._settings.stage in (1, 2):
             self._gather_all()
 
@@ -219,7 +227,7 @@ class OptimizerStep:
         elif update.params == "nvme":
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
-                    written = out.aligned(tensor.slice_numel * self._size)
+                    written = self._settings.params.aligned(tensor.slice_numel * self._size)
                     out.write(written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS)
             out.host_waits(PARAMETERS)
 
@@ -253,7 +261,7 @@ class OptimizerStep:
 
     def _read(self, update: Update) -> int:
         out = self._out
-        size = out.aligned(update.group.numel * SINGLE)
+        size = self._settings.params.aligned(update.group.numel * SINGLE)
         states = [size] * 3
         out.flush()
         after: tuple[Dependency, ...] = out.so_far(HOST)
@@ -284,7 +292,7 @@ class OptimizerStep:
         if self._writing:
             out.wait_writes()
             self._writing = False
-        size = out.aligned(update.group.numel * SINGLE)
+        size = self._settings.params.aligned(update.group.numel * SINGLE)
         for _ in range(3):
             out.write(size, tier=self._plan.places.optimizer, label="optimizer states")
         if self._settings.pipeline_write and not last:

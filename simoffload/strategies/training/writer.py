@@ -1,9 +1,9 @@
 """Operations of forward and backward of a training micro-step.
 
-Streams in addition to those of inference: ``reduce`` (DeepSpeed's reduce-and-partition stream: gradients are
-copied into a bucket, reduced, and moved to the memory in which they are accumulated; without ``overlap_comm``
-this is on ``compute``), ``write`` (the aio handle that writes), ``update`` (a separate process for the
-optimizer) and ``activations`` (copies of checkpoints to host memory and back).
+Streams in addition to those of inference (``hooks.zero``): ``reduce`` (DeepSpeed's reduce-and-partition
+stream: gradients are copied into a bucket, reduced, and moved to the memory in which they are accumulated;
+without ``overlap_comm`` this is on ``compute``), ``write`` (the aio handle that writes), ``update`` (a
+separate process for the optimizer) and ``activations`` (copies of checkpoints to host memory and back).
 
 Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``,
 ``__reduce_and_partition_ipg_grads``, ``partition_grads``, ``_offload_grad_partition_at_boundary``; for stages
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import SINGLE, Module
 from simoffload.schedule import Dependency, OpKind
-from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
-from simoffload.strategies.streams import HOST, Routes
+from simoffload.strategies.coordinator import State, Tensor
+from simoffload.strategies.hooks.zero import Fetches, Partitioning
+from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.kernel_waits import KernelWaits
 from simoffload.strategies.training.state import TrainingState
@@ -29,8 +29,11 @@ from simoffload.strategies.training.storage_io import GradientSink, GradientSwap
 if TYPE_CHECKING:
     from simoffload.strategies.training.micro_step import ActivationOffload
 
-TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
-REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))
+_STREAMS = (
+    *("host", "copy", "comm", "compute", "io"),
+    *("reduce", "write", "update", "activations", "parameters"),
+)
+COPY, COMM, COMPUTE, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(1, len(_STREAMS))
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
 """[B] of traffic per element for the norm of a gradient in addition to reading it: a double-precision copy is
@@ -70,7 +73,7 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
-class MicroStepWriter(ForwardWriter, GradientSink):
+class MicroStepWriter(StreamWriter, GradientSink):
     """A MicroStepWriter writes a micro-step: forward, and the kernels, gradients and checkpoints of
     backward."""
 
@@ -89,9 +92,10 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         super().__init__(
-            name=name, placement=placement, timing=timing, streams=TRAINING_STREAMS, routes=routes
+            name=name, gpus=range(places.ranks), streams=_STREAMS, machine=timing.machine, routes=routes
         )
-        self._settings = settings
+        self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
+        self._settings, self._element = settings, placement.dtype_bytes
         self._time = timing
         self._stage = stage
         self.swapper = swapper
@@ -105,24 +109,40 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
         self._waits = KernelWaits()
+        self.spend(self.costs.pass_overhead.value)
 
-    def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """Return the state that determines all further operations, relative to those already written."""
-        written = self.builder.written[self.gradients]
-        reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
-        swapped = self.swapper.state if self.swapper is not None else None
-        return (*super().state(handles), reduces, swapped, self._waits.state)
+    def state(self, handles: Sequence[int]) -> State:
+        """Return the state that determines all further operations, relative to those already written.
+
+        ``handles`` are the gathers that have not been waited for.
+        """
+        written = self.builder.written
+        reduces = self._reduces[-1 - _MAX_REDUCE_EVENTS :]
+        return (
+            self._pending,
+            tuple(map(bool, written)),
+            tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
+            self.fetches.state(handles),
+            tuple(written[self.gradients] - ordinal for ordinal in reduces),
+            self.swapper.state if self.swapper is not None else None,
+            self._waits.state,
+        )
 
     # -- hooks and kernels ----------------------------------------------------------------------
 
     def part(self, segment: str) -> None:
         """Begin a new segment if ``segment`` names one; the segment after the layers ends the last layer."""
-        super().part(segment)
+        if segment:
+            self.builder.segment(segment)
         if segment == "tail" and self._activations is not None:
             self._activations.leave(self)
 
-    def _spend_on_hook(self, module: Module) -> None:
-        if self._settings.stage == 3:
+    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
+        """Begin the hook before a module; the first module of a layer also begins a new segment."""
+        self.part(segment)
+        self.label = module.name
+        self.fetches.begin()
+        if not backward and self._settings.stage == 3:
             self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
 
     def checkpoint(self, layer: int, *, again: bool) -> None:
@@ -137,8 +157,8 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     def launch_forward(self, module: Module) -> None:
         """Launch forward kernels, which autograd records."""
-        self.spend(self.timing.launch_s(module) * (1 + self._more.graph.value))
-        duration = self.timing.compute(module)
+        self.spend(self._time.launch_s(module) * (1 + self._more.graph.value))
+        duration = self._time.compute(module)
         self._waits.launched(duration, kernels=1)
         self._kernels(module, duration)
 
@@ -152,6 +172,13 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._waits.launched(duration, kernels=2)  # gradients of the input and of the weights
         self._kernels(module, duration)
 
+    def _kernels(self, module: Module, duration: int) -> None:
+        if not duration:
+            return
+        self.flush()
+        after = (*self.so_far(HOST), *(self.after(*one) for one in self.fetches.awaited()))
+        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=after)
+
     # -- gradients ------------------------------------------------------------------------------
 
     @property
@@ -164,7 +191,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.spend(self._more.gradient.value)
         self.flush()
         passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
-        size = passes * tensor.numel * self._place.dtype_bytes
+        size = passes * tensor.numel * self._element
         after = self.so_far(HOST, COMPUTE)
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
 
@@ -193,7 +220,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
         """Average over the ranks: reorder (2 passes), divide (2 passes), and reduce over the ring."""
-        size = sum(tensor.numel for tensor in tensors) * self._place.dtype_bytes
+        size = sum(tensor.numel for tensor in tensors) * self._element
         self.on_gpu("reduce", 4 * size)
         if self.ranks == 1:
             self.on_gpu("reduce", 2 * size)
@@ -324,12 +351,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
     def write(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
         """Write a buffer with the aio handle of a ``stream`` while the host continues."""
         self.flush()
-        route, latency = self.storage(tier, size, written=True)
+        route, latency = self.fetches.storage(tier, size, written=True)
         self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
     def writing_still(self, seconds: float, *, tier: str, label: str) -> None:
         """Occupy the aio handle for writes that an earlier part began, whose bytes count there."""
-        route, _ = self.storage(tier, 1, written=True)
+        route, _ = self.fetches.storage(tier, 1, written=True)
         self.add("write", WRITE, fixed=picoseconds(seconds), route=route, label=label)
 
     def wait_writes(self) -> None:
@@ -345,7 +372,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         model.
         """
         settings = self._settings
-        kept = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
+        kept = [tensor.slice_numel * self._element for tensor in tensors]
         if self._stage.accumulates:
             self.move(kept, to_device=True, pinned=settings.pin_memory)
             self.on_gpu("reduce", 3 * sum(kept))
@@ -389,5 +416,5 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         """Begin a read into a swap buffer; return its number on the stream of reads."""
         if not size:
             return last
-        route, latency = self.storage(tier, size)
+        route, latency = self.fetches.storage(tier, size)
         return self.add("read", IO, fixed=latency, size=size, route=route, label=label, after=after)

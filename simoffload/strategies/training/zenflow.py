@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
@@ -43,7 +42,7 @@ from simoffload.strategies.training.step import (
     micro_steps,
     refused,
 )
-from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+from simoffload.strategies.training.writer import COMPUTE, COPY, UPDATE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan

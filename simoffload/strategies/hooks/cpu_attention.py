@@ -1,0 +1,73 @@
+"""Attention on the CPU as a hook: the cache stays in host memory, where the host thread attends to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simoffload.schedule import Dependency, cache_route
+from simoffload.strategies.cache_updates import CACHE_LABEL
+from simoffload.strategies.cpu_attention import CpuAttention, MemoryWork, cpu_rate, new_memory
+from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter
+from simoffload.strategies.streams import HOST
+from simoffload.strategies.timing import picoseconds
+
+
+class AttentionOnCpu(Hook):
+    """Each layer copies keys and values to host memory, and the CPU attends to those of earlier tokens."""
+
+    def __init__(self, cache: KvCache, work: CpuAttention) -> None:
+        """``work``: what each layer does in the pass."""
+        self.streams, self._work = cache.streams, work
+
+    def state(self, part: Part) -> None:
+        """Every layer does the same."""
+
+    def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:
+        """Write the copies, the work of the CPU, and the GPU's kernels of attention.
+
+        Keys and values of a prompt leave before the kernels are launched; for later tokens the kernels are
+        those before the CPU's part.
+        """
+        if call.module.kind != "attention":
+            return False
+        work, compute = self._work, COMPUTE + call.gpu
+        if work.prompt:
+            out.flush()
+            pages = out.machine.host.fresh_memory.from_gpu.value
+            new = picoseconds(new_memory(*work.prompt) / pages)
+            behind = out.so_far(HOST, compute)
+            self._copy(out, self.first, work.prompt, to_device=False, longer=new, behind=behind)
+            self._on_cpu(out, "storing keys and values", work.stored)
+            out.flush()
+            after = (*out.so_far(HOST), *(one for one in after if one.stream != out.first + HOST))
+        out.add("compute", compute, fixed=duration, after=after)
+        if work.sent:
+            self._copy(out, compute, work.sent, to_device=False)
+            self._on_cpu(out, "attention on the CPU", work.attended)
+            out.flush()
+            self._copy(out, compute, (work.returned,), to_device=True, behind=out.so_far(HOST))
+        return True
+
+    def _copy(
+        self,
+        out: PassWriter,
+        stream: int,
+        sizes: Sequence[int],
+        *,
+        to_device: bool,
+        longer: int = 0,
+        behind: tuple[Dependency, ...] = (),
+    ) -> None:
+        """Write copies of pageable memory, for which the host waits."""
+        route, latency = out.copies(sizes, to_device=to_device, pinned=False, cache=self._work.tier)
+        fixed, size = latency + longer, sum(sizes)
+        out.add("copy", stream, fixed=fixed, size=size, route=route, label=CACHE_LABEL, after=behind)
+        out.host_waits(stream)
+        out.spend(out.costs.copy_call.value * len(sizes))
+
+    def _on_cpu(self, out: PassWriter, name: str, work: MemoryWork) -> None:
+        out.flush()
+        route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
+        out.add("cpu", HOST, size=work.traffic, route=route, label=name)
+        out.spend(work.returned_pages / out.machine.host.fresh_memory.released.value)
