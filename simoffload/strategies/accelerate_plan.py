@@ -12,7 +12,7 @@ tensor on disk is read through a memory map into a new tensor (``load_offloaded_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -24,19 +24,17 @@ from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
 from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
-from simoffload.schedule import Schedule
-from simoffload.strategies.accelerate_writer import AccelerateWriter, NewTensors
+from simoffload.schedule import Device
 from simoffload.strategies.base import Plan
-from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
+from simoffload.strategies.device_map import Home, ModuleTree, NamedCall, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.resident import ResidentPlan
-from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.terms import Tunable
-from simoffload.strategies.timing import picoseconds
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
@@ -64,18 +62,6 @@ class AccelerateOptions(NamedTuple):
     """Whether the user gave the device map or the memory limits, which a number of layers would replace."""
 
 
-class _Called(NamedTuple):
-    """_Called is one call of a pass."""
-
-    number: int
-    """Number of its module in ``modules``."""
-    gpu: int
-    """Number of the GPU that computes it."""
-    sizes: tuple[int, ...]
-    """Sizes [B] of the tensors that its hook brings to that GPU."""
-    on_disk: bool
-
-
 @dataclass(frozen=True)
 class AcceleratePlan(InferencePlan):
     """An AcceleratePlan is the plan of Accelerate for one model on one machine."""
@@ -89,11 +75,6 @@ class AcceleratePlan(InferencePlan):
     """Device map: homes by name of module."""
     cache: KvCache = DEFAULT
 
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of the model; those of equal layers are listed once."""
-        return self.tree.modules
-
     # -- homes ----------------------------------------------------------------------------------
 
     @cached_property
@@ -102,7 +83,7 @@ class AcceleratePlan(InferencePlan):
         return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
 
     @cached_property
-    def placed(self) -> tuple[tuple[Call, Home | None], ...]:
+    def placed(self) -> tuple[tuple[NamedCall, Home | None], ...]:
         """Calls of a pass with the homes of their modules; None for one whose parts have several."""
         calls = self.tree.calls
         return tuple(zip(calls, homes_of((call.name for call in calls), self.homes), strict=True))
@@ -277,40 +258,60 @@ class AcceleratePlan(InferencePlan):
         return tuple(found)
 
     @cached_property
-    def parts(self) -> tuple[tuple[str, tuple[_Called, ...]], ...]:
-        """Parts of a pass, each layer being one, with the calls in them."""
-        calls = zip(self.placed, self.executed, self.copied, strict=True)
-        return tuple(
-            (
-                segment,
-                tuple(_Called(call.number, gpu, sizes, home == "disk") for (call, home), gpu, sizes in of),
-            )
-            for (segment, _), of in groupby(calls, key=lambda one: (one[0][0].segment, one[0][0].layer))
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts of a pass, each layer being one; the calls of equal ones are one object."""
+        known: dict[Hashable, tuple[Call, ...]] = {}
+        found = []
+        for (name, layer), members in groupby(
+            zip(self.placed, self.executed, self.copied, strict=True),
+            key=lambda one: (one[0][0].segment, one[0][0].layer),
+        ):
+            key = tuple([(call.number, gpu, sizes, home == "disk") for (call, home), gpu, sizes in members])
+            if key not in known:
+                known[key] = tuple([self._call(*one) for one in key])
+            found.append(Part(name, known[key], layer))
+        return (tuple(found),)
+
+    def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
+        """Return the call of a module, with what its hook does."""
+        module = self.tree.modules[number]
+        without = self.dispatched and module.kind == "container"
+        hooked = self.hooked and (without or bool(module.parameters))
+        return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
+
+    def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return the hooks that bring tensors and hidden states to the GPUs of the modules."""
+        align = AlignDevices(
+            self.new_tensors,
+            pinned=self.options.pin_memory,
+            initialized=self.options.initialized,
+            folder=self.options.folder,
+            page_cache=not self.bytes_at("disk") or self.cached,
+        )
+        token = self.model.hidden_size * self.model.dtype_bytes
+        return (align, *([HiddenStates(token, self.executed[0])] if self.options.num_gpus > 1 else ()))
+
+    def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
+        """Return the driver of a pass, whose process has all GPUs; streams of hooks are on the main one."""
+        count, main = self.options.num_gpus, self.main
+        gpus = (*range(count), *[main for hook in hooks for _ in hook.streams])
+        devices = (Device("host thread"), *[Device("GPU", gpu) for gpu in gpus]) if count > 1 else ()
+        return PassWriter(
+            name=name,
+            machine=self.machine,
+            hooks=hooks,
+            gpus=((main,),),
+            compute=count,
+            routes=self._routes,
+            devices=devices,
         )
 
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of one pass. The third and later ones of equal layers repeat the second, after
-        which all streams and the GPU in use are as before it."""
-        writer = AccelerateWriter(self, forward, self.timings.timing(forward.batch))
-        durations = self.durations(forward)
-        launches = [picoseconds(writer.timing.launch_s(module)) for module in self.modules]
-        results = [self.new_tensors(module, forward.batch) for module in self.modules]
-        last, updates = len(self.parts) - 1, self._updates(forward)
-        work = [(*part, update) for part, update in zip(self.parts, updates, strict=True)]
-        for number, part in enumerate(work):
-            if 1 < number < last and part == work[number - 1] == work[number - 2]:
-                writer.again()
-                continue
-            segment, calls, update = part
-            writer.begin(segment)
-            for call in calls:
-                module = self.modules[call.number]
-                writer.hook(module, call.sizes, disk=call.on_disk)
-                duration, launch = durations[call.number], launches[call.number]
-                cached = update if module.kind == "attention" else None
-                made = results[call.number]
-                writer.kernels(module.name, duration, launch, gpu=call.gpu, results=made, update=cached)
-        return writer.end()
+    @cached_property
+    def layer_gpus(self) -> tuple[int, ...]:
+        """Number of the GPU that computes attention in each layer."""
+        calls = zip(self.tree.calls, self.executed, strict=True)
+        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).kind == "attention"}
+        return tuple(found[layer] for layer in sorted(found))
 
     def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:
         """Return the new tensors of a module's call: the product of a linear layer, or half of what other
@@ -330,20 +331,3 @@ class AcceleratePlan(InferencePlan):
             return (found,)
         held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
         return found, NewTensors(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
-
-    def _updates(self, forward: ForwardPass) -> list[tuple[CacheUpdate, int] | None]:
-        """Return for each part of a pass the update of its layer's cache, if it moves, and the GPU of the
-        next layer."""
-        updates, gpus = self.cache_updates(forward.batch), self._gpus_of_layers
-        found: list[tuple[CacheUpdate, int] | None] = []
-        for (_, layer), _ in groupby(self.tree.calls, key=lambda call: (call.segment, call.layer)):
-            update = updates[layer] if layer >= 0 else None
-            found.append(None if update is None else (update, gpus[(layer + 1) % len(gpus)]))
-        return found
-
-    @cached_property
-    def _gpus_of_layers(self) -> tuple[int, ...]:
-        """Number of the GPU that computes attention in each layer."""
-        calls = zip(self.tree.calls, self.executed, strict=True)
-        found = {call.layer: gpu for call, gpu in calls if self.modules[call.number].kind == "attention"}
-        return tuple(found[layer] for layer in sorted(found))

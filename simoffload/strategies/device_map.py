@@ -25,8 +25,8 @@ Limits = Mapping[str, int]
 KEY = "strategy.device_map"
 
 
-class Call(NamedTuple):
-    """A Call is the call of one module in a forward pass."""
+class NamedCall(NamedTuple):
+    """A NamedCall is the call of one module in a forward pass, by the name of the module."""
 
     name: str
     """Full name of the module; "" for the model itself."""
@@ -53,14 +53,14 @@ class ModuleTree:
     model: ModelShape
 
     @cached_property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[NamedCall, ...]:
         """Every call of a forward pass."""
         return tuple(self._calls())
 
-    def _calls(self) -> Iterator[Call]:
+    def _calls(self) -> Iterator[NamedCall]:
         model = self.model
         for index, module in enumerate(model.modules_before):
-            yield Call(module.name if index else "", index, "head")
+            yield NamedCall(module.name if index else "", index, "head")
         begins: dict[Layer, int] = {}
         end = len(model.modules_before)
         for kind, _ in model.kinds:
@@ -69,16 +69,16 @@ class ModuleTree:
         for layer, (name, modules) in enumerate(zip(model.layer_names, model.layers, strict=True)):
             begin = begins[modules]
             for number, module in enumerate(modules):
-                yield Call(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
+                yield NamedCall(f"{name}.{module.name}" if number else name, begin + number, "layer", layer)
         for number, module in enumerate(model.modules_after):
-            yield Call(module.name, end + number, "tail")
+            yield NamedCall(module.name, end + number, "tail")
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """The modules of the model; those of equal layers are listed once."""
         return self.model.distinct_modules
 
-    def module(self, call: Call) -> Module:
+    def module(self, call: NamedCall) -> Module:
         """Return the module of a call."""
         return self.modules[call.number]
 

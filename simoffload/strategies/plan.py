@@ -103,6 +103,16 @@ class InferencePlan(Plan):
         """GPU times of the modules of each stage."""
         return (self.timings,)
 
+    @property
+    def layer_gpus(self) -> Sequence[int]:
+        """Number of the GPU of each layer, if a process drives several; () if it has one."""
+        return ()
+
+    @property
+    def main(self) -> int:
+        """Number of the GPU of a process that has the streams of hooks."""
+        return 0
+
     # -- schedules ------------------------------------------------------------------------------
 
     def weights_hooks(self, _forward: ForwardPass) -> Sequence[Hook]:
@@ -119,11 +129,13 @@ class InferencePlan(Plan):
         def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
             return self.cache_updates(one.batch, self.stages[one.stage])
 
-        moves, begun = self.block_moves, self.compiled or self.zero3  # the overhead is not at the end
-        return (
-            *([PagedBlocks(moves, forward, compiled=begun)] if moves is not None else ()),
-            *([MovedCache(self.cache, updates)] if self.cache.moves else ()),
-        )
+        found, moves = list[Hook](), self.block_moves
+        if moves is not None:
+            begun = self.compiled or self.zero3  # the overhead of a pass is not at its end
+            found.append(PagedBlocks(moves, forward, compiled=begun))
+        if self.cache.moves:
+            found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
+        return tuple(found)
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:

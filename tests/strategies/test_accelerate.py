@@ -22,9 +22,9 @@ from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.accelerate import Accelerate
 from simoffload.strategies.accelerate_plan import AcceleratePlan
-from simoffload.strategies.accelerate_writer import NewTensors
 from simoffload.strategies.base import Placement
 from simoffload.strategies.device_map import ModuleTree, homes_of
+from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.workload import Inference
 
 SCENARIO = """\

@@ -334,6 +334,7 @@ class PassWriter(StreamWriter):
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
+            self.builder.segment(part.name)  # also of what follows it
             self._repeat(known)
             return
         begin, self._new = self.builder.segments, []
