@@ -17,8 +17,8 @@ from simoffload.models import Layer, ModelShape, Module, loss_module
 from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
 from simoffload.strategies.passes.pass_writer import Call, Part
 
-CHECKPOINT = "checkpoint"
-"""Fact of a call before which the input of a layer is saved, or restored in backward."""
+KERNELS: dict[str, Literal["forward", "backward"]] = {"launch": "forward", "back": "backward"}
+"""Kernels that are launched at an event, by its kind; none at others."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -151,30 +151,24 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 
 def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool) -> tuple[Part, ...]:
-    """Return the parts of a pass of training, with the calls of modules alone and none of hooks; equal layers
-    have the same calls."""
+    """Return the parts of a pass of training, which have a call for each event; equal layers have the same
+    calls, with the number of the layer in the order of the pass."""
     layers: dict[int, tuple[Call, ...]] = {}
     parts = []
     for visit, events in trace.pieces(backward=backward):
         if 0 <= visit < trace.layers:
-            layer = trace.layers - 1 - visit if backward else visit
-            known = id(model.layers[layer])
+            known = id(model.layers[trace.layers - 1 - visit if backward else visit])
             if known not in layers:
-                layers[known] = tuple(_calls(events))
-            parts.append(Part(events[0].segment, layers[known], layer))
+                layers[known] = tuple(map(_call, events))
+            parts.append(Part(events[0].segment, layers[known], visit))
         elif events:
-            parts.append(Part(events[0].segment, tuple(_calls(events))))
+            parts.append(Part(events[0].segment, tuple(map(_call, events))))
     return tuple(parts)
 
 
-def _calls(events: Sequence[Event]) -> Iterator[Call]:
-    facts = None
-    for event in events:
-        if event.kind == "checkpoint":
-            facts = CHECKPOINT
-        elif event.kind in ("launch", "back"):
-            yield Call(event.instance.module, facts=facts, backward=event.kind == "back")
-            facts = None
+def _call(event: Event) -> Call:
+    module = event.instance.kernels if event.kind == "launch" else event.instance.module
+    return Call(module, facts=event.kind, kernels=KERNELS.get(event.kind, "none"))
 
 
 def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:

@@ -29,7 +29,6 @@ from simoffload.strategies.optimizer_traffic import (
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.trace import CHECKPOINT
 from simoffload.strategies.training.bitsandbytes import update_traffic
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class FsdpRuntime:
     """FsdpRuntime is the state of FSDP on one rank; before ``begin`` it makes no calls."""
 
     def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
-        self._layers = layers
+        self.layers = layers
         self.options = options
         self._sharded = sharded
         self._unsharded: set[int] = set()
@@ -103,7 +102,7 @@ class FsdpRuntime:
         """Run all hooks of forward and backward."""
         self.forward()
         self.pre_backward(ROOT)
-        for layer in reversed(range(self._layers)):
+        for layer in reversed(range(self.layers)):
             self.pre_backward(layer)
             self.post_backward(layer, boundary=boundary)
         self.post_backward(ROOT, boundary=boundary)
@@ -111,7 +110,7 @@ class FsdpRuntime:
     def forward(self) -> None:
         """Run all hooks of a forward pass."""
         self.pre_forward(ROOT)
-        for layer in range(self._layers):
+        for layer in range(self.layers):
             self.pre_forward(layer)
             self.post_forward(layer)
 
@@ -150,7 +149,7 @@ class FsdpRuntime:
     # -- what they have in common ---------------------------------------------------------------
 
     def _prefetch(self, unit: int) -> None:
-        following = self._layers - 1 if unit == ROOT else unit - 1
+        following = self.layers - 1 if unit == ROOT else unit - 1
         if following >= 0:
             self._unshard(following)
             self._prefetched.add(following)
@@ -231,33 +230,34 @@ class FsdpUnits(Hook, FsdpSink):
         if part is out.now.parts[0]:
             out.spend(out.costs.pass_overhead.value)
             before(ROOT)
-        if part.layer != ROOT:
-            if part.layer == 0 and not self._backward:
+        if (unit := self._unit(part)) != ROOT:
+            if unit == 0 and not self._backward:
                 # transformers asks whether sequences are packed or padded (masking_utils.py,
                 # find_packed_sequence_indices): the answer comes from the GPU, behind the root.
                 out.host_waits(COMPUTE)
-            before(part.layer)
+            before(unit)
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Take the host's time for checkpoints, and for calling a module in forward."""
-        if call.facts == CHECKPOINT:
+        if call.facts == "checkpoint":
             out.spend((self._fsdp.recompute if self._backward else self._fsdp.checkpoint).value)
-        if not call.backward:
+        if call.kernels == "forward":
             out.spend(out.now.timing.launch_s(call.module) * self._slower)
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch kernels, in backward from autograd's thread."""
-        if call.backward:
+        if call.kernels == "backward":
             out.spend(self._fsdp.backward_call.value)
         out.flush()
         return True
 
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Run the hook after a layer."""
+        unit = self._unit(part)
         if not self._backward:
-            self._runtime.post_forward(part.layer)
-        elif part.layer != ROOT:
-            self._complete(part.layer)
+            self._runtime.post_forward(unit)
+        elif unit != ROOT:
+            self._complete(unit)
 
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Reduce the gradients of the root, and let the host wait for them and for the last kernel."""
@@ -270,6 +270,12 @@ class FsdpUnits(Hook, FsdpSink):
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
         """Nothing else is at the end of a pass."""
         return True
+
+    def _unit(self, part: Part) -> int:
+        """Return the unit of a part."""
+        if part.layer < 0:
+            return ROOT
+        return self._runtime.layers - 1 - part.layer if self._backward else part.layer
 
     def _complete(self, unit: int) -> None:
         """Add up a unit's gradients over micro-steps, and run the hook after its backward pass."""

@@ -17,13 +17,13 @@ from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
+from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import (
     COMM,
-    COMPUTE,
     COPY,
     IO,
     PARAMETERS,
@@ -157,7 +157,7 @@ class OptimizerStep:
         if self._plan.state.offloads_optimizer:
             self._cpu.overflow_check(numel, element)
         else:
-            self._out.on_gpu("update", overflow_check_traffic(element) * numel, stream=COMPUTE)
+            self._out.kernel("update", overflow_check_traffic(element) * numel, stream=COMPUTE)
 
     def gather(self) -> None:
         """Gather the updated parameters that every rank holds completely."""
@@ -228,7 +228,9 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = self._settings.params.aligned(tensor.slice_numel * self._size)
-                    out.write(written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS)
+                    out.write_file(
+                        written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS
+                    )
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
@@ -294,7 +296,7 @@ class OptimizerStep:
             self._writing = False
         size = self._settings.params.aligned(update.group.numel * SINGLE)
         for _ in range(3):
-            out.write(size, tier=self._plan.places.optimizer, label="optimizer states")
+            out.write_file(size, tier=self._plan.places.optimizer, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:

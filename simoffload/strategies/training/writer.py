@@ -14,26 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from simoffload.models import SINGLE, Module
+from simoffload.models import SINGLE
 from simoffload.schedule import Dependency, OpKind
 from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
-from simoffload.strategies.streams import HOST, Routes, StreamWriter
+from simoffload.strategies.passes.pass_writer import COMPUTE, Hook, PassWriter
+from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.kernel_waits import KernelWaits
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
-if TYPE_CHECKING:
-    from simoffload.strategies.training.micro_step import ActivationOffload
-
-_STREAMS = (
-    *("host", "copy", "comm", "compute", "io"),
-    *("reduce", "write", "update", "activations", "parameters"),
-)
-COPY, COMM, COMPUTE, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(1, len(_STREAMS))
+COPY, COMM, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(COMPUTE + 1, COMPUTE + 9)
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
 """[B] of traffic per element for the norm of a gradient in addition to reading it: a double-precision copy is
@@ -41,6 +35,14 @@ written and read."""
 _BOUNDARY_KERNELS = 5
 """Number of kernels per gradient at the boundary: cast to double precision, norm (two), its square, cast to
 single precision."""
+
+
+class TrainingStreams(Hook):
+    """TrainingStreams are the streams of a rank in training beside those of the driver."""
+
+    streams = ("copy", "comm", "io", "reduce", "write", "update", "activations", "parameters")
+    listed_first = ("copy", "comm")
+    carried: ClassVar[bool] = False
 
 
 class MicroStepStage(NamedTuple):
@@ -73,7 +75,7 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
-class MicroStepWriter(StreamWriter, GradientSink):
+class MicroStepWriter(PassWriter, GradientSink):
     """A MicroStepWriter writes a micro-step: forward, and the kernels, gradients and checkpoints of
     backward."""
 
@@ -85,22 +87,20 @@ class MicroStepWriter(StreamWriter, GradientSink):
         timing: TrainingTiming,
         stage: MicroStepStage,
         swapper: GradientSwapper | None,
-        hooks: GradientHooks,
-        activations: ActivationOffload | None,
+        gradients: GradientHooks,
         routes: Routes,
+        hook: TrainingStreams,
     ) -> None:
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
-        super().__init__(
-            name=name, gpus=range(places.ranks), streams=_STREAMS, machine=timing.machine, routes=routes
-        )
+        gpus = (range(places.ranks),)
+        super().__init__(name=name, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
         self._settings, self._element = settings, placement.dtype_bytes
         self._time = timing
         self._stage = stage
         self.swapper = swapper
-        self._hooks = hooks
-        self._activations = activations
+        self._handling = gradients
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
         # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
@@ -112,85 +112,39 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.spend(self.costs.pass_overhead.value)
 
     def state(self, handles: Sequence[int]) -> State:
-        """Return the state that determines all further operations, relative to those already written.
+        """Return the state that determines further operations, beside that of the streams, relative to those
+        already written.
 
         ``handles`` are the gathers that have not been waited for.
         """
-        written = self.builder.written
-        reduces = self._reduces[-1 - _MAX_REDUCE_EVENTS :]
+        written = self.count(self.gradients)
         return (
-            self._pending,
-            tuple(map(bool, written)),
-            tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
             self.fetches.state(handles),
-            tuple(written[self.gradients] - ordinal for ordinal in reduces),
+            tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]),
             self.swapper.state if self.swapper is not None else None,
             self._waits.state,
         )
 
-    # -- hooks and kernels ----------------------------------------------------------------------
-
     def part(self, segment: str) -> None:
-        """Begin a new segment if ``segment`` names one; the segment after the layers ends the last layer."""
-        if segment:
-            self.builder.segment(segment)
-        if segment == "tail" and self._activations is not None:
-            self._activations.leave(self)
+        """Begin a new segment."""
+        self.builder.segment(segment)
 
-    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
-        """Begin the hook before a module; the first module of a layer also begins a new segment."""
-        self.part(segment)
-        self.label = module.name
-        self.fetches.begin()
-        if not backward and self._settings.stage == 3:
-            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
-
-    def checkpoint(self, layer: int, *, again: bool) -> None:
-        """Save the input of a layer in forward, or restore it in backward (``again``)."""
-        self.spend(self._more.checkpoint.value)
-        if self._activations is None:
-            return
-        if again:
-            self._activations.restore(self, layer)
-        else:
-            self._activations.enter(self, layer)
-
-    def launch_forward(self, module: Module) -> None:
-        """Launch forward kernels, which autograd records."""
-        self.spend(self._time.launch_s(module) * (1 + self._more.graph.value))
-        duration = self._time.compute(module)
-        self._waits.launched(duration, kernels=1)
-        self._kernels(module, duration)
-
-    def launch_backward(self, module: Module) -> None:
-        """Launch the kernels of backward."""
-        duration = self._time.backward(module)
-        if duration and self._settings.stage == 3:
-            self.spend(self._more.backward_call.value)
-        elif duration:  # no Python code, but a node of autograd for each operation (an estimate)
-            self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
-        self._waits.launched(duration, kernels=2)  # gradients of the input and of the weights
-        self._kernels(module, duration)
-
-    def _kernels(self, module: Module, duration: int) -> None:
-        if not duration:
-            return
-        self.flush()
-        after = (*self.so_far(HOST), *(self.after(*one) for one in self.fetches.awaited()))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=after)
+    def launched(self, duration: int, *, kernels: int) -> None:
+        """Count ``kernels`` of the compute stream that take ``duration`` [ps] in total."""
+        self._waits.launched(duration, kernels=kernels)
 
     # -- gradients ------------------------------------------------------------------------------
 
     @property
     def reduces(self) -> bool:
         """Whether gradients are reduced in this micro-step, not only added up in HBM by autograd."""
-        return self._settings.stage >= 2 or self._stage.boundary or self._hooks.always
+        return self._settings.stage >= 2 or self._stage.boundary or self._handling.always
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
         """Copy a complete gradient into the bucket, unless it is larger than the bucket."""
         self.spend(self._more.gradient.value)
         self.flush()
-        passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
+        passes = (2 if contiguous else 0) + self._handling.passes(tensor)
         size = passes * tensor.numel * self._element
         after = self.so_far(HOST, COMPUTE)
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
@@ -202,7 +156,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.spend(self._more.reduce_call.value)
         self.flush()
         self._scatter(tensors)
-        self._hooks.reduced(self, tensors, boundary=self._stage.boundary)
+        self._handling.reduced(self, tensors, boundary=self._stage.boundary)
         offloaded = self._settings.optimizer_device != "none"
         if offloaded and self._settings.stage == 3:
             self._partition(tensors)
@@ -210,7 +164,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
             self._accumulate_on_cpu(tensors)
         else:
             self._accumulate_on_gpu(tensors)
-        self._hooks.stored(self, tensors, boundary=self._stage.boundary)
+        self._handling.stored(self, tensors, boundary=self._stage.boundary)
         self._reduces.append(self.builder.written[self.gradients] - 1)
 
     def end_backward(self) -> None:
@@ -221,9 +175,9 @@ class MicroStepWriter(StreamWriter, GradientSink):
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
         """Average over the ranks: reorder (2 passes), divide (2 passes), and reduce over the ring."""
         size = sum(tensor.numel for tensor in tensors) * self._element
-        self.on_gpu("reduce", 4 * size)
+        self.kernel("reduce", 4 * size)
         if self.ranks == 1:
-            self.on_gpu("reduce", 2 * size)
+            self.kernel("reduce", 2 * size)
             return
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
@@ -235,7 +189,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
-    def on_gpu(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:
+    def kernel(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:
         """Occupy the GPU for ``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream
@@ -243,7 +197,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
 
     def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
         passes = 3 if self._stage.accumulates else 2
-        self.on_gpu("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
+        self.kernel("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
 
     def _owned(self, tensors: Sequence[Tensor]) -> int:
         """Return the number of elements of a bucket that this rank keeps [elements]."""
@@ -262,7 +216,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         pinned = self._settings.pin_memory
         if self._stage.accumulates:
             self.move(sizes, to_device=True, pinned=pinned)
-            self.on_gpu("reduce", 3 * sum(sizes))
+            self.kernel("reduce", 3 * sum(sizes))
             self.move(sizes, to_device=False, pinned=pinned)
         else:
             self.move(sizes, to_device=False, pinned=pinned)
@@ -296,7 +250,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self._single_precision(tensors)
         staying = sum(tensor.slice_numel for tensor in tensors if id(tensor) in self._staying)
         if staying:
-            self.on_gpu("reduce", 2 * SINGLE * staying)
+            self.kernel("reduce", 2 * SINGLE * staying)
         leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
         in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
         if in_memory:
@@ -308,7 +262,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
     @property
     def _singles_pinned(self) -> bool:
         """Whether the buffers of gradients in single precision are pinned."""
-        return self._settings.pin_memory and not self._hooks.shared
+        return self._settings.pin_memory and not self._handling.shared
 
     @property
     def _blocking(self) -> bool:
@@ -340,7 +294,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         """Write the norm of this rank's gradients and their cast; return the sizes [B]."""
         self.spend(self._more.boundary_gradient.value * len(tensors))
         numel = sum(tensor.slice_numel for tensor in tensors)
-        self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
+        self.kernel("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
         return [SINGLE * tensor.slice_numel for tensor in tensors]
 
     def to_swap_buffer(self, sizes: Sequence[int]) -> None:
@@ -348,7 +302,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         pinned = self._settings.params.swap_buffers_pinned
         self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
 
-    def write(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
+    def write_file(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
         """Write a buffer with the aio handle of a ``stream`` while the host continues."""
         self.flush()
         route, latency = self.fetches.storage(tier, size, written=True)
@@ -375,7 +329,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         kept = [tensor.slice_numel * self._element for tensor in tensors]
         if self._stage.accumulates:
             self.move(kept, to_device=True, pinned=settings.pin_memory)
-            self.on_gpu("reduce", 3 * sum(kept))
+            self.kernel("reduce", 3 * sum(kept))
         if self._stage.accumulates or not self._stage.boundary:
             self.move(kept, to_device=False, pinned=settings.pin_memory)
         if self._stage.boundary:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
+from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.state import Update
@@ -42,7 +43,7 @@ from simoffload.strategies.training.step import (
     micro_steps,
     refused,
 )
-from simoffload.strategies.training.writer import COMPUTE, COPY, UPDATE, GradientHooks, MicroStepWriter
+from simoffload.strategies.training.writer import COPY, UPDATE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -177,7 +178,7 @@ class ZenFlowStep(StepPlan):
         if plan.settings.params.device == "cpu":
             cpu.loops((size + SINGLE) * numel)
         else:
-            out.on_gpu("reduce", (size + SINGLE) * numel, stream=COMPUTE)
+            out.kernel("reduce", (size + SINGLE) * numel, stream=COMPUTE)
             out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
             if plan.settings.stage < 3:
                 cpu.loops(2 * SINGLE * numel)
@@ -232,7 +233,7 @@ class _OverlappedStep(OptimizerStep):
         numel = update.group.numel
         if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
-            self._out.on_gpu("update", (SINGLE + self._size) * numel, stream=COPY)
+            self._out.kernel("update", (SINGLE + self._size) * numel, stream=COPY)
         else:
             self.give_back(update, pinned=False)
 
@@ -299,11 +300,11 @@ class ColumnWork:
         self._spend(tensors)
         sizes = self._sizes(tensors)
         if self._plan.settings.stage == 3:
-            self._out.on_gpu("reduce", 2 * _COPY * sum(sizes))
+            self._out.kernel("reduce", 2 * _COPY * sum(sizes))
             return
-        self._out.on_gpu("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
+        self._out.kernel("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
         self._broadcast(sizes)
-        self._out.on_gpu("reduce", _COPY * sum(sizes))
+        self._out.kernel("reduce", _COPY * sum(sizes))
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """Keep the selected columns unchanged, as in the last micro-step."""
@@ -312,7 +313,7 @@ class ColumnWork:
             self._out.host_waits(self._out.gradients)
             self._host.loops(2 * _COPY * sum(sizes))
             return
-        self._out.on_gpu("update", 2 * _COPY * sum(sizes))
+        self._out.kernel("update", 2 * _COPY * sum(sizes))
         if self._offloads:
             self._out.move(sizes, to_device=False, pinned=False)
 
@@ -335,7 +336,7 @@ class ColumnWork:
             if snapshot and self._offloads:
                 out.move(sizes, to_device=True, pinned=False)
             copies = 3 if snapshot else 2
-            out.on_gpu("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
+            out.kernel("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
         if self._offloads:
             out.move(sizes * 2, to_device=False, pinned=pinned)
 
@@ -351,7 +352,7 @@ class ColumnWork:
         self._host.loops(_COPY * sum(sizes))
         for _ in range(2 if snapshot else 1):
             out.move(sizes, to_device=True, pinned=False)
-        out.on_gpu("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
+        out.kernel("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
         out.move(sizes, to_device=False, pinned=False)
         self._host.loops(_COPY * sum(sizes))
 
@@ -361,7 +362,7 @@ class ColumnWork:
         matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)
-        out.on_gpu("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
+        out.kernel("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
         picked = [self._columns.picked(tensor) for tensor in matrices]
         if plan.settings.stage == 3:
             out.spend(_SCALAR_READS * out.costs.operation.value * sum(picked))
