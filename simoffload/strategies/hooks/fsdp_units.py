@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from simoffload.models import SINGLE
 from simoffload.schedule import OpKind
-from simoffload.strategies.optimizer_traffic import (
+from simoffload.strategies.optimizers import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
     TORCH_FOREACH,
     TORCH_WEIGHT_DECAY,
+    update_traffic,
 )
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.training.bitsandbytes import update_traffic
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.fsdp import FsdpPlan

@@ -33,14 +33,10 @@ from simoffload.strategies.hooks.fsdp_units import (
     Units,
 )
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
-from simoffload.strategies.optimizer_traffic import TORCH_ADAM_NEW
-from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
-from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.trace import Trace, micro_step, parts_of_training
-from simoffload.strategies.training.bitsandbytes import (
+from simoffload.strategies.optimizers import (
     PAGED,
     PAGING_RATE,
+    TORCH_ADAM_NEW,
     moments,
     optimizer_changes,
     optimizer_script,
@@ -48,7 +44,11 @@ from simoffload.strategies.training.bitsandbytes import (
     paged_out,
     with_paging,
 )
-from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.timing import TrainingTiming
+from simoffload.strategies.trace import Trace, micro_step, parts_of_training
+from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
 from simoffload.strategies.zero import lora_moves
 from simoffload.workload import Training

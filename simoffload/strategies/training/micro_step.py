@@ -123,7 +123,7 @@ class MicroStep(TrainingStreams):
             self._activations.leave(self._out)
 
     def before(self, call: Call, out: PassWriter) -> None:
-        """Handle an event."""
+        """Do what DeepSpeed does at the event of a call."""
         event, costs = next(self._events), out.costs
         if event.kind == "fetch":
             self._label = call.module.name

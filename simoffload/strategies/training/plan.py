@@ -18,6 +18,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.extrapolation import ranks_beyond
+from simoffload.strategies.optimizers import paged_out, with_paging
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.plan import StepPart, StepWork
@@ -26,9 +27,7 @@ from simoffload.strategies.streams import Routes
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import parts_of_training
-from simoffload.strategies.training.bitsandbytes import paged_out, with_paging
-from simoffload.strategies.training.memory.stages import training_stages
-from simoffload.strategies.training.memory.states import estimates_for
+from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,

@@ -16,11 +16,15 @@ from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
+from simoffload.strategies.optimizers import (
+    DEEPSPEED_ADAM,
+    TORCH_ADAM,
+    overflow_check_traffic,
+    update_traffic,
+)
 from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import (
     COMM,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.step import (
