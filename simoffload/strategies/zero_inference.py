@@ -29,8 +29,6 @@ from simoffload.strategies.called_experts import (
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.cpu_attention import (
     COMMAND,
-    cpu_attention,
-    cpu_attention_memory,
     example_command,
 )
 from simoffload.strategies.divided import Degrees
@@ -40,11 +38,10 @@ from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.resident import ResidentPlan, spread_bound
@@ -298,16 +295,7 @@ class ZeroInferencePlan(InferencePlan):
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module in a pass [ps]."""
-        plan = self.called(forward)
-        if self.cache.attends_on_cpu:  # the GPU works on the new tokens only
-            alone = tuple(one._replace(context=one.new_tokens) for one in forward.batch)
-            return plan.timings.durations(alone)
-        return plan.timings.durations(forward.batch)
-
-    def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
-        if not self.cache.attends_on_cpu:
-            return super()._cache_transfers(forward)
-        return (cpu_attention(self.cache, self.model, forward.batch).attended.traffic,)
+        return self.called(forward).timings.durations(self.on_gpu(forward.batch))
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
@@ -317,18 +305,6 @@ class ZeroInferencePlan(InferencePlan):
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
         hooks = partial(self.cache_hooks, forward)
         return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
-
-    def cache_hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Also attention on the CPU."""
-        if not self.cache.attends_on_cpu:
-            return super().cache_hooks(forward)
-        return (AttentionOnCpu(self.cache, cpu_attention(self.cache, self.model, forward.batch)),)
-
-    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
-        """Also that of attention on the CPU."""
-        if not self.cache.attends_on_cpu:
-            return super().cache_memory(part, copies=copies)
-        return cpu_attention_memory(self.cache, part, self.workload, copies=copies)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
