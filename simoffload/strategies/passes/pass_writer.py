@@ -326,13 +326,13 @@ class PassWriter(StreamWriter):
             state, position = partial(self._state, part), self.builder.segments
             if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
                 self.builder.repeat(*period)
-        if not (self._repeats or self.verify):
+        if not self._repeats:
             self._write_part(part)
             return
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
-            self._repeat(known)
+            self._repeat(known, part.name)
             return
         begin, self._new = self.builder.segments, []
         self._write_part(part)
@@ -379,10 +379,11 @@ class PassWriter(StreamWriter):
         carried = tuple([hook.carry for hook in self.hooks])
         return _Written(segments, self._pending, *self._distances(), tuple(promised), carried)
 
-    def _repeat(self, known: _Written) -> None:
+    def _repeat(self, known: _Written, name: str) -> None:
         """Write a part once more, and leave the state that it left."""
         for segment in known.segments:
             self.builder.again(segment)
+        self.builder.segment(name)
         written = self.builder.written
         self._pending = known.pending
         self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
