@@ -239,14 +239,14 @@ class Schedule(NamedTuple):
         if list(order) == list(range(len(order))):
             return self
         number = {old: new for new, old in enumerate(order)}
-        moved: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
+        renumbered: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
         blocks = []
         for block in self.blocks:
             ops = []
             for kind, label, stream, fixed, size, route, after, collective in block.ops:
-                if after not in moved:
-                    moved[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
-                ops.append(Op(kind, label, number[stream], fixed, size, route, moved[after], collective))
+                if after not in renumbered:
+                    renumbered[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
+                ops.append(Op(kind, label, number[stream], fixed, size, route, renumbered[after], collective))
             blocks.append(block._replace(ops=tuple(ops)))
         return self._replace(
             streams=tuple([self.streams[one] for one in order]),

@@ -1,25 +1,13 @@
-"""Updates of an offloaded key-value cache: what each layer moves, and in which order.
-
-Reference: transformers 5.23.0, ``Cache.update`` of ``cache_utils.py``. When layer l adds keys and values,
-
-1. the compute stream waits for the prefetch stream, so that the cache of layer l is there;
-2. the prefetch stream waits for the compute stream, and then copies the cache of the next offloaded layer to
-   the GPU; the last layer does so for the first one of the next pass;
-3. the compute stream joins the cached and the new tokens (dynamic: ``torch.cat``; static: in place);
-4. the compute stream copies the whole result to host memory, before the kernels of attention.
-
-Both copies are of pinned memory, and nothing blocks the host thread.
-"""
+"""Updates of an offloaded key-value cache: what each layer moves; ``hooks.kv_cache`` states when."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
 from simoffload.results import MemoryTerm
-from simoffload.schedule import Dependency, Op, ScheduleBuilder
 from simoffload.strategies.kv_cache import VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import (
     cache_bytes,
@@ -41,29 +29,11 @@ class LayerUpdate(NamedTuple):
     """Size [B] of the traffic within HBM that joins cached and new tokens."""
     stored: tuple[int, ...]
     """Sizes [B] of the tensors that are copied to host memory."""
-    tier: str
-    """Tier that holds the cache."""
 
     @property
     def size(self) -> int:
         """Size [B] of all that is copied."""
         return sum(self.fetched) + sum(self.stored)
-
-    def write(
-        self,
-        builder: ScheduleBuilder,
-        streams: CacheStreams,
-        routes: Copies,
-        *,
-        label: str,
-        joining: int,
-        duration: int,
-        after: Sequence[Dependency] = (),
-    ) -> None:
-        """Write the update with the attention after it (``write_update``)."""
-        write_update(
-            builder, self, streams, routes, label=label, joining=joining, duration=duration, after=after
-        )
 
 
 def layer_updates(
@@ -88,7 +58,7 @@ def layer_updates(
     for number, following in zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True):
         # The last one fetches the first layer, which this pass has updated already.
         fetched = (own if following <= number else before)[following]
-        found[number] = LayerUpdate(fetched, joined[number], own[number], cache.tier)
+        found[number] = LayerUpdate(fetched, joined[number], own[number])
     return tuple(found)
 
 
@@ -132,59 +102,6 @@ def _joined(cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequ
         held = context if window is None else min(context, window - 1 + new_tokens)
         tokens += number * (new_tokens if cache.static else held)
     return 2 * tokens * part.cache_width * part.dtype_bytes
-
-
-class CacheStreams(NamedTuple):
-    """CacheStreams are the numbers of the streams that take part in an update."""
-
-    host: int
-    compute: int
-    prefetch: int
-    fetching: int
-    """Stream of the copy to the GPU: the prefetch stream, or the compute stream of the next layer's GPU if
-    that is not the one of the prefetch stream."""
-
-
-Copies = Callable[[Sequence[int], bool], tuple[int, int]]
-"""Function that returns route and latency [ps] of copies of tensors of some sizes [B], to the GPU or from it.
-"""
-
-
-def write_update(
-    builder: ScheduleBuilder,
-    update: LayerUpdate,
-    streams: CacheStreams,
-    copies: Copies,
-    *,
-    label: str,
-    joining: int,
-    duration: int,
-    after: Sequence[Dependency] = (),
-) -> None:
-    """Write attention with the update before it, which the host thread has launched.
-
-    ``duration`` is the GPU time of both [ps], ``joining`` that of joining cached and new tokens, ``after``
-    for what else the compute stream waits.
-    """
-    host, compute, prefetch, fetching = streams
-    ahead = bool(update.fetched) and fetching == prefetch
-
-    def so_far(*behind: int) -> tuple[Dependency, ...]:
-        return tuple(Dependency(one) for one in behind if builder.written[one])
-
-    def copy(stream: int, sizes: Sequence[int], *, to_device: bool, behind: tuple[Dependency, ...]) -> None:
-        route, latency = copies(sizes, to_device)
-        builder.add(Op("copy", CACHE_LABEL, stream, latency, sum(sizes), route, behind))
-
-    if update.fetched:
-        behind = so_far(host, compute) if ahead else so_far(host)
-        copy(fetching, update.fetched, to_device=True, behind=behind)
-    # The copy that the layer before has begun; in the first layer the pass before has.
-    own = Dependency(prefetch, 1 if ahead else 0)
-    builder.add(Op("compute", "torch.cat", compute, joining, after=(*so_far(host), *after, own)))
-    if update.stored:  # a layer with a window of one token keeps none
-        copy(compute, update.stored, to_device=False, behind=so_far(host))
-    builder.add(Op("compute", label, compute, duration - joining, after=so_far(host)))
 
 
 CACHE_LABEL = "keys and values"

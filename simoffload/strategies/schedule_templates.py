@@ -25,10 +25,9 @@ from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tenso
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 from simoffload.strategies.hooks.zero import Partitioning, Zero
-from simoffload.strategies.layer_period import LayeredModel
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.period import Recurrence
-from simoffload.strategies.replay import Passes, hook
+from simoffload.strategies.replay import LayeredModel, Passes, hook
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 

@@ -29,9 +29,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.schedule import Dependency, Op, ScheduleBuilder
-from simoffload.strategies.cache_routes import CacheRoutes
-from simoffload.strategies.cache_updates import CACHE_LABEL, CacheStreams, LayerUpdate, tensor_sizes
+from simoffload.strategies.cache_updates import LayerUpdate, tensor_sizes
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import cache_term, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
@@ -47,7 +45,6 @@ Parts = Sequence[tuple[ModelShape, int]]
 class StreamedUpdate(NamedTuple):
     """A StreamedUpdate is what one layer moves in a pass."""
 
-    tier: str
     first: bool
     """Whether the layer is the first one of a pass."""
     own: tuple[int, ...] | None
@@ -57,95 +54,15 @@ class StreamedUpdate(NamedTuple):
     """Sizes [B] of those of the next layer; None for the last one, and in a pass that loads nothing."""
     stored: tuple[int, ...]
     """Sizes [B] of keys and values of the new tokens."""
-    joined: int = 0
-    """Traffic [B] within HBM that joins cached and new tokens: none."""
 
     @property
     def size(self) -> int:
         """Size [B] of all that is copied over the link."""
         return sum(self.own or ()) + sum(self.following or ()) + sum(self.stored)
 
-    def write(
-        self,
-        builder: ScheduleBuilder,
-        streams: CacheStreams,
-        routes: CacheRoutes,
-        *,
-        label: str,
-        joining: int,  # noqa: ARG002
-        duration: int,
-        after: Sequence[Dependency] = (),
-    ) -> None:
-        """Write the loads ahead, attention of ``duration`` [ps], which also waits for ``after``, and the
-        stores behind it."""
-        out = _Transfers(self, builder, streams.prefetch, routes)
-        ahead = self.following is not None
-        if self.own is not None:
-            out.load(self.own, ahead=False)
-        if self.following is not None:
-            out.load(self.following, ahead=True)
-        host = (Dependency(streams.host),) if builder.written[streams.host] else ()
-        # The layer is there; and the new tokens of the layer before the last one have left their place.
-        waits = (Dependency(out.loads, int(ahead)), Dependency(out.stores, 1))
-        builder.add(Op("compute", label, streams.compute, duration, after=(*host, *after, *waits)))
-        out.store(self.stored, Dependency(streams.compute))
-
 
 CacheUpdate = LayerUpdate | StreamedUpdate
 """What one layer moves when its cache is updated."""
-
-
-class _Transfers:
-    """_Transfers are the operations of one layer that move its cache."""
-
-    def __init__(
-        self, update: StreamedUpdate, builder: ScheduleBuilder, stream: int, routes: CacheRoutes
-    ) -> None:
-        self._update, self._builder, self._routes = update, builder, routes
-        self.loads, self.stores, self._reads, self._writes = range(stream, stream + 4)
-        self._staged = update.tier != "dram"
-        self._paged = routes.machine.tiers[update.tier].is_storage
-
-    def load(self, sizes: Sequence[int], *, ahead: bool) -> None:
-        """Load a layer: the next one, if ``ahead``, into the place of the layer before this one."""
-        after = [Dependency(self.stores)] if ahead else []
-        if self._staged:
-            # A buffer is free again when the layer before the last one has left it.
-            self._file(self._reads, sizes, Dependency(self.loads, 1), latency=not ahead)
-            after.append(Dependency(self._reads))
-        self._copy(self.loads, sizes, after, to_device=True, ahead=ahead)
-
-    def store(self, sizes: Sequence[int], computed: Dependency) -> None:
-        """Store new keys and values when they are ``computed``."""
-        if not self._staged:
-            self._copy(self.stores, sizes, [computed], to_device=False)
-            return
-        self._copy(self.stores, sizes, [computed, Dependency(self._writes, 1)], to_device=False)
-        self._file(self._writes, sizes, Dependency(self.stores), latency=self._update.first)
-
-    def _copy(
-        self,
-        stream: int,
-        sizes: Sequence[int],
-        after: Sequence[Dependency],
-        *,
-        to_device: bool,
-        ahead: bool = False,
-    ) -> None:
-        op = Op("copy", CACHE_LABEL, stream, after=tuple(after))
-        if sizes:
-            route, latency = self._routes(sizes, to_device, ahead=ahead)
-            op = op._replace(fixed=latency, size=sum(sizes), route=route)
-        self._builder.add(op)
-
-    def _file(self, stream: int, sizes: Sequence[int], after: Dependency, *, latency: bool) -> None:
-        """Read or write files. The latency shows once: requests of two layers are in flight at a time."""
-        written = stream == self._writes
-        op = Op("write" if written else "read", CACHE_LABEL, stream, after=(after,))
-        if size := on_tier(sizes, paged=self._paged):
-            route, fixed = self._routes.files(size, written=written)
-            op = op._replace(fixed=fixed if latency else 0, size=size, route=route)
-        self._builder.add(op)
 
 
 def on_tier(sizes: Sequence[int], *, paged: bool) -> int:
@@ -168,7 +85,6 @@ def streamed_updates(
     before, new = sizes(past=True), sizes(past=False)
     return tuple(
         StreamedUpdate(
-            tier=cache.tier,
             first=not number,
             own=before[0] if loads and not number else None,
             following=before[number + 1] if loads and number + 1 < len(before) else None,

@@ -42,7 +42,7 @@ def walking_all(plan: ZeroInferencePlan) -> ZeroInferencePlan:
     layered = InferenceLayers(plan.model, plan.placement)
     vars(layered)["homogeneous"] = False
     other = replace(plan)
-    other.__dict__["programs"] = ScheduleTemplates(layered, plan.machine)
+    other.__dict__["templates"] = ScheduleTemplates(layered, plan.machine)
     return other
 
 
@@ -124,7 +124,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     )
     assert other.templates is one.templates
     fresh = replace(other)
-    fresh.__dict__["programs"] = ScheduleTemplates(InferenceLayers(model, other.placement), machine)
+    fresh.__dict__["templates"] = ScheduleTemplates(InferenceLayers(model, other.placement), machine)
     for forward in PASSES:
         one.schedule(forward)
         (homogeneous,) = forward.batch

@@ -18,8 +18,8 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule, way_of
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Phase
-from simoffload.strategies.cache_routes import DEPTH, REQUEST
 from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
+from simoffload.strategies.streams import DEPTH, REQUEST
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {

@@ -332,7 +332,8 @@ class PassWriter(StreamWriter):
         key = self._state(part)
         known = self._seen.get(key)
         if known is not None and not self.verify:
-            self._repeat(known, part.name)
+            self.builder.segment(part.name)  # also of what follows it
+            self._repeat(known)
             return
         begin, self._new = self.builder.segments, []
         self._write_part(part)
@@ -379,11 +380,10 @@ class PassWriter(StreamWriter):
         carried = tuple([hook.carry for hook in self.hooks])
         return _Written(segments, self._pending, *self._distances(), tuple(promised), carried)
 
-    def _repeat(self, known: _Written, name: str) -> None:
+    def _repeat(self, known: _Written) -> None:
         """Write a part once more, and leave the state that it left."""
         for segment in known.segments:
             self.builder.again(segment)
-        self.builder.segment(name)
         written = self.builder.written
         self._pending = known.pending
         self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]

@@ -1,6 +1,6 @@
 """A micro-step of training: buckets of gradients, the replay of its hooks, and its peaks and reads.
 
-Forward and backward of identical layers are replayed with as few layers as possible (``layer_period``). The
+Forward and backward of identical layers are replayed with as few layers as possible (``replay``). The
 gradients in a bucket and in swap buffers have a period of their own.
 """
 
@@ -15,9 +15,8 @@ from simoffload.limits import count_elements
 from simoffload.models import ModelShape
 from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.layer_period import LayeredModel
 from simoffload.strategies.passes.period import Period, SkippedLayers, period_of
-from simoffload.strategies.replay import LayerStack, Parameters, Passes, hook
+from simoffload.strategies.replay import LayeredModel, LayerStack, Parameters, Passes, hook
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
