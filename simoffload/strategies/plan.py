@@ -23,7 +23,7 @@ from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, P
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.cache_updates import cache_memory, layer_updates
 from simoffload.strategies.cpu_attention import cpu_attention, cpu_attention_memory
-from simoffload.strategies.divided import Degrees
+from simoffload.strategies.divided import Degrees, DividedModel, divide
 from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
 from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.hooks.paged_blocks import PagedBlocks
@@ -94,6 +94,17 @@ class InferencePlan(Plan):
     def modules(self) -> Sequence[Module]:
         """Modules that occupy the GPU, in the order of their calls; equal layers are listed once."""
         return self.model.distinct_modules
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused, as those of vLLM and of compiled code are."""
+        return False
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        tensor, pipeline, _ = self.degrees
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
 
     @property
     def stages(self) -> tuple[ModelShape, ...]:
