@@ -114,7 +114,7 @@ def test_attention_on_the_cpu_is_a_hook_of_any_program() -> None:
     machine = load_platform("dgx-a100").machine(nodes=1)
     timings = PassTimings(machine=machine, model=model, modules=model.distinct_modules, zero3=False)
     work = cpu_attention(cache := KvCache(tier="dram", implementation="cpu_attention"), model, batch)
-    out = PassWriter(name="pass", machine=machine, hooks=(AttentionOnCpu(cache, work),))
+    out = PassWriter(name="pass", machine=machine, hooks=(AttentionOnCpu(cache, (model,)),))
     ops = operations(out.write([StagePass(parts_of(model), timings.timing(batch), batch)]))
     assert [op.size for op in ops if op.kind == "cpu"] == [work.attended.traffic] * LAYERS
     assert sum(op.size for op in ops if op.kind == "copy") == LAYERS * (sum(work.sent) + work.returned)
