@@ -234,6 +234,9 @@ class Accelerate(CachingStrategy):
             chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
+        if self.num_gpus > 1 and self.kv_cache.connector is not None:
+            text = f"a connector moves the blocks of one GPU of a process, and num_gpus is {self.num_gpus}"
+            raise InputError.at("strategy.kv_cache.connector", f"{text}; lower it, or remove the section")
         check_capability(TRANSFORMERS, model, machine)
         tree = tree_of(model)
         homes = self.given_homes(tree)

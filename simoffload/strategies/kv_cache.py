@@ -250,7 +250,8 @@ class KvCache(Frozen):
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise refused("format", self.format, engine.formats, why, more=more)
-        if self.implementation is not None and self.implementation not in engine.implementations:
+        what_if = self.attends_on_cpu and "dynamic" in engine.implementations
+        if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
             other = "; strategy.kind zero_inference has it" if self.attends_on_cpu else ""
@@ -280,9 +281,11 @@ class KvCache(Frozen):
         at once."""
         return 0 if self.format in (None, "fp8") else _RESIDUAL
 
-    def hypothetical(self, *, paged: bool) -> str:
-        """Return what no program does, as a clause; "" for the cache of a program, which is ``paged`` or
-        not."""
+    def hypothetical(self, *, paged: bool, attends: bool) -> str:
+        """Return what no program does, as a clause; "" for the cache of a program, which is ``paged`` or not,
+        and can let the CPU attend or not."""
+        if self.attends_on_cpu and not attends:
+            return "only DeepSpeed's example of ZeRO-Inference attends on the CPU"
         if self.connector is not None and not paged:
             return "transformers has no connector; vLLM has"
         return "no program has a cache with implementation: streamed" if self.streamed else ""

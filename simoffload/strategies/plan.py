@@ -22,7 +22,9 @@ from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.cache_updates import cache_memory, layer_updates
-from simoffload.strategies.divided import Degrees
+from simoffload.strategies.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.divided import Degrees, DividedModel, divide
+from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
 from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.hooks.paged_blocks import PagedBlocks
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
@@ -94,6 +96,17 @@ class InferencePlan(Plan):
         return self.model.distinct_modules
 
     @property
+    def fused(self) -> bool:
+        """Whether kernels are fused, as those of vLLM and of compiled code are."""
+        return False
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
+        tensor, pipeline, _ = self.degrees
+        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
+
+    @property
     def stages(self) -> tuple[ModelShape, ...]:
         """Part of the model on a GPU of each stage."""
         return (self.model,)
@@ -135,6 +148,8 @@ class InferencePlan(Plan):
             found.append(PagedBlocks(moves, forward, compiled=begun))
         if self.cache.moves:
             found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
+        if self.cache.attends_on_cpu:
+            found.append(AttentionOnCpu(self.cache, self.stages))
         return tuple(found)
 
     @cached_property
@@ -158,7 +173,7 @@ class InferencePlan(Plan):
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
         return self._writer(forward.name, self.hooks(forward)).write(
             [
-                StagePass(self._parts[stage], timings.timing(batch), batch, stage)
+                StagePass(self._parts[stage], timings.timing(self.on_gpu(batch)), batch, stage)
                 for batch in self.micro_batches(forward)
                 for stage, timings in enumerate(self.stage_timings)
             ]
@@ -184,7 +199,14 @@ class InferencePlan(Plan):
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module in a pass [ps]; passes of one kind differ only in these
         times."""
-        return self.timings.durations(forward.batch)
+        return self.timings.durations(self.on_gpu(forward.batch))
+
+    def on_gpu(self, batch: tuple[Sequences, ...]) -> tuple[Sequences, ...]:
+        """Return the sequences as the GPU computes them: without earlier tokens, if the CPU attends to
+        these."""
+        if not self.cache.attends_on_cpu:
+            return batch
+        return tuple(one._replace(context=one.new_tokens) for one in batch)
 
     @cached_property
     def timings(self) -> PassTimings:
@@ -231,11 +253,11 @@ class InferencePlan(Plan):
     def facts(self) -> Facts:
         """What a connector or a streamed cache reads and writes, and that no program has the latter."""
         moves, cache = self.block_moves, self.cache
-        hypothetical = cache.hypothetical(paged=self.paged_cache)
+        hypothetical = cache.hypothetical(paged=self.paged_cache, attends=self.zero3)
         if moves is not None:
             return Facts(traffic=(moves.traffic,), hypothetical=hypothetical)
         if not cache.streamed:
-            return Facts()
+            return Facts(hypothetical=hypothetical)
         return Facts(traffic=self._streamed_traffic, hypothetical=hypothetical)
 
     @cached_property
@@ -258,6 +280,8 @@ class InferencePlan(Plan):
         if cache.streamed:
             parts = self.cached_parts
             return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
+        if cache.attends_on_cpu:
+            return cpu_attention_memory(cache, part, work, copies=copies)
         return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
 
     def working_memory(self, part: ModelShape) -> tuple[MemoryTerm, ...]:
@@ -356,6 +380,10 @@ class InferencePlan(Plan):
 
     def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the bytes of the cache that a pass moves, in which passes of equal durations can differ."""
+        if self.cache.attends_on_cpu:
+            return tuple(
+                cpu_attention(self.cache, one, forward.batch).attended.traffic for one in self.stages
+            )
         if not self.cache.moves:
             return ()
         found = self.cache_updates(forward.batch)

@@ -157,8 +157,11 @@ class ScheduleTemplates:
     """ScheduleTemplates are the templates for one model on one machine with one placement of its weights and
     one form of its cache."""
 
-    def __init__(self, layered: InferenceLayers, machine: Machine, cache: CacheForm = GROWING) -> None:
-        self.layered, self.machine, self._cache = layered, machine, cache
+    def __init__(
+        self, layered: InferenceLayers, machine: Machine, cache: CacheForm = GROWING, *, tensor: int = 1
+    ) -> None:
+        """``tensor``: number of GPUs that share each layer."""
+        self.layered, self.machine, self._cache, self._tensor = layered, machine, cache, tensor
         self._written: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
 
     @cached_property
@@ -216,7 +219,7 @@ class ScheduleTemplates:
                 name=name,
                 machine=self.machine,
                 hooks=(Zero(stack, place, warm=warm), *hooks()),
-                gpus=(range(place.ranks),),
+                gpus=(range(place.ranks * self._tensor),),
             )
             written = out.write([StagePass(parts(stack.trace), timing, batch, recurrence=recurrence)])
             if recurrence.found:
@@ -243,20 +246,25 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
-        self.templates: OrderedDict[tuple[int, int, CacheForm], ScheduleTemplates] = OrderedDict()
+        self.templates: OrderedDict[tuple[int, int, CacheForm, int], ScheduleTemplates] = OrderedDict()
 
 
 _KNOWN = _Known()
 
 
 def schedule_templates_of(
-    model: ModelShape, machine: Machine, placement: Partitioning, cache: CacheForm = GROWING
+    model: ModelShape,
+    machine: Machine,
+    placement: Partitioning,
+    cache: CacheForm = GROWING,
+    *,
+    tensor: int = 1,
 ) -> ScheduleTemplates:
     """Return the templates for a model and a machine (the same objects, not equal ones), a placement and a
     form of the cache."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
-    key = id(layered), id(machine), cache
-    return _recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache))
+    key = id(layered), id(machine), cache, tensor
+    return _recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from functools import cached_property
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import CacheBlocks, Facts, MemoryStage, MemoryTerm
-from simoffload.strategies.divided import Degrees, DividedModel, divide
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
@@ -49,12 +49,6 @@ class StagedPlan(InferencePlan):
     def fused(self) -> bool:
         """Whether kernels are fused: in compiled code, if nothing else fuses them."""
         return self.compiled
-
-    @cached_property
-    def divided(self) -> DividedModel:
-        """Part of the model on one GPU of each stage. Raises InputError if there are no equal parts."""
-        tensor, pipeline, _ = self.degrees
-        return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
 
     @property
     def stages(self) -> tuple[ModelShape, ...]:

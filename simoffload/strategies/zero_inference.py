@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -29,8 +31,6 @@ from simoffload.strategies.called_experts import (
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.cpu_attention import (
     COMMAND,
-    cpu_attention,
-    cpu_attention_memory,
     example_command,
 )
 from simoffload.strategies.divided import Degrees
@@ -40,7 +40,7 @@ from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
+from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding
@@ -75,6 +75,20 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["zero_inference"] = "zero_inference"
+    tensor_parallel_size: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """Number of GPUs that share each layer, all ranks if it is more than 1: each keeps and fetches its own
+    part. A what-if that DeepSpeed does not have."""
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, each with sequences of its own."""
+        return self.ranks // self.tensor_parallel_size
+
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Return the edits that use another number of GPUs, all of which share each layer if the present ones
+        do."""
+        more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
+        return (*super().spread(gpus), *more)
 
     def caveat(self, tier: str, *, ranks: int) -> str:
         """Return a note for weights in HBM: every GPU gathers them for every token."""
@@ -91,16 +105,19 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         except InputError as error:
             raise within_config(error.problems) from None
         check_capability(TRANSFORMERS, model, machine)
+        if self.tensor_parallel_size not in (1, self.ranks):
+            text = f"all of {self.ranks} ranks share each layer, or none; set it to {self.ranks} or 1"
+            raise InputError.at("strategy.tensor_parallel_size", text)
         tier, more = self.tier("weights", machine)
         settings = settings._replace(device=device_of(tier, machine))
         plan = ZeroInferencePlan(
             model=model,
             workload=workload,
             machine=machine,
-            placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
+            placement=Partitioning(tier, self.replicas, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
             cache=self.cache_of(model, workload, machine),
-            degrees=Degrees(1, 1, self.ranks),
+            degrees=Degrees(self.tensor_parallel_size, 1, self.replicas),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
@@ -188,10 +205,10 @@ class ZeroInferencePlan(InferencePlan):
     def whole_copies(self) -> Plan | None:
         """Return the plan with a full copy of the weights on each GPU; None if the weights are already in
         HBM."""
-        if self.target == "hbm":
+        if self.target == "hbm" or self.degrees.tensor > 1:
             return None
         return ResidentPlan(
-            model=self.model, workload=self.workload, machine=self.machine, ranks=self.placement.ranks
+            model=self.model, workload=self.workload, machine=self.machine, ranks=self.degrees.ranks
         )
 
     @property
@@ -200,6 +217,8 @@ class ZeroInferencePlan(InferencePlan):
         for one GPU and for weights outside HBM."""
         why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
         place, found = self.placement, replace(super().facts, first_pass=why)
+        if self.degrees.tensor > 1:
+            found = replace(found, hypothetical="ZeRO-Inference does not divide layers among GPUs")
         if place.settings.device != "none" or place.ranks == 1:
             return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
@@ -208,7 +227,19 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def templates(self) -> ScheduleTemplates:
         """Templates of the passes, in which the durations of kernels are filled in later."""
-        return schedule_templates_of(self.model, self.machine, self.placement, self.cache_form)
+        return schedule_templates_of(
+            self.part, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
+        )
+
+    @property
+    def part(self) -> ModelShape:
+        """Part of the model of which a GPU fetches its partition."""
+        return self.model if self.degrees.tensor == 1 else self.divided.stages[0]
+
+    @property
+    def stages(self) -> tuple[ModelShape, ...]:
+        """Part of the model on a GPU of each stage."""
+        return (self.part,)
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -230,7 +261,7 @@ class ZeroInferencePlan(InferencePlan):
         """Warnings about numbers used outside the range in which they were measured."""
         place = self.placement
         return (
-            *ranks_beyond(place.ranks, self.machine, costs=self.machine.host.deepspeed),
+            *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
             *transfers_beyond(
                 [tensor for tensor, _ in self.layered.counted],
                 place.dtype_bytes,
@@ -271,7 +302,7 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def fetches_called(self) -> bool:
         """Whether experts are modules of their own of which only those are fetched that are called."""
-        return fetches_called(self.model, self.placement.settings)
+        return fetches_called(self.part, self.placement.settings)
 
     @cached_property
     def order_lasts(self) -> bool:
@@ -298,37 +329,20 @@ class ZeroInferencePlan(InferencePlan):
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module in a pass [ps]."""
-        plan = self.called(forward)
-        if self.cache.attends_on_cpu:  # the GPU works on the new tokens only
-            alone = tuple(one._replace(context=one.new_tokens) for one in forward.batch)
-            return plan.timings.durations(alone)
-        return plan.timings.durations(forward.batch)
-
-    def _cache_transfers(self, forward: ForwardPass) -> tuple[int, ...]:
-        if not self.cache.attends_on_cpu:
-            return super()._cache_transfers(forward)
-        return (cpu_attention(self.cache, self.model, forward.batch).attended.traffic,)
+        return self.called(forward).timings.durations(self.on_gpu(forward.batch))
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of one pass."""
         plan, warm = self.called(forward), self.order_lasts and not forward.first
         durations, alone = self.durations(forward), not (forward.loads or forward.stores)
-        if alone and not (self.cache.moves or self.cache.attends_on_cpu):
+        if alone and not (self.cache.moves or self.cache.attends_on_cpu or self.degrees.tensor > 1):
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        hooks = partial(self.cache_hooks, forward)
+
+        def hooks() -> tuple[Hook, ...]:
+            exchanges = (Collectives(self, None),) if self.degrees.tensor > 1 else ()
+            return (*exchanges, *self.cache_hooks(forward))
+
         return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
-
-    def cache_hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Also attention on the CPU."""
-        if not self.cache.attends_on_cpu:
-            return super().cache_hooks(forward)
-        return (AttentionOnCpu(self.cache, cpu_attention(self.cache, self.model, forward.batch)),)
-
-    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
-        """Also that of attention on the CPU."""
-        if not self.cache.attends_on_cpu:
-            return super().cache_memory(part, copies=copies)
-        return cpu_attention_memory(self.cache, part, self.workload, copies=copies)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
@@ -346,12 +360,12 @@ class ZeroInferencePlan(InferencePlan):
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
             terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        terms += self.working_memory(self.model)
+        terms += self.working_memory(self.part)
         return (*terms, *self._weights())
 
     def _weights(self) -> list[MemoryTerm]:
         place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
-        per_host = self.machine.ranks_per_node(place.ranks)
+        per_host = self.machine.ranks_per_node(self.degrees.ranks)
         counted = self.layered.counted
         in_memory = [(tensor.slice_numel * size, count) for tensor, count in counted if not tensor.on_nvme]
         full_stack = sum(part * count for part, count in in_memory)
@@ -370,5 +384,5 @@ class ZeroInferencePlan(InferencePlan):
                 terms.append(
                     MemoryTerm("dram", "swap buffers", pool * per_host, pinned=True, remedy=_BUFFERS)
                 )
-            terms.append(MemoryTerm(place.tier, "weights", swapped * place.ranks))
+            terms.append(MemoryTerm(place.tier, "weights", swapped * self.degrees.ranks))
         return terms

@@ -132,10 +132,6 @@ def test_parts_repeat_rightly_and_copies_of_weights_overlap_no_kernel(
     monkeypatch.setattr(PassWriter, "verify", True)
     assert [one.schedule({}) for one in phases] == repeated
     for timeline in so.simulate(found, keep_timelines=True).timelines.values():
-        busy = [
-            (one.start, one.end, one.op.kind)
-            for one in timeline
-            if one.op.stream and one.op.label != CACHE_LABEL
-        ]
-        ordered = sorted(one for one in busy if one[0] < one[1])
+        ops = [one for one in timeline if one.op.stream and one.op.label != CACHE_LABEL]
+        ordered = sorted((one.start, one.end) for one in ops if one.start < one.end)
         assert all(before[1] <= after[0] for before, after in pairwise(ordered))

@@ -306,7 +306,6 @@ def test_stages_of_a_pipeline_load_their_own_layers() -> None:
             "cross_layer_blocks",
             "sliding layers keep fewer",
         ),
-        ({"kind": "tensor_parallel"}, "kv_cache.connector", "transformers has no connector; use"),
         ({"tier": "tape"}, "connector.tier", 'no tier "tape"'),
     ],
 )

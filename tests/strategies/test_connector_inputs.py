@@ -96,10 +96,7 @@ def test_mistakes_in_the_section(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("vllm_cpu_offload", "resident", "transformers has no connector; use strategy.kind vllm_cpu_offload"),
-        ("vllm_cpu_offload", "tensor_parallel", "or tensor_parallel with compiled: true, or remove it"),
-        ("vllm_cpu_offload", "zero_inference\n  weights: dram", "transformers has no connector"),
-        ("vllm_cpu_offload", "accelerate\n  device_map: cuda", "transformers has no connector"),
+        ("vllm_cpu_offload", "accelerate\n  num_gpus: 2", "a connector moves the blocks of one GPU"),
         ("vllm_cpu_offload", "flexgen", "strategy.kv_cache: unknown key"),
         ("kv_cache:", "kv_cache:\n    tier: dram", "strategy.kv_cache.tier: "),
         ("kv_cache:", "kv_cache:\n    format: int4", "vLLM has no cache of this format; use fp8"),

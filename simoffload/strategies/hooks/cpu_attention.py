@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simoffload.models import ModelShape
 from simoffload.schedule import Dependency, cache_route
 from simoffload.strategies.cache_updates import CACHE_LABEL
-from simoffload.strategies.cpu_attention import CpuAttention, MemoryWork, cpu_rate, new_memory
+from simoffload.strategies.cpu_attention import MemoryWork, cpu_attention, cpu_rate, new_memory
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
@@ -16,12 +17,16 @@ from simoffload.strategies.timing import picoseconds
 class AttentionOnCpu(Hook):
     """Each layer copies keys and values to host memory, and the CPU attends to those of earlier tokens."""
 
-    def __init__(self, cache: KvCache, work: CpuAttention) -> None:
-        """``work``: what each layer does in the pass."""
-        self.streams, self._work = cache.streams, work
+    def __init__(self, cache: KvCache, stages: Sequence[ModelShape]) -> None:
+        """``stages``: the part of the model on a GPU of each stage."""
+        self.streams, self._cache, self._stages = cache.streams, cache, stages
 
     def state(self, part: Part) -> None:
         """Every layer does the same."""
+
+    def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
+        """Find what each layer does."""
+        self._work = cpu_attention(self._cache, self._stages[stage.stage], stage.batch)
 
     def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:
         """Write the copies, the work of the CPU, and the GPU's kernels of attention.

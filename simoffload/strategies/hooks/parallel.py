@@ -13,7 +13,7 @@ from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
 if TYPE_CHECKING:
-    from simoffload.strategies.tensor_parallel_plan import StagedPlan
+    from simoffload.strategies.plan import InferencePlan
 
 
 class CompiledCode(Hook):
@@ -23,7 +23,7 @@ class CompiledCode(Hook):
     The input of a decode step was prepared beside the one before, and its kernels are one graph.
     """
 
-    def __init__(self, plan: StagedPlan) -> None:
+    def __init__(self, plan: InferencePlan) -> None:
         self._plan = plan
         self._graphs: dict[int, Graphs] = {}
         self.carry: Graphs = "none"
@@ -62,7 +62,7 @@ class CompiledCode(Hook):
 class _Exchange(Hook):
     """An _Exchange is the transfer of results between GPUs."""
 
-    def __init__(self, plan: StagedPlan, code: CompiledCode | None) -> None:
+    def __init__(self, plan: InferencePlan, code: CompiledCode | None) -> None:
         self._plan, self._code = plan, code
 
     def state(self, part: Part) -> None:

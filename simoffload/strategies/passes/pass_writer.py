@@ -328,7 +328,7 @@ class PassWriter(StreamWriter):
             state, position = partial(self._state, part), self.builder.segments
             if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
                 self.builder.repeat(*period)
-        if not (self._repeats or self.verify):
+        if not self._repeats:
             self._write_part(part)
             return
         key = self._state(part)
