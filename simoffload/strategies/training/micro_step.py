@@ -153,7 +153,7 @@ class MicroStep(TrainingStreams):
 
     def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:  # noqa: ARG002
         """Count kernels for which gradients wait; in backward for those of the input and of the weights."""
-        self._out.launched(duration, kernels=2 if call.kernels == "backward" else 1)
+        self._out.kernel_waits.launched(duration, kernels=2 if call.kernels == "backward" else 1)
         return False
 
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002

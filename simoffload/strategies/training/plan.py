@@ -47,7 +47,7 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.writer import MicroStepStage, MicroStepWriter, TrainingStreams
+from simoffload.strategies.training.writer import MicroStepWriter, TrainingStreams
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -162,10 +162,9 @@ class ZeroTrainingPlan(StepWork):
     ) -> MicroStepWriter:
         """Return the writer of a part."""
         return MicroStepWriter(
-            name=part.title,
+            part=part,
             state=self.state,
             timing=self.timing,
-            stage=MicroStepStage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             gradients=self.step.hooks(),
             routes=self._routes,

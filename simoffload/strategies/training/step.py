@@ -127,7 +127,7 @@ class OptimizerStep:
         self.begin()
         out, updates = self._out, self._plan.state.updates
         for index, update in enumerate(updates):
-            out.part("sub-group")
+            out.builder.segment("sub-group")
             out.spend(self._costs.sub_group_call.value)
             following = updates[index + 1] if index + 1 < len(updates) else None
             if update.on_gpu and not update.swapped:
@@ -144,7 +144,7 @@ class OptimizerStep:
         (``_flush_gradient_swapper``).
         """
         out, costs, updates = self._out, self._costs, self._plan.state.updates
-        out.part("optimizer")
+        out.builder.segment("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         swapped = out.swapper is not None and any(update.swapped for update in updates)
@@ -166,7 +166,7 @@ class OptimizerStep:
     def gather(self) -> None:
         """Gather the updated parameters that every rank holds completely."""
         out = self._out
-        out.part("after the step")
+        out.builder.segment("after the step")
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU

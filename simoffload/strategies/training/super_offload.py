@@ -113,7 +113,7 @@ class _UpdatedStep(OptimizerStep):
     def begin(self) -> None:
         """Wait for the last sub-groups."""
         if not self._settings.gradient_clipping:
-            self._out.part("last updates")
+            self._out.builder.segment("last updates")
             self._out.add("wait", UPDATE, fixed=picoseconds(self._unfinished_s), label="CPU update")
             self._out.host_waits(UPDATE)
         super().begin()

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from simoffload.models import SINGLE
 from simoffload.schedule import Dependency, OpKind
 from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
 from simoffload.strategies.passes.pass_writer import COMPUTE, Hook, PassWriter
+from simoffload.strategies.plan import StepPart
 from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
@@ -93,15 +94,6 @@ class KernelWaits:
         return wait
 
 
-class MicroStepStage(NamedTuple):
-    """A MicroStepStage states the position of a micro-step in its step."""
-
-    accumulates: bool
-    """Whether gradients are added to those of earlier micro-steps."""
-    boundary: bool
-    """Whether gradients go to the optimizer after the micro-step."""
-
-
 class GradientHooks:
     """GradientHooks let a training mode add to the handling of gradients; the base adds nothing."""
 
@@ -130,10 +122,9 @@ class MicroStepWriter(PassWriter, GradientSink):
     def __init__(
         self,
         *,
-        name: str,
+        part: StepPart,
         state: TrainingState,
         timing: TrainingTiming,
-        stage: MicroStepStage,
         swapper: GradientSwapper | None,
         gradients: GradientHooks,
         routes: Routes,
@@ -142,11 +133,11 @@ class MicroStepWriter(PassWriter, GradientSink):
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         gpus = (range(places.ranks),)
-        super().__init__(name=name, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
+        super().__init__(name=part.title, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
         self._settings, self._element = settings, placement.dtype_bytes
         self._time = timing
-        self._stage = stage
+        self._accumulates, self._last = part.micro_step > 0, part.boundary
         self.swapper = swapper
         self._handling = gradients
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
@@ -156,7 +147,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
-        self._waits = KernelWaits()
+        self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
     def state(self, handles: Sequence[int]) -> State:
@@ -170,23 +161,15 @@ class MicroStepWriter(PassWriter, GradientSink):
             self.fetches.state(handles),
             tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]),
             self.swapper.state if self.swapper is not None else None,
-            self._waits.state,
+            self.kernel_waits.state,
         )
-
-    def part(self, segment: str) -> None:
-        """Begin a segment of the schedule, which may turn out to repeat."""
-        self.builder.segment(segment)
-
-    def launched(self, duration: int, *, kernels: int) -> None:
-        """Count ``kernels`` of the compute stream that take ``duration`` [ps] in total."""
-        self._waits.launched(duration, kernels=kernels)
 
     # -- gradients ------------------------------------------------------------------------------
 
     @property
     def reduces(self) -> bool:
         """Whether gradients are reduced in this micro-step, not only added up in HBM by autograd."""
-        return self._settings.stage >= 2 or self._stage.boundary or self._handling.always
+        return self._settings.stage >= 2 or self._last or self._handling.always
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
         """Copy a complete gradient into the bucket, unless it is larger than the bucket."""
@@ -204,7 +187,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         self.spend(self._more.reduce_call.value)
         self.flush()
         self._scatter(tensors)
-        self._handling.reduced(self, tensors, boundary=self._stage.boundary)
+        self._handling.reduced(self, tensors, boundary=self._last)
         offloaded = self._settings.optimizer_device != "none"
         if offloaded and self._settings.stage == 3:
             self._partition(tensors)
@@ -212,7 +195,7 @@ class MicroStepWriter(PassWriter, GradientSink):
             self._accumulate_on_cpu(tensors)
         else:
             self._accumulate_on_gpu(tensors)
-        self._handling.stored(self, tensors, boundary=self._stage.boundary)
+        self._handling.stored(self, tensors, boundary=self._last)
         self._reduces.append(self.builder.written[self.gradients] - 1)
 
     def end_backward(self) -> None:
@@ -244,7 +227,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
 
     def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
-        passes = 3 if self._stage.accumulates else 2
+        passes = 3 if self._accumulates else 2
         self.kernel("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
 
     def _owned(self, tensors: Sequence[Tensor]) -> int:
@@ -262,7 +245,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         element = self._settings.gradient_bytes
         sizes = [tensor.slice_numel * element for tensor in tensors]
         pinned = self._settings.pin_memory
-        if self._stage.accumulates:
+        if self._accumulates:
             self.move(sizes, to_device=True, pinned=pinned)
             self.kernel("reduce", 3 * sum(sizes))
             self.move(sizes, to_device=False, pinned=pinned)
@@ -270,7 +253,7 @@ class MicroStepWriter(PassWriter, GradientSink):
             self.move(sizes, to_device=False, pinned=pinned)
             self.move(sizes, to_device=True, pinned=pinned)
         self._by_tensor(len(sizes), to_and_fro=True)
-        if self._stage.boundary:
+        if self._last:
             self._boundary(tensors)
 
     @cached_property
@@ -285,9 +268,8 @@ class MicroStepWriter(PassWriter, GradientSink):
         docs/measurements/training.md). ``to_and_fro``: gradients that are not accumulated are also copied to
         the host and back.
         """
-        stage = self._stage
-        kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
-        changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
+        kernels = self._accumulates + _BOUNDARY_KERNELS * self._last
+        changes = (2 if self._accumulates else int(to_and_fro)) + (2 if self._last else 1)
         latency = self.machine.accelerator.kernel_latency_s
         seconds = kernels * latency + changes * self._copy_latency
         self.flush()
@@ -334,7 +316,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         copies = (settings.gradient_bytes + SINGLE) / to_host + settings.gradient_bytes / to_gpu
         kernels = (2 * settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel
         alone = picoseconds(numel * copies) + self._time.hbm_traffic(kernels)
-        wait = self._waits.bucket(len(tensors), alone)
+        wait = self.kernel_waits.bucket(len(tensors), alone)
         if wait:
             self.add("reduce", self.gradients, fixed=wait, label="wait for kernels of compute")
 
@@ -375,12 +357,12 @@ class MicroStepWriter(PassWriter, GradientSink):
         """
         settings = self._settings
         kept = [tensor.slice_numel * self._element for tensor in tensors]
-        if self._stage.accumulates:
+        if self._accumulates:
             self.move(kept, to_device=True, pinned=settings.pin_memory)
             self.kernel("reduce", 3 * sum(kept))
-        if self._stage.accumulates or not self._stage.boundary:
+        if self._accumulates or not self._last:
             self.move(kept, to_device=False, pinned=settings.pin_memory)
-        if self._stage.boundary:
+        if self._last:
             mine = self._single_precision(tensors)
             self.move(mine, to_device=False, pinned=self._singles_pinned)
         self._by_tensor(len(kept), to_and_fro=False)

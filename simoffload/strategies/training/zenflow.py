@@ -165,13 +165,13 @@ class ZenFlowStep(StepPlan):
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Restore the columns that the update has overwritten, then update them
         (``selective_optimizer_step``)."""
-        out.part(_SELECTED)
+        out.builder.segment(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Copy the GPU's weights to the master weights, and select columns by the sums of their gradients."""
-        out.part(_SELECTION)
+        out.builder.segment(_SELECTION)
         plan = self.plan
         numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
         cpu = CpuWork(out, plan)
@@ -218,7 +218,7 @@ class _OverlappedStep(OptimizerStep):
         out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
         out.host_waits(UPDATE)
         for update in updates:
-            out.part("sub-group")
+            out.builder.segment("sub-group")
             self._stale(update)
         self.gather()
         for update in updates:
