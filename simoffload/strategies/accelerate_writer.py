@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module
-from simoffload.schedule import Device, Schedule, cache_route, way_of
+from simoffload.schedule import Cause, Device, Schedule
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
@@ -118,7 +118,7 @@ class AccelerateWriter(StreamWriter):
             points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
             return replace(written, curve=Curve(points).lower(most.curve))
 
-        return self.transfers("host to GPU, pageable, never written", path, [size])
+        return self.transfers(Cause("host-to-gpu", memory="never written"), path, [size])
 
     def _read(self, size: int) -> None:
         """Let the host thread copy a mapped file into a new tensor, whose pages come from the operating
@@ -137,7 +137,7 @@ class AccelerateWriter(StreamWriter):
             self.add("read", HOST, fixed=latency, size=size, route=route)
             left -= int(rate * self.transfer_s(route, 0, size))
         if left > 0:
-            self.add("cpu", HOST, size=left, route=self.cpu_work("copying mapped files", rate))
+            self.add("cpu", HOST, size=left, route=self.cpu_work(Cause("mapped-copies"), rate))
 
     def kernels(
         self,
@@ -166,7 +166,8 @@ class AccelerateWriter(StreamWriter):
         self.add("launch", HOST, fixed=launch, label=label)
         if gpu != self._at:
             before, path = self._at, self.machine.send(self._at, gpu)
-            route, latency = self.transfers(f"GPU {before} to GPU {gpu}", lambda _: path, [self._hidden])
+            cause = Cause("gpu-to-gpu", gpus=(before, gpu))
+            route, latency = self.transfers(cause, lambda _: path, [self._hidden])
             after = self.so_far(HOST, 1 + before)
             self.add(
                 "copy",
@@ -194,14 +195,14 @@ class AccelerateWriter(StreamWriter):
         )
 
     def _cache_route(
-        self, gpu: int, to: int, name: str, path_of: Callable[[int], Path], following: bool
+        self, gpu: int, to: int, cause: Cause, path_of: Callable[[int], Path], following: bool
     ) -> TransferRoute:
         """Return the route of the cache of one GPU, or of the one of the next layer; all GPUs read and write
         storage on one route."""
         path = path_of(to if following else gpu)
         if path.hops != path_of(self._plan.main).hops:
-            name = cache_route(f"{way_of(name)} {to if following else gpu}", self._plan.cache.tier)
-        return TransferRoute(name, *self.way((name,), lambda _: path))
+            cause = cause._replace(gpus=(to if following else gpu,))
+        return TransferRoute(cause, *self.way((cause,), lambda _: path))
 
     def end(self) -> Schedule:
         """Return the pass, at the end of which the host thread waits for the GPUs and chooses tokens."""

@@ -10,7 +10,7 @@ from typing import Literal
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.schedule import Dependency, Hops, Op, OpKind, Schedule, ScheduleBuilder, cache_route
+from simoffload.schedule import Cause, Dependency, Hops, Op, OpKind, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Phase
 from simoffload.strategies.cache_routes import TransferRoute
 from simoffload.strategies.connector import (
@@ -25,7 +25,7 @@ from simoffload.strategies.connector import (
 )
 from simoffload.strategies.degrees import Degrees
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.strategies.timing import copy_cause, picoseconds
 from simoffload.workload import Inference
 
 BLOCK_TERMS = ("blocks of the prefixes", "new blocks")
@@ -188,7 +188,7 @@ class BlockWriter:
     def _transfer(
         self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
     ) -> int:
-        name, first, hops = self._way(way, blocks.part)
+        cause, first, hops = self._way(way, blocks.part)
         kind: OpKind = "copy"
         if self._on_tier(way):
             kind = "read" if way in (LOAD, READ) else "write"
@@ -196,7 +196,7 @@ class BlockWriter:
             rate = file_rate(first, blocks) if stored else first.curve.rate(blocks.total)
         else:
             rate = copy_rate(first, blocks)
-        route = self.builder.route(name=name, hops=hops, cap=rate)
+        route = self.builder.route(cause=cause, hops=hops, cap=rate)
         fixed = 0 if way in self._started else picoseconds(first.latency)
         self._started.add(way)
         size = -(-blocks.total // parts)
@@ -214,13 +214,12 @@ class BlockWriter:
             if self._on_tier(way):
                 reach = machine.storage_read if inward else machine.storage_write
                 paths = [reach(one.tier, gpu, gds=one.direct) for gpu in self.gpus]
-                name = f"{one.tier} {'read' if inward else 'write'}"
+                cause = Cause("read" if inward else "write")
             else:
                 reach_host = machine.host_to_device if inward else machine.device_to_host
                 paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
-                name = copy_name(to_device=inward, pinned=True)
-            name = cache_route(name, one.tier)
-            self._known[way, size] = TransferRoute(name, paths[0], self.hops(paths))
+                cause = copy_cause(to_device=inward, pinned=True)
+            self._known[way, size] = TransferRoute(cause.of_cache(one.tier), paths[0], self.hops(paths))
         return self._known[way, size]
 
 

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
-from simoffload.results import MemoryTerm
-from simoffload.schedule import Dependency, cache_route
+from simoffload.results import MemoryTerm, cause_text
+from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.new_memory import KEPT_BY_MALLOC
@@ -189,13 +189,13 @@ class CpuAttentionWriter:
             new = picoseconds(_new(*work.prompt) / pages)
             behind = out.so_far(HOST, self._compute)
             self._copy(self._store, work.prompt, to_device=False, longer=new, behind=behind)
-            self._on_cpu("storing keys and values", work.stored)
+            self._on_cpu("cache-stores", work.stored)
             out.flush()
             after = (*out.so_far(HOST), *(one for one in after if one.stream != HOST))
         out.add("compute", self._compute, fixed=duration, label=label, after=tuple(after))
         if work.sent:
             self._copy(self._compute, work.sent, to_device=False)
-            self._on_cpu("attention on the CPU", work.attended)
+            self._on_cpu("cpu-attention", work.attended)
             out.flush()
             self._copy(self._compute, (work.returned,), to_device=True, behind=out.so_far(HOST))
 
@@ -217,11 +217,12 @@ class CpuAttentionWriter:
         out.host_waits(stream)
         out.spend(out.costs.copy_call.value * len(sizes))
 
-    def _on_cpu(self, name: str, work: MemoryWork) -> None:
+    def _on_cpu(self, kind: CauseKind, work: MemoryWork) -> None:
         out = self._out
         out.flush()
-        route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
-        out.add("cpu", HOST, size=work.traffic, route=route, label=name)
+        cause = Cause(kind).of_cache(self._work.tier)
+        route = out.cpu_work(cause, cpu_rate(out.machine, work, ranks=out.ranks))
+        out.add("cpu", HOST, size=work.traffic, route=route, label=cause_text(Cause(kind)))
         out.spend(work.returned_pages / out.machine.host.fresh_memory.released.value)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.schedule import OpKind, cache_route
+from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import picoseconds
@@ -107,11 +107,11 @@ class CopyWriter(StreamWriter):
         self.add("cpu", HOST, size=traffic, route=self.loops(traffic, cache=cache), label=label)
 
     def loops(
-        self, traffic: int, *, new: int = 0, share: float = 1.0, name: str = "loops over tensors", cache: str
+        self, traffic: int, *, new: int = 0, share: float = 1.0, kind: CauseKind = "tensor-loops", cache: str
     ) -> int:
         """Return the route of PyTorch's loops over ``traffic`` [B] on all cores (``loops_rate``)."""
         rate = loops_rate(self.machine.host, traffic=traffic, new=new, share=share)
-        return self.cpu_work(cache_route(name, cache), rate)
+        return self.cpu_work(Cause(kind).of_cache(cache), rate)
 
     def submit(self, job: CopyJob) -> None:
         """Give a job to the next copy thread."""
@@ -144,5 +144,5 @@ class CopyWriter(StreamWriter):
         """Return route and latency [ps] of copying to a mapped file."""
         tier = self._disk
         path, hops = self.way((tier, True), partial(self.machine.storage_write, tier))
-        rate, name = path.curve.rate(job.written), cache_route(f"{tier} write", job.cache)
-        return self.builder.route(name=name, hops=hops, cap=rate), picoseconds(path.latency)
+        rate, cause = path.curve.rate(job.written), Cause("write", tier).of_cache(job.cache)
+        return self.builder.route(cause=cause, hops=hops, cap=rate), picoseconds(path.latency)

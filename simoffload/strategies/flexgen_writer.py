@@ -286,7 +286,7 @@ class FlexGenWriter(CopyWriter):
             copied = _CPU_CUT * elements if padded > elements else 0
             self.on_cpu("expanding the cache", 2 * (_CPU_EXPANDED * padded + copied), cache=tier)
         traffic = 2 * _SINGLE * elements
-        route = self.loops(traffic, share=ONE_QUERY, name="attention on the CPU", cache=tier)
+        route = self.loops(traffic, share=ONE_QUERY, kind="cpu-attention", cache=tier)
         self.add("cpu", HOST, size=traffic, route=route, label="attention")
         self.copy(COMPUTE, [vector], to_device=True, label="result of attention", pinned=False)
         self.host_waits(COMPUTE)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from simoffload.hardware import Path
 from simoffload.models import Module
+from simoffload.schedule import Cause
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
@@ -163,9 +164,9 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             after=after,
         )
 
-    def _cache_route(self, name: str, path: Callable[[int], Path], _following: bool) -> TransferRoute:
+    def _cache_route(self, cause: Cause, path: Callable[[int], Path], _following: bool) -> TransferRoute:
         """Return the route of the cache of every rank."""
-        return TransferRoute(name, *self.way((name,), path))
+        return TransferRoute(cause, *self.way((cause,), path))
 
     def end_forward(self) -> None:
         """Let the host wait for the last kernel, because it needs the next token or the loss."""
@@ -322,8 +323,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             path, hops = self.way((tier, written, gds), lambda rank: way(tier, rank, gds=gds))
             block = min(settings.block_size, size)
             outstanding = min(settings.outstanding_bytes, size)
-            name = f"{tier} write" if written else f"{tier} read"
+            cause = Cause("write" if written else "read", tier)
             rate = path.file_rate(size, outstanding=outstanding, block=block)
-            route = self.builder.route(name=name, hops=hops, cap=rate)
+            route = self.builder.route(cause=cause, hops=hops, cap=rate)
             self.known[key] = route, picoseconds(path.latency)
         return self.known[key]

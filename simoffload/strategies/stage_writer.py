@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from simoffload.hardware import Path
 from simoffload.models import Layer, Module, Sequences
-from simoffload.schedule import Dependency, Hops, Op, OpKind, Program, Schedule, ScheduleBuilder
+from simoffload.results import cause_text
+from simoffload.schedule import (
+    Cause,
+    CauseKind,
+    Dependency,
+    Hops,
+    Op,
+    OpKind,
+    Program,
+    Schedule,
+    ScheduleBuilder,
+)
 from simoffload.strategies.blocks import LOAD, BlockWriter, PassBlocks, stream_names
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
@@ -150,7 +161,7 @@ class PassWriter:
         self._write("tail", stage.modules_after)
         if number < self._degrees.pipeline - 1:
             self._builder.segment("send")
-            self._transfer("send", "stage to stage", SEND, self._tokens * stage.hidden_size)
+            self._transfer("send", "stage-to-stage", SEND, self._tokens * stage.hidden_size)
 
     def _layer(self, number: int, modules: Layer) -> None:
         """Write a layer of the stage with its loads and stores of blocks."""
@@ -209,9 +220,9 @@ class PassWriter:
             after=after,
         )
 
-    def _cache_route(self, name: str, path_of: Callable[[int], Path], _following: bool) -> TransferRoute:
+    def _cache_route(self, cause: Cause, path_of: Callable[[int], Path], _following: bool) -> TransferRoute:
         """Return the route of the cache of the stage's GPUs."""
-        return TransferRoute(name, *self._paths(name, lambda _, gpu: path_of(gpu)))
+        return TransferRoute(cause, *self._paths(cause, lambda _, gpu: path_of(gpu)))
 
     @property
     def _joined(self) -> Sequence[int]:
@@ -260,10 +271,11 @@ class PassWriter:
             size = self._sequences * module.out_features * tensor * ring
             self._transfer("gather", "all-gather", REDUCE, size)
 
-    def _transfer(self, kind: OpKind, name: str, stream: int, elements: float) -> None:
+    def _transfer(self, kind: OpKind, cause: CauseKind, stream: int, elements: float) -> None:
         """Let every rank receive ``elements`` from its predecessor in the ring of its stage, or send them to
         the next stage."""
         machine, degrees, ring = self._machine, self._degrees, stream == REDUCE
+        name = cause_text(Cause(cause))
         self._launch(name, self._exchange_s(within_graphs=ring))
         size = max(1, round(elements * self._plan.model.dtype_bytes))
 
@@ -272,8 +284,8 @@ class PassWriter:
                 return machine.gather(gpu, degrees.tensor, first=gpu - rank % degrees.tensor)
             return machine.send(gpu, degrees.gpu(self._number + 1, rank))
 
-        path, hops = self._paths(name, path_of)
-        route = self._builder.route(name=name, hops=hops, cap=path.curve.rate(size))
+        path, hops = self._paths(Cause(cause), path_of)
+        route = self._builder.route(cause=Cause(cause), hops=hops, cap=path.curve.rate(size))
         after = self._dependencies(HOST, COMPUTE, *(() if ring else self._reduced))
         after = (*after, *(self._builder.after(*one) for one in self._awaited))
         self._awaited = []
@@ -285,13 +297,13 @@ class PassWriter:
         """Streams other than its own for which the compute stream waits."""
         return (REDUCE,) if self._degrees.tensor > 1 else ()
 
-    def _paths(self, name: str, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
+    def _paths(self, cause: Cause, path_of: Callable[[int, int], Path]) -> tuple[Path, tuple[Hops, ...]]:
         """Return the path of the first rank of the stage, and the hops of all ranks, none in other stages;
-        ``path_of`` gives that of a rank of the stage and its GPU, and is asked once for each ``name``."""
-        if (self._number, name) not in self._plan.known_paths:
+        ``path_of`` gives that of a rank of the stage and its GPU, and is asked once for each ``cause``."""
+        if (self._number, cause) not in self._plan.known_paths:
             paths = [path_of(rank, self._degrees.gpu(self._number, rank)) for rank in range(self._each)]
-            self._plan.known_paths[self._number, name] = paths[0], self._hops(paths)
-        return self._plan.known_paths[self._number, name]
+            self._plan.known_paths[self._number, cause] = paths[0], self._hops(paths)
+        return self._plan.known_paths[self._number, cause]
 
     def _hops(self, paths: Sequence[Path], *, stage: int | None = None) -> tuple[Hops, ...]:
         """Return the hops of all ranks, of which only those of a stage (default: the present) have paths."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from simoffload.hardware import Path, Provenance
 from simoffload.models import Module, Sequences
 from simoffload.results import Facts
-from simoffload.schedule import Hops, Schedule
+from simoffload.schedule import Cause, Hops, Schedule
 from simoffload.strategies.base import Phase, PhaseKind, PhaseSeries
 from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.degrees import Degrees
@@ -49,7 +49,7 @@ class StagedPlan(InferencePlan):
         return divide(self.model, tensor=tensor, pipeline=pipeline, fused=self.fused)
 
     @cached_property
-    def known_paths(self) -> dict[tuple[int, str], tuple[Path, tuple[Hops, ...]]]:
+    def known_paths(self) -> dict[tuple[int, Cause], tuple[Path, tuple[Hops, ...]]]:
         """Paths of transfers that its writers have asked for, by stage and name."""
         return {}
 

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from simoffload.hardware import TimeInput, repeated_reads
+from simoffload.hardware import FEW_READINGS
 from simoffload.models import Layer, Module
-from simoffload.schedule import Op
+from simoffload.schedule import Cause, Op
 from simoffload.strategies.pinned_weights import readings
 from simoffload.strategies.stage_writer import COMPUTE, HOST, PassWriter
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.strategies.timing import copy_cause, effective_rate, picoseconds
 
 if TYPE_CHECKING:
     from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
@@ -45,14 +45,14 @@ class OffloadWriter(PassWriter):
         """Return the number of the layer in a stage with offloaded layers, which differ in what is."""
         return number if any(self._plan.offloaded[self._number]) else super()._state(number, modules)
 
-    def _fetch(self, name: str, label: str, sizes: Sequence[int], *, calls: int) -> int:
+    def _fetch(self, cause: Cause, label: str, sizes: Sequence[int], *, calls: int) -> int:
         """Move tensors of ``sizes`` [B] in ``calls`` transfers after all that the GPU did so far; return the
         number of the operation."""
-        path, hops = self._paths(name, lambda _, gpu: self._machine.host_to_device(gpu, pinned=True))
+        path, hops = self._paths(cause, lambda _, gpu: self._machine.host_to_device(gpu, pinned=True))
         # Without a call for each tensor, small ones are read at the same rate as large ones.
         share = self._machine.accelerator.reads.rate_share.value
         rate = effective_rate(path, sizes) if calls else path.curve.points[-1][1] * share
-        route = self._builder.route(name=name, hops=hops, cap=int(rate))
+        route = self._builder.route(cause=cause, hops=hops, cap=int(rate))
         after = self._dependencies(HOST, COMPUTE, *self._reduced)
         fixed = picoseconds(calls * path.latency)
         return self._builder.add(Op("copy", label, self._copies, fixed, sum(sizes), route, after))
@@ -70,8 +70,8 @@ class InPlaceWriter(OffloadWriter):
         touched, rows, times = readings(self._plan.model, module, self._tokens, rows=tile)
         sizes = tuple(max(1, round(touched * size)) * times for size in sizes)
         once = times == 1 and rows <= _READ_ONCE
-        name = TimeInput.IN_PLACE if once else repeated_reads(times)
-        copied = self._fetch(name, module.name, sizes, calls=0)
+        cause = Cause("in-place", readings=0 if once else min(times, FEW_READINGS))
+        copied = self._fetch(cause, module.name, sizes, calls=0)
         self._awaited.append((self._copies, copied, -1))
 
 
@@ -99,8 +99,8 @@ class PrefetchWriter(OffloadWriter):
             return
         weights = self._plan.offloaded[self._number][following]
         sizes = [size for one in weights.values() for size in one]
-        name = copy_name(to_device=True, pinned=True)
-        copied = self._fetch(name, "layer", sizes, calls=len(sizes))
+        cause = copy_cause(to_device=True, pinned=True)
+        copied = self._fetch(cause, "layer", sizes, calls=len(sizes))
         self._copied[self._number, following] = copied
 
     @cached_property
