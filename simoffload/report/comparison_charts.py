@@ -136,7 +136,7 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
                 _general(share, row.result),
                 draw.cause_colour(share.cause),
                 share.exposed_s / step.time_s,
-                f"{draw.plain(share.text)}: {format_seconds(share.exposed_s)}",
+                f"{draw.plain(share.cause_text)}: {format_seconds(share.exposed_s)}",
             )
             for y, (_, row, step) in enumerate(rows)
             for share in step.shares
@@ -205,4 +205,4 @@ def _general(share: Share, result: SimulationResult) -> str:
     optimizer."""
     tiers = [place.tier for place in presentation(result).places]
     general = share.cause.kind in ("read", "write") and share.cause.tier in tiers
-    return f"storage{share.text.removeprefix(share.cause.tier)}" if general else share.text
+    return f"storage{share.cause_text.removeprefix(share.cause.tier)}" if general else share.cause_text

@@ -129,20 +129,20 @@ def bottleneck(one: PassResult, called: str = "") -> str:
     """Return the bottleneck of a pass, such as "raid read, 81 % of decode 1, limited by nvme"; ``called``
     replaces the name of the pass."""
     share = one.bottleneck
-    part = f"{printable(share.text)}, {percent(share.exposed_s / one.time_s)}"
+    part = f"{printable(share.cause_text)}, {percent(share.exposed_s / one.time_s)}"
     limit = f", limited by {printable(share.limit)}" if share.limit else ""
     return f"{part} of {called or printable(one.name)}{limit}"
 
 
 def largest(one: PassResult) -> str:
     """Return the bottleneck of a pass with its share, such as "raid read 81 %"."""
-    return f"{printable(one.bottleneck.text)} {percent(one.bottleneck.exposed_s / one.time_s)}"
+    return f"{printable(one.bottleneck.cause_text)} {percent(one.bottleneck.exposed_s / one.time_s)}"
 
 
 def limited_by(one: PassResult) -> str:
     """Return the limit of the bottleneck, such as ", limited by ib0 in"; "" if nothing else limits it."""
     share = one.bottleneck
-    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.text} else ""
+    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause_text} else ""
 
 
 def bound(one: PassResult, called: str = "") -> str:

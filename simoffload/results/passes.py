@@ -62,7 +62,7 @@ class Share(NamedTuple):
     """[B] moved on all ranks, for a transfer."""
 
     @property
-    def text(self) -> str:
+    def cause_text(self) -> str:
         """Text of the cause, such as "raid read"."""
         return cause_text(self.cause)
 
@@ -226,7 +226,7 @@ def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
 
 def _in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
     """Return shares with the largest exposed time first, of equal ones by their text."""
-    return tuple(sorted(shares, key=lambda share: (-share.exposed_ps, -share.busy_ps, share.text)))
+    return tuple(sorted(shares, key=lambda share: (-share.exposed_ps, -share.busy_ps, share.cause_text)))
 
 
 def _sizes(timeline: Timeline) -> Counter[Cause]:

@@ -193,7 +193,7 @@ def test_decoding_begins_when_all_have_sent() -> None:
     assert seconds(timeline, 1, 1) == [(1, 3), (3, 5)]
     assert seconds(timeline, 2, 2) == [(3, 7), (7, 11)]
     assert timeline.link_bytes == (400,)
-    sizes = {one.text: one.size for one in summarize_pass(timeline, new_tokens=1, context=1).shares}
+    sizes = {one.cause_text: one.size for one in summarize_pass(timeline, new_tokens=1, context=1).shares}
     assert sizes["send"] == 400
 
 

@@ -140,4 +140,4 @@ def test_the_verdict_names_the_cache_and_its_tier(offloaded: LoadedScenario) -> 
     on_disk = simulate(flexgen(*ON_DISK, ON_GPU))
     assert on_disk.bottleneck == cache
     assert on_disk.step is not None
-    assert {weights, cache} <= {one.text for one in on_disk.step.shares}, "weights are told apart"
+    assert {weights, cache} <= {one.cause_text for one in on_disk.step.shares}, "weights are told apart"

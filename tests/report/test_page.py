@@ -187,7 +187,9 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
     assert step is not None
     step = step._replace(
         name=EVIL,
-        shares=tuple(share._replace(cause=Cause.own(EVIL + share.text), limit=EVIL) for share in step.shares),
+        shares=tuple(
+            share._replace(cause=Cause.own(EVIL + share.cause_text), limit=EVIL) for share in step.shares
+        ),
         links=tuple(use._replace(link=EVIL + use.link) for use in step.links),
         bounds={EVIL + name: time for name, time in step.bounds.items()},
     )

@@ -58,20 +58,20 @@ def test_times_add_up_each_as_often_as_it_happens() -> None:
 
 
 def test_causes_are_put_together_by_name_the_largest_first() -> None:
-    assert [(share.text, share.exposed_s, share.busy_s, share.size) for share in STEP.shares] == [
+    assert [(share.cause_text, share.exposed_s, share.busy_s, share.size) for share in STEP.shares] == [
         ("GPU compute", 9.0, 12.0, 0),
         ("host to GPU", 3 + 1.0, 6 + 3.5, 300 + 30),
         ("CPU Adam", 2.5, 2.5, 140),
     ]
-    assert STEP.bottleneck.text == "GPU compute"
+    assert STEP.bottleneck.cause_text == "GPU compute"
 
 
 def test_a_transfer_was_held_back_by_what_did_so_where_it_took_longest() -> None:
     """3 x 2.0 s in forward are more than 7.0 / 2 s in the optimizer; once each they are less."""
-    limits = {share.text: share.limit for share in STEP.shares}
+    limits = {share.cause_text: share.limit for share in STEP.shares}
     assert limits["host to GPU"] == "pcie"
     once = aggregate("step", [(FORWARD, Fraction(1)), (UPDATE, Fraction(1))])
-    assert {one.text: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
+    assert {one.cause_text: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
 
 
 def test_links_carry_what_they_carried_in_all_passes() -> None:
@@ -128,6 +128,6 @@ def test_a_pass_by_itself_stays_what_it_is() -> None:
 def test_cpu_work_that_leaves_its_memory_idle_is_limited_by_the_cpu() -> None:
     result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
     assert result.step
-    limits = {share.text: share.limit for share in result.step.shares if share.group == "host"}
+    limits = {share.cause_text: share.limit for share in result.step.shares if share.group == "host"}
     assert limits["CPU Adam"] == "the speed of the CPU"
     assert not any("transfer" in limit for limit in limits.values())

@@ -137,7 +137,7 @@ def test_waits_are_part_of_the_times() -> None:
     waited = found.kv_allocation_s
     assert waited
     assert found.allocation is not None
-    assert [share.text for share in found.allocation.shares] == ["new pinned memory"]
+    assert [share.cause_text for share in found.allocation.shares] == ["new pinned memory"]
     steps = sum(time for one, time in found.spent if one is found.decode[0])
     assert found.decode_total_s == pytest.approx(steps + waited)
     assert found.e2e_s == pytest.approx(sum(time for _, time in found.spent))

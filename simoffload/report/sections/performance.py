@@ -158,7 +158,7 @@ def _by_cause(
         parts = [seconds(part or None) for part in splits[share.cause]] if splits else []
         of_pass = fraction(share.exposed_s / one.time_s)
         rows.append(
-            (share.text, seconds(share.exposed_s), of_pass, *parts, seconds(share.busy_s), share.limit)
+            (share.cause_text, seconds(share.exposed_s), of_pass, *parts, seconds(share.busy_s), share.limit)
         )
     head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "limited by")
     return ReportTable(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)

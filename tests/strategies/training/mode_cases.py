@@ -165,7 +165,7 @@ def host_and_gpu(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 def waited(one: PassResult) -> float:
     """[s] in which a pass waits for an update on the CPU."""
-    return {share.text: share.exposed_s for share in one.shares}["waiting for the CPU update"]
+    return {share.cause_text: share.exposed_s for share in one.shares}["waiting for the CPU update"]
 
 
 def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:
