@@ -20,7 +20,8 @@ from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference

@@ -107,6 +107,11 @@ class ScheduleBuilder:
         """The number of segments so far that contain operations."""
         return len(self._numbers) + bool(self._ops)
 
+    def numbers(self, segments: range) -> list[int]:
+        """Return for each segment a number, which is that of all segments with the same operations."""
+        self._close()
+        return self._numbers[segments.start : segments.stop]
+
     def repeat(self, first: int, times: int) -> None:
         """Repeat the segments from number ``first`` on ``times`` times more; allowed once per schedule."""
         self._close()

@@ -254,7 +254,7 @@ class Accelerate(CachingStrategy):
             initialized=self.initialized,
             fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
         )
-        cache = self.cache_of(model, machine)
+        cache = self.cache_of(model, workload, machine)
         return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, Home] | None:

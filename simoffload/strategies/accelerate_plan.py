@@ -31,7 +31,8 @@ from simoffload.strategies.device_map import Call, Home, ModuleTree, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.terms import Tunable

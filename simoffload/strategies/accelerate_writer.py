@@ -13,7 +13,7 @@ from simoffload.schedule import Cause, Device, Schedule
 from simoffload.strategies.cache_routes import CacheRoutes, TransferRoute
 from simoffload.strategies.cache_updates import CacheStreams
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.streamed_cache import CacheUpdate
 from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import Timing

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal
 
-from simoffload.hardware import Machine, Path
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.schedule import Cause, Dependency, Hops, Op, OpKind, Schedule, ScheduleBuilder
+from simoffload.schedule import Schedule
 from simoffload.strategies.base import Phase
-from simoffload.strategies.cache_routes import TransferRoute
 from simoffload.strategies.connector import (
     Blocks,
     Connector,
-    copy_rate,
-    file_rate,
     loaded_blocks,
     portion,
-    portions,
     stored_blocks,
 )
-from simoffload.strategies.degrees import Degrees
-from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.timing import copy_cause, picoseconds
+from simoffload.strategies.divided import Degrees
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.workload import Inference
 
 BLOCK_TERMS = ("blocks of the prefixes", "new blocks")
@@ -130,160 +125,6 @@ def stream_names(connector: Connector | None, machine: Machine) -> tuple[str, ..
     if connector is None:
         return ()
     return ("load", "store", "read", "write") if connector.staged(machine) else ("load", "store")
-
-
-@dataclass
-class BlockWriter:
-    """A BlockWriter writes the operations of the GPUs of one stage that move blocks.
-
-    Through pinned buffers, of which there are two in each direction, the one half of the way follows the
-    other portion by portion.
-    """
-
-    builder: ScheduleBuilder
-    machine: Machine
-    connector: Connector
-    gpus: Sequence[int]
-    """GPUs whose operations are written: those of the stage."""
-    hops: Callable[[list[Path]], tuple[Hops, ...]]
-    """Function from the paths of these GPUs to the hops of all ranks."""
-    stream: int
-    """Index of the stream of loads; the others follow it."""
-
-    def __post_init__(self) -> None:
-        self._started: set[int] = set()
-        self._known: dict[tuple[int, int], TransferRoute] = {}
-
-    def load(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
-        """Write loads of ``blocks``; return the number of the last one on the stream of loads."""
-        return self._move(blocks, after, near=LOAD, far=READ)
-
-    def store(self, blocks: Blocks, after: tuple[Dependency, ...] = ()) -> int:
-        """Write stores of ``blocks``; return the number of the last one on its stream."""
-        return self._move(blocks, after, near=STORE, far=WRITE)
-
-    def store_part(self, blocks: Blocks, parts: int) -> None:
-        """Write one of equal ``parts`` of the stores of ``blocks``, while a pass runs: through pinned buffers
-        that of the pass before leaves for the tier at the same time."""
-        for way in (STORE, WRITE) if self.connector.staged(self.machine) else (STORE,):
-            self._transfer(way, blocks, parts=parts)
-
-    @property
-    def last_of_stores(self) -> int:
-        """Stream on which a store ends."""
-        return self.stream + (WRITE if self.connector.staged(self.machine) else STORE)
-
-    def _move(self, blocks: Blocks, after: tuple[Dependency, ...], *, near: int, far: int) -> int:
-        if not self.connector.staged(self.machine):
-            return self._transfer(near, blocks, after)
-        halves = (far, near) if near == LOAD else (near, far)
-        number = -1
-        for part in [blocks] if self.connector.layerwise else portions(blocks):
-            self.builder.segment("blocks")
-            # A buffer is free again when the transfer before the last one has left it.
-            self._transfer(halves[0], part, (*after, Dependency(self.stream + halves[1], 1)))
-            number = self._transfer(halves[1], part, (Dependency(self.stream + halves[0]),))
-        return number
-
-    def _transfer(
-        self, way: int, blocks: Blocks, after: tuple[Dependency, ...] = (), *, parts: int = 1
-    ) -> int:
-        cause, first, hops = self._way(way, blocks.part)
-        kind: OpKind = "copy"
-        if self._on_tier(way):
-            kind = "read" if way in (LOAD, READ) else "write"
-            stored = self.machine.tiers[self.connector.tier].is_storage
-            rate = file_rate(first, blocks) if stored else first.curve.rate(blocks.total)
-        else:
-            rate = copy_rate(first, blocks)
-        route = self.builder.route(cause=cause, hops=hops, cap=rate)
-        fixed = 0 if way in self._started else picoseconds(first.latency)
-        self._started.add(way)
-        size = -(-blocks.total // parts)
-        return self.builder.add(Op(kind, "blocks", self.stream + way, fixed, size, route, after))
-
-    def _on_tier(self, way: int) -> bool:
-        """Return whether a half of the way is that of the tier."""
-        return way in (READ, WRITE) or self.connector.direct
-
-    def _way(self, way: int, size: int) -> TransferRoute:
-        """Return one half of the way: between GPU and host memory in copies of ``size`` [B], or that of the
-        tier."""
-        if (way, size) not in self._known:
-            machine, one, inward = self.machine, self.connector, way in (LOAD, READ)
-            if self._on_tier(way):
-                reach = machine.storage_read if inward else machine.storage_write
-                paths = [reach(one.tier, gpu, gds=one.direct) for gpu in self.gpus]
-                cause = Cause("read" if inward else "write")
-            else:
-                reach_host = machine.host_to_device if inward else machine.device_to_host
-                paths = [reach_host(gpu, pinned=True, size=size) for gpu in self.gpus]
-                cause = copy_cause(to_device=inward, pinned=True)
-            self._known[way, size] = TransferRoute(cause.of_cache(one.tier), paths[0], self.hops(paths))
-        return self._known[way, size]
-
-
-class PassBlocks:
-    """PassBlocks are the transfers of blocks of all stages in one pass."""
-
-    def __init__(self, moves: BlockMoves | None, writer: Callable[[int], BlockWriter]) -> None:
-        self._moves, self._writer = moves, cache(writer)
-        self._loaded: dict[int, int] = {}
-        self.layerwise = moves is not None and moves.connector.layerwise
-        """Whether blocks are moved layer by layer."""
-        self.stores = False
-        """Whether the pass stores blocks."""
-
-    def alone(self, forward: ForwardPass) -> None:
-        """Write all transfers of a pass, which wait for nothing."""
-        for number, moves in self._each():
-            for blocks in moves.loads(number) if forward.loads else ():
-                self._writer(number).load(blocks)
-            for blocks in moves.stores(number) if forward.stores else ():
-                self._writer(number).store(blocks)
-
-    def begin(self, forward: ForwardPass) -> None:
-        """Write the loads of all blocks, or those of the first layers, and stores: those of the generation
-        before, or the part of a decode step."""
-        self.stores = forward.stores
-        for number, moves in self._each():
-            loads = moves.loads(number) if forward.loads else ()
-            for blocks in loads[:1] if self.layerwise else loads:
-                self._loaded[number] = self._writer(number).load(blocks)
-            for blocks in moves.stores(number) if forward.stores and not self.layerwise else ():
-                if moves.parts:
-                    self._writer(number).store_part(blocks, moves.parts)
-                else:
-                    self._writer(number).store(blocks)
-
-    def awaited(self, stage: int, layer: int, after: tuple[Dependency, ...]) -> int | None:
-        """Return the number of the load for which a layer waits, None if there is none; layer by layer, begin
-        the load of the next one ``after`` the computation of the one before."""
-        loaded = self._loaded.pop(stage, None)
-        if loaded is not None and self.layerwise and self._moves is not None:
-            loads = self._moves.loads(stage)
-            if layer + 1 < len(loads):
-                self._loaded[stage] = self._writer(stage).load(loads[layer + 1], after)
-        return loaded
-
-    def leave(self, stage: int, layer: int, sequences: int, after: tuple[Dependency, ...]) -> None:
-        """Store the blocks of a layer that ``sequences`` of a micro-batch have filled ``after`` its
-        computation, if that is done layer by layer."""
-        if self.stores and self.layerwise and self._moves is not None:
-            blocks = self._moves.stores(stage)[layer]
-            each = blocks.number // self._moves.workload.batch_size
-            self._writer(stage).store(blocks._replace(number=sequences * each), after)
-
-    def end(self, stage: int) -> tuple[Dependency, ...]:
-        """Return what the end of the pass waits for: layer by layer, the stores."""
-        if not (self.stores and self.layerwise):
-            return ()
-        return (Dependency(self._writer(stage).last_of_stores),)
-
-    def _each(self) -> Iterator[tuple[int, BlockMoves]]:
-        if self._moves is not None:
-            for number in range(len(self._moves.stages)):
-                yield number, self._moves
 
 
 def block_phases(

@@ -214,8 +214,3 @@ def copy_rate(path: Path, blocks: Blocks) -> int:
         before, behind = left / low, right / high
         seconds = before + (behind - before) * (size - left) / (right - left)
     return max(1, int(size / seconds))
-
-
-def file_rate(path: Path, blocks: Blocks) -> int:
-    """Return the rate [B/s] at which the threads of a rank read or write files of one block each."""
-    return path.file_rate(blocks.total, outstanding=THREADS * blocks.size, block=blocks.size)

@@ -20,6 +20,32 @@ from simoffload.models import Layer, ModelShape, Module, Parameter
 from simoffload.models.modules import Operations, Parallel
 from simoffload.models.shape import grouped
 
+# --------------------------------------------------------------------------------------------------
+# The numbers of parts and replicas among which the GPUs of a strategy are divided.
+
+
+class Degrees(NamedTuple):
+    """Degrees are the numbers of parts and of replicas among which the GPUs are divided."""
+
+    tensor: int
+    """Number of GPUs that share each layer."""
+    pipeline: int
+    """Number of stages, each with a part of the layers."""
+    data: int
+    """Number of replicas of the model."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes, each with one GPU."""
+        return self.tensor * self.pipeline * self.data
+
+    def gpu(self, stage: int, rank: int) -> int:
+        """Return the GPU of a rank of a stage; the ranks of a replica are on neighbouring GPUs (vLLM 0.33,
+        distributed/parallel_state.py)."""
+        replica, part = divmod(rank, self.tensor)
+        return (replica * self.pipeline + stage) * self.tensor + part
+
+
 _TENSOR, _PIPELINE = "strategy.tensor_parallel_size", "strategy.pipeline_parallel_size"
 
 

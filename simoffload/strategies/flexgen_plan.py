@@ -39,7 +39,8 @@ from simoffload.strategies.flexgen_layout import (
 from simoffload.strategies.flexgen_traffic import disk_traffic
 from simoffload.strategies.flexgen_writer import FlexGenWriter
 from simoffload.strategies.memory import pinned_rounding, system_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import PassTimings, Timing, picoseconds

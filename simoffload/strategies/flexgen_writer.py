@@ -31,7 +31,7 @@ from simoffload.strategies.flexgen_copies import (
     CopyJob,
     CopyWriter,
 )
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 

@@ -27,6 +27,7 @@ from simoffload.strategies.cache_checks import (
     refused,
 )
 from simoffload.strategies.connector import Connector
+from simoffload.workload import Inference
 
 CacheFormat = Literal["fp16", "bf16", "fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
@@ -56,15 +57,13 @@ class CacheEngine(NamedTuple):
     """Formats with fewer bits in which it keeps them."""
     implementations: tuple[Implementation, ...] = ()
     """Implementations among which the user chooses; () if there is one."""
-    connects: bool = False
-    """Whether a connector stores blocks of the cache on other tiers and loads them."""
 
 
 TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
 """``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
 ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cpu_attention"))
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
-VLLM = CacheEngine("vLLM", formats=("fp8",), connects=True)
+VLLM = CacheEngine("vLLM", formats=("fp8",))
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
 VLLM_BLOCK = 16
 """Number of tokens of a block in vLLM; LMCache has larger ones."""
@@ -256,10 +255,10 @@ class KvCache(Frozen):
             why = f"{engine.program} has {which} implementation"
             other = "; strategy.kind zero_inference has it" if self.attends_on_cpu else ""
             raise refused("implementation", self.implementation, engine.implementations, why, more=other)
-        if self.connector is not None and not engine.connects:
-            text = f"{engine.program} has no connector; use strategy.kind vllm_cpu_offload"
-            text = f"{text}, or tensor_parallel with compiled: true, or remove it"
-            raise InputError.at("strategy.kv_cache.connector", text)
+        if self.connector is not None and (self.tier != "hbm" or self.element_bytes(2) % 1):
+            key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))
+            text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
+            raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
         if model.num_encoder_layers:
             text = (
                 f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
@@ -281,9 +280,11 @@ class KvCache(Frozen):
         at once."""
         return 0 if self.format in (None, "fp8") else _RESIDUAL
 
-    @property
-    def hypothetical(self) -> str:
-        """What no program does, as a clause; "" for the cache of a program."""
+    def hypothetical(self, *, paged: bool) -> str:
+        """Return what no program does, as a clause; "" for the cache of a program, which is ``paged`` or
+        not."""
+        if self.connector is not None and not paged:
+            return "transformers has no connector; vLLM has"
         return "no program has a cache with implementation: streamed" if self.streamed else ""
 
     @property
@@ -313,9 +314,12 @@ class CachingStrategy(Strategy):
         cache = self.kv_cache.plain
         return cache.description, cache.format or ""
 
-    def cache_of(self, model: ModelShape, machine: Machine) -> KvCache:
-        """Return the cache of a plan. Raises InputError for what the program does not have."""
-        return self.kv_cache.checked(self.cache_engine, model, machine)
+    def cache_of(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
+        """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
+        cache = self.kv_cache.checked(self.cache_engine, model, machine)
+        if cache.connector is not None:
+            cache.connector.checked(model, workload, machine)
+        return cache
 
     def _others(self, plan: Plan) -> Iterator[KvCache]:
         """Yield the caches that the program can have, and streamed ones beside one that is streamed; the

@@ -20,8 +20,14 @@ from simoffload.models import (
 from simoffload.results import Facts, MemoryTerm, StorageTraffic
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.blocks import BlockMoves, block_phases
 from simoffload.strategies.cache_updates import cache_memory, layer_updates
+from simoffload.strategies.divided import Degrees
+from simoffload.strategies.hooks.kv_cache import MovedCache
+from simoffload.strategies.hooks.paged_blocks import PagedBlocks
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
+from simoffload.strategies.memory import working_memory
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
 from simoffload.strategies.pinned_pool import allocation_waits
 from simoffload.strategies.streamed_cache import (
     CacheUpdate,
@@ -30,25 +36,11 @@ from simoffload.strategies.streamed_cache import (
     streamed_traffic,
     streamed_updates,
 )
+from simoffload.strategies.streams import Routes
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
 
 _ALLOCATION = "new pinned memory"
-
-
-class ForwardPass(NamedTuple):
-    """A ForwardPass is one pass through the model."""
-
-    name: str
-    batch: tuple[Sequences, ...]
-    """Sequences that each replica processes, with their new tokens and contexts."""
-    first: bool = False
-    """Whether it is the first pass after loading, in which DeepSpeed records its trace and does not prefetch.
-    """
-    loads: bool = False
-    """Whether blocks of the prefixes are loaded for it."""
-    stores: bool = False
-    """Whether blocks are stored during it."""
 
 
 PartKind = Literal["pass", "optimizer", "selected-columns", "column-selection"]
@@ -91,6 +83,10 @@ class InferencePlan(Plan):
     """Whether the first pass after loading differs from later ones; ``facts.first_pass`` says why."""
     zero3: ClassVar[bool] = False
     """Whether DeepSpeed's ZeRO-3 runs the modules."""
+    degrees: Degrees = Degrees(1, 1, 1)
+    """Numbers of GPUs that share a layer, of stages, and of replicas."""
+    compiled: bool = False
+    """Whether kernels are launched as CUDA graphs."""
 
     @property
     def host_costs(self) -> tuple[Provenance, ...]:
@@ -98,13 +94,85 @@ class InferencePlan(Plan):
         return super().host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
 
     @property
-    @abstractmethod
     def modules(self) -> Sequence[Module]:
         """Modules that occupy the GPU, in the order of their calls; equal layers are listed once."""
+        return self.model.distinct_modules
 
-    @abstractmethod
+    @property
+    def stages(self) -> tuple[ModelShape, ...]:
+        """Part of the model on a GPU of each stage."""
+        return (self.model,)
+
+    @property
+    def stage_timings(self) -> tuple[PassTimings, ...]:
+        """GPU times of the modules of each stage."""
+        return (self.timings,)
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    def weights_hooks(self, _forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks that bring weights to the GPUs in a pass; none if all are there."""
+        return ()
+
+    def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return all hooks of a pass."""
+        return (*self.weights_hooks(forward), *self.cache_hooks(forward))
+
+    def cache_hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return the hooks that move the key-value cache in a pass."""
+
+        def updates(one: StagePass) -> Sequence[CacheUpdate | None]:
+            return self.cache_updates(one.batch, self.stages[one.stage])
+
+        moves = self.block_moves
+        return (
+            *([PagedBlocks(moves, forward, compiled=self.compiled)] if moves is not None else ()),
+            *([MovedCache(self.cache, updates)] if self.cache.moves else ()),
+        )
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts of each stage."""
+        return tuple(map(parts_of, self.stages))
+
+    @cached_property
+    def _routes(self) -> Routes:
+        """Routes of transfers that were asked for."""
+        return {}
+
+    def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
+        """Return the driver of a pass."""
+        tensor, stages, replicas = self.degrees
+        ranks = range(tensor * replicas)
+        gpus = [[self.degrees.gpu(stage, rank) for rank in ranks] for stage in range(stages)]
+        return PassWriter(name=name, machine=self.machine, hooks=hooks, gpus=gpus, routes=self._routes)
+
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of one pass."""
+        """Return the schedule of a pass: each micro-batch goes through one stage after the other."""
+        return self._writer(forward.name, self.hooks(forward)).write(
+            [
+                StagePass(self._parts[stage], timings.timing(batch), batch, stage)
+                for batch in self.micro_batches(forward)
+                for stage, timings in enumerate(self.stage_timings)
+            ]
+        )
+
+    def _transfers(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of the blocks that a pass moves, without the pass itself."""
+        assert self.block_moves is not None
+        blocks = PagedBlocks(self.block_moves, forward, compiled=self.compiled)
+        out = self._writer(forward.name, (blocks,))
+        blocks.alone(out)
+        return out.build()
+
+    @cached_property
+    def block_moves(self) -> BlockMoves | None:
+        """Blocks that the connector of the cache moves; None without one."""
+        connector = self.cache.connector
+        if connector is None:
+            return None
+        element = int(self.cache.element_bytes(self.model.dtype_bytes))
+        return BlockMoves(connector, self.stages, self.degrees, self.workload, self.machine, element)
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module in a pass [ps]; passes of one kind differ only in these
@@ -140,20 +208,28 @@ class InferencePlan(Plan):
 
     @property
     def cached_parts(self) -> Parts:
-        """Parts of the model whose cache a GPU or a process keeps, each with the number of those that do."""
-        return ((self.model, 1),)
+        """Parts of the model whose cache a GPU keeps, each with the number of those that do."""
+        tensor, _, replicas = self.degrees
+        return tuple((stage, tensor * replicas) for stage in self.stages)
 
     @property
     def tiers(self) -> frozenset[str]:
-        """Tiers of the weights, and of a streamed cache."""
-        return super().tiers | ({self.cache.tier} if self.cache.streamed else frozenset())
+        """Tiers of the weights, of a streamed cache, and of the blocks of a connector."""
+        cache, found = self.cache, super().tiers
+        if cache.connector is not None:
+            found |= {cache.connector.tier}
+        return found | ({cache.tier} if cache.streamed else frozenset())
 
     @property
     def facts(self) -> Facts:
-        """What a streamed cache reads and writes, and that no program has it."""
-        if not self.cache.streamed:
+        """What a connector or a streamed cache reads and writes, and that no program has the latter."""
+        moves, cache = self.block_moves, self.cache
+        hypothetical = cache.hypothetical(paged=self.paged_cache)
+        if moves is not None:
+            return Facts(traffic=(moves.traffic,), hypothetical=hypothetical)
+        if not cache.streamed:
             return Facts()
-        return Facts(traffic=self._streamed_traffic, hypothetical=self.cache.hypothetical)
+        return Facts(traffic=self._streamed_traffic, hypothetical=hypothetical)
 
     @cached_property
     def _streamed_traffic(self) -> tuple[StorageTraffic, ...]:
@@ -176,6 +252,22 @@ class InferencePlan(Plan):
             parts = self.cached_parts
             return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
         return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
+
+    def working_memory(self, part: ModelShape) -> tuple[MemoryTerm, ...]:
+        """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
+        of the host and of other tiers."""
+        moves, work = self.block_moves, self.workload
+        if moves is not None:  # activations are those of the tokens that are computed
+            rest = work.prompt_length - moves.connector.loaded
+            work = work.model_copy(update={"prompt_length": rest})
+        cache = self.cache_memory(part, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        return (*self._working_memory(part, work, cache), *(moves.memory if moves is not None else ()))
+
+    def _working_memory(
+        self, part: ModelShape, workload: Inference, cache: tuple[MemoryTerm, ...]
+    ) -> tuple[MemoryTerm, ...]:
+        """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
+        return working_memory(part, workload, self.machine, cache=cache, fused=self.paged_cache)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None
@@ -200,14 +292,19 @@ class InferencePlan(Plan):
 
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode
-        steps."""
+        """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode steps;
+        with a connector, also the loads and stores of blocks alone."""
         prompt, decode = self.workload.prompt_length, self.decode_step
         first = self.forward("first pass", prompt, prompt, first=True)
+        prefill, alone = self.forward("prefill", prompt, prompt), tuple[Phase, ...]()
+        if (moves := self.block_moves) is not None:
+            prefill, *others = block_phases(moves, self._transfers)
+            alone = tuple(others)
         waits = Phase(_ALLOCATION, "allocation", lambda _: self._allocations())
         return (
             *([self._phase(first, "first pass")] if self.traced else []),
-            self._phase(self.forward("prefill", prompt, prompt), "prefill"),
+            self._phase(prefill, "prefill"),
+            *alone,
             PhaseSeries(
                 "decode",
                 self.workload.decode_steps,
@@ -219,8 +316,11 @@ class InferencePlan(Plan):
         )
 
     def decode_step(self, number: int) -> ForwardPass:
-        """Return a decode step, of which the first is number 1."""
-        return self.forward(f"decode {number}", 1, self.workload.prompt_length + number)
+        """Return a decode step, of which the first is number 1; a part of the new blocks is stored during
+        it."""
+        moves, context = self.block_moves, self.workload.prompt_length + number
+        forward = self.forward(f"decode {number}", 1, context)
+        return forward._replace(stores=moves is not None and moves.parts > 0)
 
     @cached_property
     def allocation_waits(self) -> Mapping[int, int]:
@@ -260,7 +360,9 @@ class InferencePlan(Plan):
 
     def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
         tokens, context = (max(values) for values in list(zip(*one.batch, strict=True))[1:])
-        return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context)
+        last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
+        ends = last if one.stores else None  # stores may continue after a pass
+        return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context, ends_with=ends)
 
 
 class StepWork(Plan):

@@ -13,12 +13,11 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.memory import working_memory
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.staged_plan import StagedPlan
+from simoffload.strategies.tensor_parallel_plan import StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
@@ -96,7 +95,7 @@ class Resident(CachingStrategy):
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         check_capability(TRANSFORMERS, model, machine)
         if workload.kind == "inference":
-            cache = self.cache_of(model, machine)
+            cache = self.cache_of(model, workload, machine)
             return ResidentPlan(
                 model=model, workload=workload, machine=machine, ranks=self.ranks, cache=cache
             )
@@ -129,9 +128,7 @@ class ResidentPlan(StagedPlan):
     def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        cache = self.cache_memory(self.model, copies=self.machine.ranks_per_node(self.ranks))
-        working = working_memory(self.model, self.workload, self.machine, cache=cache)
-        return (MemoryStage("", (weights, *working)),)
+        return (MemoryStage("", (weights, *self.working_memory(self.model))),)
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

@@ -15,6 +15,7 @@ from simoffload.schedule import (
     Hops,
     Op,
     OpKind,
+    Program,
     Schedule,
     ScheduleBuilder,
 )
@@ -23,6 +24,12 @@ from simoffload.workload import READ_AHEAD
 
 HOST = 0
 _LUSTRE_READ_AHEAD = 64 * 2**20
+
+REQUEST = 1 << 20
+"""Size [B] of the largest request to a file by what no program has: our choice."""
+DEPTH = 64
+"""Number of such requests in flight of each GPU, in each direction: our choice; enough for the full rate of
+the shipped drives and filesystems."""
 
 RankRoute = tuple[Path, tuple[Hops, ...]]
 """Path of the first rank, which determines the rate of a single transfer, and the hops of all ranks."""
@@ -44,12 +51,17 @@ class StreamWriter:
         machine: Machine,
         routes: Routes | None = None,
         devices: Sequence[Device] = (),
+        programs: Sequence[Program] = (),
     ) -> None:
         self.machine = machine
         self.costs = machine.host.deepspeed
-        self.builder = ScheduleBuilder(name=name, ranks=len(gpus), streams=streams, devices=devices)
+        self.builder = ScheduleBuilder(
+            name=name, ranks=len(gpus), streams=streams, devices=devices, programs=programs
+        )
         self.label = name
         self.gpus = gpus
+        self.first = 0
+        """Number of the first stream of the program that is written; methods count streams from it."""
         self.ranks = len(gpus)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
@@ -68,17 +80,22 @@ class StreamWriter:
 
     def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
         """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU."""
+        key = (self.first, *key)
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
-            self._routes[key] = paths[0], tuple(path.hops for path in paths)
+            self._routes[key] = paths[0], self.of_all([path.hops for path in paths])
         return self._routes[key]
+
+    def of_all(self, hops: Sequence[Hops]) -> tuple[Hops, ...]:
+        """Return the hops of all ranks from those of the ranks of the program that is written."""
+        return tuple(hops)
 
     def transfers(self, cause: Cause, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Return route and latency [ps] of several transfers in sequence, each at the rate for its own size.
 
         ``path`` returns the path of each rank; all routes with the same ``cause`` must be equal.
         """
-        key = cause, tuple(sizes)
+        key = self.first, cause, tuple(sizes)
         if key not in self.known:
             first, hops = self.way((cause,), path)
             route = self.builder.route(cause=cause, hops=hops, cap=effective_rate(first, sizes))
@@ -94,6 +111,37 @@ class StreamWriter:
         path = machine.host_to_device if to_device else machine.device_to_host
         cause = copy_cause(to_device=to_device, pinned=pinned).of_cache(cache)
         return self.transfers(cause, partial(path, pinned=pinned), sizes)
+
+    def file(
+        self,
+        tier: str,
+        size: int,
+        *,
+        block: int,
+        in_flight: int,
+        written: bool = False,
+        gds: bool = False,
+        most: int | None = None,
+        cache: str = "",
+    ) -> tuple[int, int]:
+        """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier, in requests of
+        ``block`` [B] of which ``in_flight`` [B] are under way at a time; at most at ``most`` [B/s].
+
+        The rate on storage is that measured for a transfer of this size, at most what Little's law leaves:
+        the bytes in flight over the latency of a request. ``gds``: directly to, or from, the GPU's memory.
+        ``cache`` is the tier of the key-value cache if it is keys and values that move.
+        """
+        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache
+        if key not in self.known:
+            reach = self.machine.storage_write if written else self.machine.storage_read
+            path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds))
+            rate = path.curve.rate(size)
+            if self.machine.tiers[tier].is_storage:
+                rate = path.file_rate(size, outstanding=in_flight, block=block)
+            cause = Cause("write" if written else "read", tier).of_cache(cache)
+            route = self.builder.route(cause=cause, hops=hops, cap=rate if most is None else min(rate, most))
+            self.known[key] = route, picoseconds(path.latency)
+        return self.known[key]
 
     def received(self, kind: CauseKind, size: int) -> tuple[int, int]:
         """Return route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
@@ -132,7 +180,7 @@ class StreamWriter:
         far."""
         if self._pending:
             self.flush()
-        last = self.builder.written[stream] - 1 if ordinal is None else ordinal
+        last = self.count(stream) - 1 if ordinal is None else ordinal
         if last >= 0 and (stream, last) not in self._awaited:
             self._awaited.append((stream, last))
 
@@ -140,7 +188,7 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
+            after = tuple(self.after(stream, ordinal) for stream, ordinal in self._awaited)
             fixed, self._pending = self._pending, 0
             self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)
@@ -158,7 +206,16 @@ class StreamWriter:
         collective: bool = False,
     ) -> int:
         """Append an operation; return its number on its stream."""
-        return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
+        at = self.first + stream
+        return self.builder.add(Op(kind, label or self.label, at, fixed, size, route, after, collective))
+
+    def count(self, stream: int) -> int:
+        """Return the number of operations that were written on a stream so far."""
+        return self.builder.written[self.first + stream]
+
+    def after(self, stream: int, ordinal: int) -> Dependency:
+        """Return the dependency on the operation of a stream with the number that ``add`` returned."""
+        return self.builder.after(self.first + stream, ordinal)
 
     def exchange(
         self,
@@ -182,4 +239,5 @@ class StreamWriter:
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
         """Return dependencies on all work written so far on some streams."""
-        return tuple(Dependency(stream) for stream in streams if self.builder.written[stream])
+        first, written = self.first, self.builder.written
+        return tuple([Dependency(first + one) for one in streams if written[first + one]])

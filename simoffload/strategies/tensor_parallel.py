@@ -25,9 +25,9 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change, peak_uses
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.degrees import Degrees
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy, KvCache
+from simoffload.strategies.kv_cache import TRANSFORMERS, VLLM, CacheEngine, CachingStrategy
 from simoffload.strategies.requirements import (
     TRANSFORMERS as TRANSFORMERS_PROGRAM,
 )
@@ -152,13 +152,6 @@ class DividedStrategy(CachingStrategy):
             named["gpu-memory-utilization"] = engine.utilization
         return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
 
-    def connected_cache(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
-        """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
-        cache = self.cache_of(model, machine)
-        if cache.connector is not None:
-            cache.connector.checked(model, workload, machine)
-        return cache
-
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield other placements of the cache."""
         return self.cache_moves(plan)
@@ -227,7 +220,7 @@ class TensorParallel(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            cache=self.connected_cache(model, workload, machine),
+            cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model

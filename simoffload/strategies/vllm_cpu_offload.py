@@ -15,7 +15,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -26,14 +26,15 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module, Parameter
+from simoffload.models.formats import FORMATS
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.divided import DividedModel
+from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
 from simoffload.strategies.kv_cache import VLLM
-from simoffload.strategies.pinned_weights import BACKEND, PinnedWeights, of_marlin, pinned_weights, readings
-from simoffload.strategies.served_runs import unserved_in_place
-from simoffload.strategies.stage_writer import PassWriter
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
@@ -42,11 +43,147 @@ from simoffload.strategies.tensor_parallel import (
 )
 from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED, Split, Tunable
-from simoffload.strategies.vllm_engine import fuller
-from simoffload.strategies.vllm_offload_writer import InPlaceWriter, PrefetchWriter
-from simoffload.strategies.vllm_prefetch import group_of, prefetching, stored_bytes_of
+from simoffload.strategies.vllm_engine import fuller, unserved_in_place
 from simoffload.units import plural
 from simoffload.workload import Inference
+
+# --------------------------------------------------------------------------------------------------
+# Weights that vLLM keeps in pinned host memory: padded for the kernels that take them, rounded by PyTorch.
+#
+# Source: vLLM 0.33, ``layers/fused_moe/oracle/mxfp4.py``, ``layers/quantization/mxfp4.py`` and
+# ``model_loader/utils.py`` in ``model_executor``.
+#
+# * Experts in MXFP4: Triton's kernels, the default on Hopper, wrap their weights in tensors that are no
+#   parameters, and these stay on the GPU (``_swizzle_mxfp4``, ``device_loading_context``). Marlin's, the
+#   default on Ampere and Ada, keep parameters, so that the exported command names them on every card. They
+#   pad the width of each expert to a multiple of 128 and the hidden size to one of 256
+#   (``mxfp4_round_up_hidden_size_and_intermediate_size``).
+# * PyTorch rounds a pinned tensor up to a power of two, unless it is larger than the
+#   ``pinned_max_round_threshold_mb`` of ``PYTORCH_ALLOC_CONF`` (from PyTorch 2.10 on).
+
+
+_WIDTH, _HIDDEN = 128, 256
+"""Multiples of the width of an expert and of the hidden size that Marlin's kernels take."""
+_WASTED = 0.5
+"""Rounding, as a share of the weights, above which the exported command turns it off (our choice)."""
+_ROUNDED = 1 << 20
+"""[B] up to which tensors are rounded then."""
+BACKEND = "--moe-backend marlin"
+"""Option of vLLM for Marlin's kernels."""
+_UNROUNDED = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1"
+
+
+def of_marlin(model: ModelShape) -> ModelShape:
+    """Return the model with experts in MXFP4 as Marlin's kernels keep them; itself if it has none."""
+    kinds = {layer: tuple(_padded(model, one) for one in layer) for layer, _ in model.kinds}
+    if all(layer == padded for layer, padded in kinds.items()):
+        return model
+    groups = (one._replace(layers=tuple(kinds[layer] for layer in one.layers)) for one in model.groups)
+    return replace(model, groups=tuple(groups))
+
+
+def _padded(model: ModelShape, module: Module) -> Module:
+    if module.parallel != "experts":
+        return module
+    experts, hidden = model.num_experts, model.hidden_size
+
+    def padded(one: Parameter) -> Parameter:
+        if one.storage is None or one.storage.format is not FORMATS["mxfp4"]:
+            return one
+        rows = one.numel // one.columns // experts
+        if one is last:
+            rows, columns = _up(hidden, _HIDDEN), _up(one.columns, _WIDTH)
+        else:  # one or two matrices, as wide as an expert each
+            rows, columns = rows // width * _up(width, _WIDTH), _up(hidden, _HIDDEN)
+        return one._replace(storage=one.storage.format.stored(experts * rows, columns).as_served())
+
+    last = [one for one in module.parameters if one.columns][-1]
+    width = last.columns
+    return module._replace(parameters=tuple(map(padded, module.parameters)))
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class PinnedWeights(NamedTuple):
+    """PinnedWeights are the tensors of one process in pinned memory."""
+
+    size: int
+    """Size of the tensors [B]."""
+    rounding: int
+    """Bytes [B] that PyTorch adds."""
+    unrounded: bool
+    """Whether the exported command sets a size above which PyTorch adds none."""
+
+    @property
+    def environment(self) -> str:
+        """Line before the exported command."""
+        return f"export {_UNROUNDED}\n" if self.unrounded else ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Note on what that line prevents."""
+        text = (
+            "PyTorch would round pinned tensors up to powers of two, by more than half of their size in all"
+        )
+        return (f"{text}; without this setting they may not fit: {_UNROUNDED}",) if self.unrounded else ()
+
+
+def pinned_weights(sizes: Sequence[int]) -> PinnedWeights:
+    """Return what tensors of some sizes [B] occupy in pinned memory with the exported command."""
+    size, rounding = sum(sizes), pinned_rounding(sizes)
+    if rounding <= _WASTED * size:
+        return PinnedWeights(size, rounding, unrounded=False)
+    return PinnedWeights(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of layers of which vLLM prefetches some: all numbers of layers that can be offloaded, as a split.
+
+
+def stored_bytes_of(model: ModelShape) -> Callable[[Module], int]:
+    """Return a function from a module to the size of its tensors [B]."""
+    return lambda module: sum(one.stored_bytes(model.dtype_bytes) for one in module.parameters)
+
+
+def group_of(layers: int, count: int) -> tuple[int, int]:
+    """Return the size of the smallest group of layers, and its number of offloaded ones, with which ``count``
+    of ``layers`` are offloaded: the last ones of each full group, and what is left of them in the rest."""
+    for group in range(1, layers + 1):
+        full, rest = divmod(layers, group)
+        number, more = divmod(count, full)
+        if number > group - rest:
+            number, more = divmod(count + group - rest, full + 1)
+        if not more and 0 < number <= group:
+            return group, number
+    raise ValueError(f"{count} of {layers} layers cannot be offloaded")
+
+
+def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Split:
+    """Return a split by the number of layers of each GPU that stay on it, the others prefetched with two
+    slots."""
+    stages = sizes["pipeline_parallel_size"]
+    layers = model.num_hidden_layers // stages
+    several = {key: size for key, size in sizes.items() if size > 1}
+
+    def section(resident: int) -> dict[str, Any]:
+        offloaded = layers - resident
+        if not offloaded:
+            return {"kind": "vllm_cpu_offload", **several}
+        group, number = group_of(layers, offloaded)
+        keys = {"offload_group_size": group, "offload_num_in_group": number}
+        keys |= {"offload_prefetch_step": min(2, offloaded)}
+        more = {key: value for key, value in keys.items() if value > 1 or key == "offload_group_size"}
+        return {"kind": "vllm_cpu_offload", **several, **more}
+
+    def description(resident: int) -> str:
+        offloaded = layers - resident
+        how = f"with {offloaded} of {layers} layers prefetched" if offloaded else "without offload"
+        return f"vLLM on {plural(gpus, 'GPU')} {how}"
+
+    return Split(layers, section, description, "prefetch")
+
 
 _GIB = 1 << 30
 _MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
@@ -64,6 +201,8 @@ class OffloadOptions(NamedTuple):
     """Number of layers at the end of each group that are offloaded."""
     step: int
     """Number of offloaded layers by which a copy is ahead."""
+    tier: str = "dram"
+    """Tier of the offloaded weights."""
 
 
 class VllmCpuOffload(DividedStrategy):
@@ -71,6 +210,7 @@ class VllmCpuOffload(DividedStrategy):
 
     evidence: ClassVar = SERVED
     cache_engine: ClassVar = VLLM
+    tier_keys: ClassVar = {"offload_tier": "any"}
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -83,6 +223,8 @@ class VllmCpuOffload(DividedStrategy):
     """Number of offloaded layers at the end of each group."""
     offload_prefetch_step: Count = 1
     """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
+    offload_tier: Annotated[str, Field(min_length=1)] = "dram"
+    """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
 
     @property
     def placement_name(self) -> str:  # type: ignore[override]  # the tier identifies it if all is on GPUs
@@ -92,7 +234,9 @@ class VllmCpuOffload(DividedStrategy):
     @property
     def placement_words(self) -> str:  # type: ignore[override]  # depends on what is offloaded
         """Phrase for weights in GPU and host memory."""
-        return "{} in GPU and host memory" if self._offloads else TensorParallel.placement_words
+        if not self._offloads:
+            return TensorParallel.placement_words
+        return "{} in GPU and host memory" if self.offload_tier == "dram" else "{} in GPU and on drives"
 
     @property
     def _offloads(self) -> bool:
@@ -108,15 +252,20 @@ class VllmCpuOffload(DividedStrategy):
         if group and number > group:
             text = f"{number} is more than offload_group_size {group}"
             raise InputError.at("strategy.offload_num_in_group", text)
-        return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, self.offload_prefetch_step)
+        if self.offload_tier != "dram" and not group:
+            text = f"only prefetched layers can be on {self.offload_tier}: kernels read host memory"
+            raise InputError.at("strategy.offload_tier", f"{text}; set offload_group_size, or leave it out")
+        step = self.offload_prefetch_step
+        return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
 
     def places(self, _machine: Machine) -> Placement:
-        """Return host memory as the place of the weights if some are offloaded."""
-        return Placement("dram" if self._offloads else "hbm")
+        """Return the tier of offloaded weights, if some are."""
+        return Placement(self.offload_tier if self._offloads else "hbm")
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the present placement, and HBM."""
-        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"))))
+        """Return the present placement and HBM, and if layers are prefetched, all other tiers."""
+        others = machine.tiers if self.offload_group_size else ()
+        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"), *map(Placement, others))))
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
         """Return the edits that offload nothing if the placement is HBM. Raises PlacementError for a tier
@@ -125,7 +274,10 @@ class VllmCpuOffload(DividedStrategy):
             raise refused(placement, self.kind, "set cpu_offload_gb or offload_group_size")
         if placement == self.places(machine):
             return ()
-        return Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
+        if placement.weights != "hbm":
+            return (Edit.at("strategy.offload_tier", placement.weights),)
+        edits = Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
+        return edits if self.offload_tier == "dram" else (*edits, Edit.at("strategy.offload_tier", "dram"))
 
     @classmethod
     def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
@@ -183,7 +335,7 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             target=self.places(machine).weights,
             options=self.options,
-            cache=self.connected_cache(model, workload, machine),
+            cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
@@ -195,8 +347,10 @@ class VllmCpuOffload(DividedStrategy):
         return "vLLM"
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model."""
+        """Return the command that serves the model; none for layers on a tier from which vLLM has none."""
         assert isinstance(plan, VllmOffloadPlan)
+        if self.offload_tier != "dram":
+            return {}
         given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
@@ -287,8 +441,11 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     @property
     def facts(self) -> Facts:
-        """Also how often a prefill brings an offloaded weight over the link."""
-        return replace(super().facts, weight_moves=self.weight_moves)
+        """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
+        found = replace(super().facts, weight_moves=self.weight_moves)
+        if self.options.tier == "dram" or not any(map(_total, self.offloaded)):
+            return found
+        return replace(found, hypothetical="vLLM prefetches layers from host memory only")
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:
@@ -296,7 +453,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         return tuple(map(self._of_stage, self.divided.stages))
 
     def _of_stage(self, stage: ModelShape) -> tuple[Weights, ...]:
-        budget, group, number, step = self.options
+        budget, group, number, step, _ = self.options
         size = stage.dtype_bytes
         by_kind = {
             kind: {
@@ -318,20 +475,15 @@ class VllmOffloadPlan(TensorParallelPlan):
         return chosen
 
     @property
-    def repeats(self) -> bool:
-        """Whether the layers of a stage do the same: only if all weights are on the GPU."""
-        return super().repeats and not any(map(_total, self.offloaded))
-
-    @property
     def tiers(self) -> frozenset[str]:
         """HBM, and host memory if weights are offloaded."""
         return super().tiers | {"hbm"}
 
-    def writer(self, name: str) -> PassWriter:
-        """Return the writer of a pass."""
-        if self.repeats:
-            return super().writer(name)
-        return PrefetchWriter(self, name) if self.options.group else InPlaceWriter(self, name)
+    def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return the hook that reads offloaded weights, or copies them ahead."""
+        if not any(map(_total, self.offloaded)):
+            return ()
+        return (Prefetch(self) if self.options.group else ReadInPlace(self),)
 
     def tunables(self) -> Iterator[Tunable]:
         """Yield other limits of vLLM's engine; unless layers are prefetched, also larger values of
@@ -353,7 +505,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         if self.options.group:
             slots = self.options.step * max(_total([layer]) for layer in inside)
             terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
-        if self.pinned.size:
+        if self.pinned.size and self.options.tier != "dram":
+            size = self.pinned.size * tensor * data
+            terms.append(MemoryTerm(self.options.tier, "weights", size, remedy=_LESS))
+            layer = max(_total([layer]) for stage in self.offloaded for layer in stage)
+            buffers = 2 * layer * machine.ranks_per_node(self.degrees.ranks)
+            terms.append(MemoryTerm("dram", "buffers of layers on their way", buffers, pinned=True))
+        elif self.pinned.size:
             each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
             remedy = "" if self.options.group else _LESS
             sizes = {"weights": self.pinned.size, "rounding of pinned allocations": self.pinned.rounding}

@@ -43,7 +43,8 @@ from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond,
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
@@ -98,7 +99,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             machine=machine,
             placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
-            cache=self.cache_of(model, machine),
+            cache=self.cache_of(model, workload, machine),
         )
         if not plan.order_lasts:
             refuse_ranks(self.ranks)

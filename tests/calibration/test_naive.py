@@ -10,7 +10,7 @@ from simoffload.calibration.prediction import naive_bounds, naive_seconds
 from simoffload.documents import Document
 from simoffload.models import Sequences
 from simoffload.scenario import resolve
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.calibration.recorded import ds_config
 

@@ -14,7 +14,7 @@ from simoffload.models import Sequences, load_model
 from simoffload.results.attribution import attribute
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInference
 from simoffload.workload import Inference
 from tests.examples import some

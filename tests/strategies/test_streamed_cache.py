@@ -20,7 +20,7 @@ from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Phase
 from simoffload.strategies.cache_routes import DEPTH, REQUEST
-from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.stage_writer import PassWriter
 
 BATCH, PROMPT = 4, 1000

@@ -25,7 +25,8 @@ from simoffload.models import (
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
-from simoffload.strategies.tensor_parallel import TensorParallel, TensorParallelPlan
+from simoffload.strategies.passes.pass_writer import PassWriter
+from simoffload.strategies.tensor_parallel import TensorParallel
 
 DENSE = [
     "llama-2-7b",
@@ -263,7 +264,7 @@ def test_repeated_layers_are_those_that_all_layers_are(
         short = execute(plan.step(batch).schedule({})).makespan
         plain: Any = scenario(model, **(strategy | {"kind": "tensor_parallel"})).plan()
         with monkeypatch.context() as patch:
-            patch.setattr(TensorParallelPlan, "repeats", False)
+            patch.setattr(PassWriter, "verify", True)
             schedule = plain.step(batch).schedule({})
         attend = [
             block.repeat

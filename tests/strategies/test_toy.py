@@ -23,7 +23,8 @@ from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Strategy, register, strategies
 from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
 
 SCENARIO = """\

@@ -21,7 +21,8 @@ from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
 from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
 from tests.strategies.test_toy import COMMANDS
 

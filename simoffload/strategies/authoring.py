@@ -1,0 +1,57 @@
+"""All that a program from outside the package needs: a strategy made of fields, homes and hooks.
+
+A program is one class that derives from ``HookedStrategy``: its fields are the keys of the section
+``strategy``, ``homes`` says where each tensor is kept, and ``hooks`` lists what happens around the modules of
+a pass. Memory, tiers, schedules and the key-value cache follow from them. ``register`` makes the program
+known to every command. CONTRIBUTING has an example of each.
+"""
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape, Module
+from simoffload.results import Change, MemoryTerm
+from simoffload.schedule import Cause, Dependency
+from simoffload.strategies.homes import HBM, Home, Homes
+from simoffload.strategies.hooked import HookedPlan, HookedStrategy
+from simoffload.strategies.hooks.staging import Prefetched
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    STAGING,
+    Call,
+    ForwardPass,
+    Hook,
+    Part,
+    PassWriter,
+    StagePass,
+)
+from simoffload.strategies.registry import register
+from simoffload.strategies.streams import HOST
+
+__all__ = [
+    "COMPUTE",
+    "HBM",
+    "HOST",
+    "STAGING",
+    "Call",
+    "Cause",
+    "Change",
+    "Dependency",
+    "Edit",
+    "ForwardPass",
+    "Home",
+    "Homes",
+    "Hook",
+    "HookedPlan",
+    "HookedStrategy",
+    "InputError",
+    "Machine",
+    "MemoryTerm",
+    "ModelShape",
+    "Module",
+    "Part",
+    "PassWriter",
+    "Prefetched",
+    "StagePass",
+    "register",
+]

@@ -1,0 +1,105 @@
+"""Homes of tensors: which tier holds each tensor of a model's weights, and in which kind of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from simoffload.hardware import Machine
+from simoffload.models import Layer, ModelShape, Module
+from simoffload.results import MemoryTerm
+from simoffload.strategies.memory import pinned_rounding
+
+
+class Home(NamedTuple):
+    """A Home is where a tensor is kept."""
+
+    tier: str = "hbm"
+    """Name of the tier."""
+    gpu: int = 0
+    """Number of the GPU of the process that keeps it, or that computes with it."""
+    pinned: bool = False
+    """Whether it is page-locked, if it is in host memory."""
+    mapped: bool = False
+    """Whether it is read through a memory map and the page cache, if it is in a file."""
+    in_place: bool = False
+    """Whether kernels read it where it is, over the link, so that nothing is copied."""
+
+
+HBM = Home()
+
+Sizes = Mapping[Home, tuple[int, ...]]
+"""Sizes [B] of tensors by their home."""
+
+
+class Homes:
+    """Homes give each module of a model the home of its tensors.
+
+    ``place`` returns the home of a module from the number of its layer, -1 outside of the layers.
+    """
+
+    def __init__(self, model: ModelShape, place: Callable[[int, Module], Home]) -> None:
+        self._model, self._place = model, place
+        self._known: dict[tuple[int, tuple[Home, ...]], Sizes] = {}
+
+    def home(self, layer: int, module: Module) -> Home:
+        """Return the home of the tensors of a module."""
+        return self._place(layer, module)
+
+    def sizes(self, module: Module) -> tuple[int, ...]:
+        """Return the sizes [B] of the tensors of a module, one for each tensor that is stored."""
+        dtype_bytes = self._model.dtype_bytes
+        return tuple(
+            size for one in module.parameters if not one.tied for _, size in one.stored_tensors(dtype_bytes)
+        )
+
+    @cached_property
+    def layers(self) -> tuple[Sizes, ...]:
+        """Tensors of each layer by their home; those of equal layers are one object."""
+        return tuple(self._of(number, layer) for number, layer in enumerate(self._model.layers))
+
+    @cached_property
+    def outside(self) -> Sizes:
+        """Tensors of the modules before and after the layers by their home."""
+        return self._of(-1, (*self._model.modules_before, *self._model.modules_after))
+
+    def _of(self, number: int, modules: Layer) -> Sizes:
+        homes = tuple([self._place(number, one) for one in modules])
+        key = id(modules) if number >= 0 else -1, homes
+        if key not in self._known:
+            found: dict[Home, tuple[int, ...]] = {}
+            for home, module in zip(homes, modules, strict=True):
+                if sizes := self.sizes(module):
+                    found[home] = found.get(home, ()) + sizes
+            self._known[key] = found
+        return self._known[key]
+
+    @cached_property
+    def all(self) -> Mapping[Home, Sequence[int]]:
+        """All tensors by their home."""
+        found: dict[Home, list[int]] = {}
+        for one in (self.outside, *self.layers):
+            for home, sizes in one.items():
+                found.setdefault(home, []).extend(sizes)
+        return found
+
+    def tier(self, machine: Machine) -> str:
+        """Return the tier that holds weights, the last in the platform's order if there are several."""
+        held = {home.tier for home in self.all}
+        return next((name for name in reversed(machine.tiers) if name in held), "hbm")
+
+    def memory(self, *, copies: int) -> tuple[MemoryTerm, ...]:
+        """Return the memory of the weights: of a GPU, of a host with ``copies`` processes that have their
+        own, and of a storage tier, which all of them share."""
+        sums: dict[tuple[str, bool], list[int]] = {}
+        for home, sizes in self.all.items():
+            sums.setdefault((home.tier, home.pinned), []).extend(sizes)
+        found = []
+        for (tier, pinned), sizes in sums.items():
+            each = copies if tier == "dram" else 1
+            found.append(MemoryTerm(tier, "weights", each * sum(sizes), pinned=pinned))
+            if pinned and (rounding := pinned_rounding(sizes)):
+                name = "rounding of pinned allocations"
+                found.append(MemoryTerm(tier, name, each * rounding, pinned=True))
+        return tuple(found)

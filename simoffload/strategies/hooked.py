@@ -1,0 +1,114 @@
+"""Programs made of homes and hooks: all that a strategy needs which is not more than its hooks.
+
+A program states where each tensor is (``homes``) and lists its hooks (``hooks``). Memory, tiers, placements
+and schedules follow from both.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from simoffload.documents import Edit
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.models.quantization import QUANTIZATIONS
+from simoffload.results import MemoryStage
+from simoffload.strategies.base import Placement, refused
+from simoffload.strategies.divided import Degrees
+from simoffload.strategies.homes import Homes
+from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.plan import InferencePlan
+from simoffload.workload import Inference
+
+
+class HookedStrategy(CachingStrategy):
+    """A HookedStrategy is a program of inference that its homes and its hooks describe completely.
+
+    Each of its ``ranks`` processes has one GPU and a copy of the model. The section ``kv_cache`` places the
+    key-value cache as transformers can, or streams it.
+    """
+
+    serves: ClassVar = frozenset({"inference"})
+    formats: ClassVar = tuple(QUANTIZATIONS)
+
+    @abstractmethod
+    def homes(self, model: ModelShape, machine: Machine) -> Homes:
+        """Return the home of each tensor. Raises InputError for what the program refuses."""
+
+    @abstractmethod
+    def hooks(self, plan: HookedPlan, forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of a pass, without that of the cache."""
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> HookedPlan:
+        """Apply the strategy. Raises InputError for what the program refuses."""
+        cache = self.cache_of(model, workload, machine)
+        return HookedPlan(model, workload, machine, self, self.homes(model, machine), cache)
+
+    def places(self, machine: Machine) -> Placement:
+        """Return the tier that the first of its keys of tiers names; without such keys, host memory."""
+        named = [getattr(self, key) for key in self.tier_keys]
+        return Placement(next((one for one in named if one in machine.tiers), "dram"))
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Return the tiers that its first key of tiers can name."""
+        key = next(iter(self.tier_keys), None)
+        if key is None:
+            return (self.places(machine),)
+        only = self.tier_keys[key] == "storage"
+        return tuple(Placement(name) for name, one in machine.tiers.items() if one.is_storage or not only)
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Return the edit that names another tier. Raises PlacementError if the program has no such key."""
+        if placement == self.places(machine):
+            return ()
+        if placement not in self.placements(machine):
+            raise refused(placement, self.kind, f"it keeps weights on {self.places(machine).weights}")
+        return (Edit(("strategy", next(iter(self.tier_keys))), placement.weights),)
+
+
+@dataclass(frozen=True)
+class HookedPlan(InferencePlan):
+    """A HookedPlan is the plan of a program made of homes and hooks."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    strategy: HookedStrategy
+    homes: Homes
+    cache: KvCache = DEFAULT
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of processes
+        """Numbers of parts, stages and replicas: every process has a replica."""
+        return Degrees(1, 1, self.strategy.ranks)
+
+    @property
+    def target(self) -> str:
+        """Tier that holds the weights, the slowest if there are several."""
+        return self.homes.tier(self.machine)
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """All tiers that hold weights, and those of the cache."""
+        return super().tiers | {home.tier for home in self.homes.all}
+
+    @property
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
+        """Weights in their homes, what the hooks hold, and working memory."""
+        copies, prompt = self.machine.ranks_per_node(self.strategy.ranks), self.workload.prompt_length
+        held = (
+            one._replace(size=copies * one.size) if one.tier == "dram" else one
+            for hook in self.weights_hooks(self.forward("prefill", prompt, prompt))
+            for one in hook.holds()
+        )
+        working = self.working_memory(self.model)
+        return (MemoryStage("", (*self.homes.memory(copies=copies), *held, *working)),)
+
+    def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of the strategy."""
+        return self.strategy.hooks(self, forward)

@@ -1,0 +1,1 @@
+"""Hooks of passes: what programs add before, beside and after the modules of a model."""

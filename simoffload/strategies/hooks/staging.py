@@ -1,0 +1,57 @@
+"""Hooks that bring weights from their homes to the GPU: some layers ahead, or when a module is called."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from simoffload.results import MemoryTerm
+from simoffload.strategies.homes import HBM, Homes
+from simoffload.strategies.passes.pass_writer import STAGING, Hook, Part, PassWriter
+
+
+class Prefetched(Hook):
+    """Layers are brought to the GPU a number of layers ahead, as soon as the layer before the present one has
+    been computed; what is outside of the layers, at the begin of the part that uses it."""
+
+    streams = STAGING
+
+    def __init__(self, homes: Homes, *, ahead: int = 1) -> None:
+        self._homes, self._ahead = homes, ahead
+
+    def state(self, part: Part) -> Hashable:
+        """Return the homes and sizes of what is brought in a part."""
+        return (part.layer == 0, *map(id, self._brought(part.layer))) if part.layer >= 0 else None
+
+    def _brought(self, layer: int) -> Iterator[object]:
+        layers = self._homes.layers
+        first = 0 if layer == 0 else layer + self._ahead
+        yield from layers[first : layer + self._ahead + 1]
+
+    def enter(self, part: Part, out: PassWriter) -> None:
+        """Bring the first layers, or the one that is the number of layers ahead."""
+        layers, at = self._homes.layers, part.layer
+        if at < 0:
+            return
+        first = 0 if at == 0 else at + self._ahead
+        for layer in range(first, min(at + self._ahead + 1, len(layers))):
+            for home, sizes in layers[layer].items():
+                if layer == at:
+                    out.stage(self, sizes, home)
+                else:
+                    out.stage(self, sizes, home, layer=layer, after=out.on_gpu())
+
+    def holds(self) -> Iterator[MemoryTerm]:
+        """Yield room on the GPU for the layers in flight, and two pinned buffers for those in files."""
+        layers = self._homes.layers
+        brought = [
+            sum(sum(sizes) for home, sizes in one.items() if home.tier != HBM.tier and not home.in_place)
+            for one in layers
+        ]
+        if most := max(brought, default=0):
+            yield MemoryTerm("hbm", "layers on their way", (1 + self._ahead) * most)
+        stored = [
+            sum(sum(sizes) for home, sizes in one.items() if home.tier not in ("hbm", "dram"))
+            for one in layers
+        ]
+        if most := max(stored, default=0):
+            yield MemoryTerm("dram", "buffers of layers on their way", 2 * most, pinned=True)
