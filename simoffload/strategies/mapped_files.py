@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from simoffload.hardware import Host
-from simoffload.schedule import cache_route
+from simoffload.schedule import Cause
 from simoffload.strategies.streams import StreamWriter
 from simoffload.strategies.timing import picoseconds
 
@@ -51,6 +51,6 @@ def mapped_read(
         rate = min(rate, host.mapped_read.value)
     links = [int(writer.capacity(writer.machine.resources[link]) / each) for link, each in path.hops]
     rate = min([rate, *links])  # a drive that is faster than its slot hides no less of the copying
-    route = writer.builder.route(name=cache_route(f"{tier} read", cache), hops=hops, cap=rate)
+    route = writer.builder.route(cause=Cause("read", tier).of_cache(cache), hops=hops, cap=rate)
     writer.known[key] = route, picoseconds(path.latency)
     return writer.known[key]

@@ -21,6 +21,7 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
+from simoffload.schedule import Cause, CauseKind
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -31,10 +32,10 @@ def picoseconds(seconds: float) -> int:
     return round(seconds * 1e12)
 
 
-def copy_name(*, to_device: bool, pinned: bool) -> str:
-    """Return the name of copies between the GPU and host memory."""
-    name = "host to GPU" if to_device else "GPU to host"
-    return name if pinned else f"{name}, pageable"
+def copy_cause(*, to_device: bool, pinned: bool) -> Cause:
+    """Return the cause of copies between the GPU and host memory."""
+    kind: CauseKind = "host-to-gpu" if to_device else "gpu-to-host"
+    return Cause(kind, memory="pinned" if pinned else "pageable")
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:

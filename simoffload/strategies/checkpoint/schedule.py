@@ -127,7 +127,7 @@ def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, s
     elif part.device == "hbm":
         phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
     else:
-        phase.in_host("into the I/O buffer", size, after=free)
+        phase.in_host("to-io-buffer", size, after=free)
     _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
 
 
@@ -138,9 +138,11 @@ def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseW
     back = 1 if writer.io_buffer_double else 0
     _to_host(phase, part, size)
     _checksum(phase, workload, size)
-    phase.work(size / phase.new_memory.huge_pages.value, label="new pages", after=phase.so_far(COPY))
-    phase.in_host("into a NumPy array", size)
-    phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
+    phase.work(
+        size / phase.new_memory.huge_pages.value, label="new pages", kind="pages", after=phase.so_far(COPY)
+    )
+    phase.in_host("to-array", size)
+    phase.in_host("to-io-buffer", size, after=phase.earlier(IO, back))
     _from_buffer(phase, writer, size, after=phase.so_far(HOST))
 
 
@@ -212,14 +214,14 @@ def _buffered(
         if part.device == "nvme":
             phase.read(size, tier=phase.group.swap)
             copying = size / phase.page_cache.copy_file.value
-            phase.work(copying, label="page cache", after=(*wait, *phase.so_far(READ)))
-            phase.in_host("from file to file", size)
+            phase.work(copying, label="page cache", kind="cached", after=(*wait, *phase.so_far(READ)))
+            phase.in_host("file-to-file", size)
         else:
             _to_host(phase, part, size)
             _checksum(phase, workload, size)
             entering = size / phase.page_cache.write.value
-            phase.work(entering, label="page cache", after=(*wait, *phase.so_far(COPY)))
-            phase.in_host("into the page cache", size)
+            phase.work(entering, label="page cache", kind="cached", after=(*wait, *phase.so_far(COPY)))
+            phase.in_host("to-page-cache", size)
     if begin <= index < begin + flushed:
         phase.write(sizes[index - begin], after=phase.so_far(HOST))
 
@@ -227,14 +229,14 @@ def _buffered(
 def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
     """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data."""
     if part.device == "hbm":
-        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages")
+        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages", kind="pages")
         phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
 
 
 def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
     if workload.writer.checkpoint_serialization:
         rate = phase.machine.host.checksum_rate.value
-        phase.work(size / rate, label="crc32", after=phase.so_far(COPY))
+        phase.work(size / rate, label="crc32", kind="checksum", after=phase.so_far(COPY))
 
 
 # -- before anything is written ------------------------------------------------------------------
@@ -245,12 +247,14 @@ def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter,
     if part.device == "hbm":
         if not workload.pin_memory:
             pages = size * part.fresh / phase.new_memory.from_gpu.value
-            phase.work(pages, label="new pages", after=phase.so_far(COPY))
+            phase.work(pages, label="new pages", kind="pages", after=phase.so_far(COPY))
         phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
     else:
         if not workload.pin_memory:
-            phase.work(size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages")
-        phase.in_host("into the snapshot", size)
+            phase.work(
+                size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages", kind="pages"
+            )
+        phase.in_host("to-snapshot", size)
 
 
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
@@ -273,7 +277,7 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
         call = calls * (costs.fetch_call.value + costs.collective_call.value)
         phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
     new_pages = size * fresh_share(tensors) / phase.new_memory.from_gpu.value
-    phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
+    phase.work(new_pages, label="new pages", kind="pages", after=phase.so_far(COPY, COMM))
     phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
     if ranks > 1:
         phase.collective("broadcast", size, after=phase.so_far(COPY))
@@ -321,8 +325,8 @@ def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -
     together."""
     phase.read(-(-size // sharers), tier=phase.group.tier)
     pages = size * part.fresh / phase.new_memory.from_page_cache.value
-    phase.work(pages, label="new pages", after=phase.so_far(READ))
-    phase.in_host("from the page cache", size)
+    phase.work(pages, label="new pages", kind="pages", after=phase.so_far(READ))
+    phase.in_host("from-page-cache", size)
 
 
 def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
@@ -330,4 +334,4 @@ def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
     if part.device == "hbm":
         phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
     else:
-        phase.in_host("into the optimizer", size)
+        phase.in_host("to-optimizer", size)

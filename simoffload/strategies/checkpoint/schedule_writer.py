@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware import Curve, Machine, Path, Resource
-from simoffload.schedule import Dependency, Hops, OpKind
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, Dependency, Hops, OpKind
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
-from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.strategies.timing import copy_cause, picoseconds
 
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)
 
 _KINDS: tuple[OpKind, ...] = ("stage", "stage", "gather", "write", "read")
 """Kinds of transfers, by stream."""
-_WORK: Mapping[str, OpKind] = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
-"""Kinds of work of the host thread, by label; all others are "hook"."""
 
 _COPIED = Fraction(2)
 """[B] of host memory traffic per copied byte: it is read once and written once."""
@@ -70,10 +68,11 @@ class PhaseWriter(StreamWriter):
         no such one."""
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
-    def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
+    def work(
+        self, seconds: float, *, label: str, kind: OpKind = "hook", after: tuple[Dependency, ...] = ()
+    ) -> None:
         """Occupy the host thread for ``seconds`` [s], unless that is zero."""
         if seconds or after:
-            kind = _WORK.get(label, "hook")
             self.add(kind, HOST, fixed=picoseconds(seconds), label=label, after=after)
 
     def from_gpu(
@@ -89,19 +88,19 @@ class PhaseWriter(StreamWriter):
         path, hops = self.way(
             ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
         )
-        name = copy_name(to_device=False, pinned=pinned)
+        cause = copy_cause(to_device=False, pinned=pinned)
         one = min(each or size, size)
         fixed = -(-size // one) * (call_s + path.latency)
-        self._transfer(COPY, name, hops, size, path.curve.rate(one), fixed, after)
+        self._transfer(COPY, cause, hops, size, path.curve.rate(one), fixed, after)
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
         """Copy ``size`` [B] to the GPU."""
         path, hops = self.way(("to GPU", pinned), lambda gpu: self.machine.host_to_device(gpu, pinned=pinned))
-        name = copy_name(to_device=True, pinned=pinned)
+        cause = copy_cause(to_device=True, pinned=pinned)
         rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COPY, name, hops, size, rate, latency, after, kind="copy")
+        self._transfer(COPY, cause, hops, size, rate, latency, after, kind="copy")
 
-    def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
+    def in_host(self, kind: CauseKind, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy within host memory with one thread."""
         machine, rate = self.machine, self.machine.host.memcpy_rate.value
 
@@ -110,7 +109,7 @@ class PhaseWriter(StreamWriter):
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
         _, hops = self.way(("host",), way)
-        self._transfer(HOST, name, hops, size, rate, 0.0, after)
+        self._transfer(HOST, Cause(kind), hops, size, rate, 0.0, after)
 
     def write(
         self,
@@ -136,35 +135,35 @@ class PhaseWriter(StreamWriter):
         if outstanding is not None:
             rate = path.file_rate(one, outstanding=min(outstanding, one), block=min(block, one))
         fixed = -(-size // one) * path.latency
-        self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
+        self._transfer(IO, Cause("write", tier), hops, size, rate, fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
         """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
         path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
         ahead = self.read_ahead(tier, path)
         rate = path.file_rate(size, outstanding=ahead, block=ahead)
-        self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
+        self._transfer(READ, Cause("read", tier), hops, size, rate, path.latency)
 
     def collective(
-        self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
+        self, kind: CauseKind, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
         """Receive ``size`` [B] on every rank from all others."""
         path, hops = self.way(("gather",), lambda gpu: self.machine.gather(gpu, self.ranks))
         rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COMM, name, hops, size, rate, call_s + latency, after, together=True)
+        self._transfer(COMM, Cause(kind), hops, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory while all other ranks wait."""
         path = self.machine.device_to_host(self.gpus[0], pinned=False)
         way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
-        rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
+        rate, cause = path.curve.rate(size), copy_cause(to_device=False, pinned=False)
         _, hops = self._routes.setdefault(("first",), way)
-        self._transfer(COPY, name, hops, size, rate, path.latency, after)
+        self._transfer(COPY, cause, hops, size, rate, path.latency, after)
 
     def _transfer(
         self,
         stream: int,
-        name: str,
+        cause: Cause,
         hops: tuple[Hops, ...],
         size: int,
         rate: int,
@@ -179,8 +178,8 @@ class PhaseWriter(StreamWriter):
             stream,
             fixed=picoseconds(fixed_s),
             size=size,
-            route=self.builder.route(name=name, hops=hops, cap=rate),
-            label=name,
+            route=self.builder.route(cause=cause, hops=hops, cap=rate),
+            label=cause_text(cause),
             after=after,
             collective=together,
         )

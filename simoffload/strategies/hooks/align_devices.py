@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module, Sequences
+from simoffload.schedule import Cause
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter
 from simoffload.strategies.streams import HOST
@@ -122,7 +123,7 @@ class AlignDevices(Hook):
             points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
             return replace(written, curve=Curve(points).lower(most.curve))
 
-        return out.transfers("host to GPU, pageable, never written", path, [size])
+        return out.transfers(Cause("host-to-gpu", memory="never written"), path, [size])
 
     def _read(self, size: int, out: PassWriter) -> None:
         """Let the host thread copy a mapped file into a new tensor, whose pages come from the operating
@@ -139,7 +140,7 @@ class AlignDevices(Hook):
             out.add("read", HOST, fixed=latency, size=size, route=route)
             left -= int(rate * out.transfer_s(route, 0, size))
         if left > 0:
-            out.add("cpu", HOST, size=left, route=out.cpu_work("copying mapped files", rate))
+            out.add("cpu", HOST, size=left, route=out.cpu_work(Cause("mapped-copies"), rate))
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Allocate new memory for the results of a module, if PyTorch's cache is empty; then the driver
@@ -174,7 +175,7 @@ class HiddenStates(Hook):
         if call.gpu == before:
             return
         path, size = out.machine.send(before, call.gpu), self._token * out.now.tokens
-        route, latency = out.transfers(f"GPU {before} to GPU {call.gpu}", lambda _: path, [size])
+        route, latency = out.transfers(Cause("gpu-to-gpu", gpus=(before, call.gpu)), lambda _: path, [size])
         out.add(
             "copy",
             COMPUTE + call.gpu,

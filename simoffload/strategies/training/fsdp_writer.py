@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Module
-from simoffload.schedule import OpKind
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.optimizer_traffic import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
@@ -29,7 +30,6 @@ from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpR
 
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
 _, _COPY, _COMM, _COMPUTE, _REDUCE = range(5)
-ADAMW = "CPU AdamW of PyTorch"
 _ADAM_OPERATIONS = 8
 """PyTorch operations of AdamW on one tensor (torch/optim/adam.py, ``_single_tensor_adam``)."""
 
@@ -147,11 +147,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
         new = TORCH_ADAM_NEW * element
         rate = self._fsdp.adamw_rate(threads, traffic=per_element, new=new, share=share)
         if self._options.cpu_offload:
+            cause = Cause("cpu-adamw")
             for unit in units.numels:
                 self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
                 self.flush()
                 traffic = per_element * units.slice(unit)
-                self.add("cpu", HOST, size=traffic, route=self.cpu_work(ADAMW, rate), label=ADAMW)
+                route = self.cpu_work(cause, rate)
+                self.add("cpu", HOST, size=traffic, route=route, label=cause_text(cause))
         else:
             self.flush()
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(units.slices)
@@ -228,7 +230,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         if self.ranks > 1:
             fixed = self.timing.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
-            self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
+            self._collective("gradient-reduction", "reduce", numel, behind=_REDUCE)
             after = self.so_far(_COMM)
         fixed = self.timing.hbm_traffic((3 * options.element + options.shard_element) * numel)
         self.add("reduce", _REDUCE, fixed=fixed, after=after)
@@ -284,11 +286,11 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
-    def _collective(self, name: str, kind: OpKind, numel: int, *, behind: int) -> int:
+    def _collective(self, cause: CauseKind, kind: OpKind, numel: int, *, behind: int) -> int:
         """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
         stream."""
         size = numel * (self.ranks - 1) * self._element
-        return self.exchange(kind, name, _COMM, size, behind=(behind,))
+        return self.exchange(kind, cause, _COMM, size, behind=(behind,))
 
 
 def _name(unit: int) -> str:
