@@ -28,9 +28,7 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
     return host.fsdp_costs.adamw_rate(share * cpu.cores.value, traffic=traffic, new=new, share=memory)
 
 
-def mapped_read(
-    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = ""
-) -> tuple[int, int]:
+def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "") -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
     memory that is in use, by loops that move ``traffic`` [B].
 
