@@ -34,12 +34,12 @@ def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache:
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """
-    host = out.machine.host
+    host, resources = out.machine.host, out.machine.resources
     path, _ = out.way((tier, False, False), partial(out.machine.storage_read, tier))
     block = out.read_ahead(tier, path)
     ahead = min(_FAULTING, host.cpu_optimizer.cores.value) * block
     # A drive that is faster than its slot hides no less of the copying.
-    limits = [int(out.capacity(out.machine.resources[link]) / each) for link, each in path.hops]
+    limits = [out.capacity(resources[link]) * each.denominator // each.numerator for link, each in path.hops]
     limits.append(loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
         limits.append(host.mapped_read.value)

@@ -104,14 +104,17 @@ class Timing:
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline plus the latency of its
         kernels."""
-        known = self._seen if depends_on_context(module) else self._same.compute
-        if module in known:
-            return known[module]
+        found = self._same.compute.get(module)
+        if found is None:
+            found = self._seen.get(module)
+        if found is not None:
+            return found
         seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
         if self._replaced(self._quantized(module)) and not module.flat:
             seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
-        known[module] = picoseconds(seconds)
-        return known[module]
+        found = picoseconds(seconds)
+        (self._seen if depends_on_context(module) else self._same.compute)[module] = found
+        return found
 
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
@@ -231,10 +234,12 @@ class Timing:
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
-        known = self._same.launch_s
-        if module not in known or depends_on_context(module):
-            known[module] = self._launch_s(module)
-        return known[module]
+        found = self._same.launch_s.get(module)
+        if found is None:
+            found = self._launch_s(module)
+            if not depends_on_context(module):
+                self._same.launch_s[module] = found
+        return found
 
     def _launch_s(self, module: Module) -> float:
         costs = self.machine.host.deepspeed
@@ -296,7 +301,9 @@ def depends_on_context(module: Module) -> bool:
     return module.kind == "attention" or module.cached
 
 
-def _tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
+def of_tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of sequences and of their new tokens, which decide all times but those that depend
+    on the context."""
     return tuple([(one.number, one.new_tokens) for one in batch])
 
 
@@ -333,13 +340,13 @@ class PassTimings:
             zero3=self._zero3,
             launch_factor=self._launch_factor,
             cache=self._cache,
-            shared=self._shared.setdefault(_tokens(batch), OfTokens({}, {})),
+            shared=self._shared.setdefault(of_tokens(batch), OfTokens({}, {})),
         )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
         timing = self.timing(batch)
-        tokens = _tokens(batch)
+        tokens = of_tokens(batch)
         known = self._known.get(tokens)
         if known is None:
             known = self._known[tokens] = tuple(map(timing.compute, self._modules))

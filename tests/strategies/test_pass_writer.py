@@ -74,8 +74,7 @@ class Turns(Hook):
 
     carry: int = 0
 
-    def state(self, part: Part) -> None:
-        """Nothing depends on the layer."""
+    state = Hook.of_modules
 
     def enter(self, part: Part, out: PassWriter) -> None:
         if part.layer >= 0:

@@ -134,6 +134,10 @@ class Hook:
         the number of the layer, so that no layer repeats another one."""
         return part.layer
 
+    def of_modules(self, part: Part) -> Hashable:  # noqa: ARG002
+        """Return nothing: the ``state`` of hooks whose operations depend on modules and ``carry`` only."""
+        return None
+
     def start(self, out: PassWriter) -> None:
         """Begin a pass, before its first stage."""
 
@@ -220,6 +224,7 @@ class PassWriter(StreamWriter):
         self._before, self._launch, self._launched, self._run, self._after = map(
             self._acting, ("before", "launch", "launched", "kernels", "after")
         )
+        self._states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
         ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
         self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
@@ -366,7 +371,7 @@ class PassWriter(StreamWriter):
 
     def _own(self, part: Part) -> tuple[Hashable, ...]:
         """Return what the part and the states of the hooks say."""
-        return (part.name, id(part.calls), *[hook.state(part) for hook in self.hooks])
+        return (part.name, id(part.calls), *[state(part) for state in self._states])
 
     def _state_of(self, part: Part) -> Hashable:
         return self._state(self._own(part))
@@ -421,14 +426,21 @@ class PassWriter(StreamWriter):
 
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""
-        if not any(launch(call, self) for launch in self._launch):
+        for launch in self._launch:
+            if launch(call, self):
+                break
+        else:
             self.launch(call.module.name, self.now.timing.launch_s(call.module))
         waits, self.waits = self.waits, []
         for launched in self._launched:
             launched(call, self)
         after = self.so_far(HOST, *self.in_order)
-        after += tuple([self.builder.after(*one) for one in waits])
-        if not any(run(call, duration, after, self) for run in self._run):
+        if waits:
+            after += tuple([self.builder.after(*one) for one in waits])
+        for run in self._run:
+            if run(call, duration, after, self):
+                break
+        else:
             self.add("compute", COMPUTE + call.gpu, fixed=duration, after=after)
 
     def stage(
