@@ -21,7 +21,7 @@ from simpy.events import Timeout
 
 from simoffload.engine import execute
 from simoffload.results.timeline import Timeline
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 
 HOST, READ, COPY, GATHER, COMPUTE = range(5)
 MICROSECOND = 10**6  # [ps]
@@ -46,9 +46,14 @@ def decode_step(*, iterations: int, ranks: int, uneven: bool) -> Schedule:
     )
     pcie = [first_pcie + rank for rank in range(ranks)]
     routes = (
-        Route("read", tuple(((storage, 1), (memory, 1), (link, 1)) for link in pcie), 7_000_000_000, 8),
-        Route("copy", tuple(((memory, 1), (link, 1)) for link in pcie), 24_500_000_000, 4),
-        Route("gather", tuple(((fabric, 1),) for _ in pcie), 230_000_000_000),
+        Route(
+            Cause.own("read"),
+            tuple(((storage, 1), (memory, 1), (link, 1)) for link in pcie),
+            7_000_000_000,
+            8,
+        ),
+        Route(Cause.own("copy"), tuple(((memory, 1), (link, 1)) for link in pcie), 24_500_000_000, 4),
+        Route(Cause.own("gather"), tuple(((fabric, 1),) for _ in pcie), 230_000_000_000),
     )
     ops: list[Op] = []
     for module in range(MODULES):

@@ -1,4 +1,4 @@
-"""Kinds of tiers, operations and devices are closed: every table by kind has an entry for each."""
+"""Kinds of tiers, operations, causes and devices are closed: every table by kind has an entry for each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 import simoffload
 from simoffload.errors import SimulationError
 from simoffload.hardware import KINDS, STORAGE_KINDS, DeviceKind, TierKind, TimeInput
-from simoffload.report.plotting import _CAUSES
+from simoffload.report.plotting import BLUE, cause_colour
+from simoffload.results import cause_text
 from simoffload.results.attribution import _MEANINGS
-from simoffload.schedule import Block, Link, Op, OpKind, Schedule, check_schedule
+from simoffload.schedule import Block, Cause, CauseKind, Link, Op, OpKind, Schedule, check_schedule
 from simoffload.strategies.kv_cache import STREAMED
 
 TIERS, OPERATIONS = set(get_args(TierKind)), set(get_args(OpKind))
-DEVICES = set(get_args(DeviceKind))
+DEVICES, CAUSES = set(get_args(DeviceKind)), set(get_args(CauseKind))
 
 
 class Table(NamedTuple):
@@ -65,10 +66,13 @@ def test_every_table_by_kind_has_an_entry_for_each() -> None:
     lacking = {one.name: one.kinds - set(one.table) for one in found if one.kinds - set(one.table)}
     assert lacking == {}
     by_kind = [
-        one.name.rpartition(".")[2] for one in found if one.kinds in (TIERS, OPERATIONS, set(TimeInput))
+        one.name.rpartition(".")[2]
+        for one in found
+        if one.kinds in (TIERS, OPERATIONS, CAUSES, set(TimeInput))
     ]
     assert sorted(by_kind) == [
-        *("DEFAULT_SPREADS", "UNSEEN_TIERS", "_DEVICES", "_KINDS", "_MEANINGS", "_RATES", "_SCOPES"),
+        *("DEFAULT_SPREADS", "UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_KINDS", "_MEANINGS", "_RATES"),
+        *("_SCOPES", "_TEXTS"),
     ]
 
 
@@ -82,7 +86,7 @@ def test_no_table_is_by_kind_without_saying_so() -> None:
         for name, value in vars(module).items()
         if isinstance(value, dict)
         and len(value) > 1
-        and any(set(value) <= kinds for kinds in (TIERS, OPERATIONS, DEVICES))
+        and any(set(value) <= kinds for kinds in (TIERS, OPERATIONS, CAUSES, DEVICES))
         and id(value) not in known
     ]
     assert open_tables == []
@@ -96,7 +100,36 @@ def test_every_kind_of_tier_and_device_has_its_profile() -> None:
 
 def test_every_cause_without_a_route_has_a_colour_of_its_own() -> None:
     causes = {one.cause for one in _MEANINGS.values() if not one.empty}
-    assert causes - set(_CAUSES) == set()
+    assert {kind for kind in causes if cause_colour(Cause(kind)) == BLUE} == set()
+
+
+def test_every_kind_of_cause_has_a_text_of_its_own() -> None:
+    """Times of two causes with one text would be two rows with one name."""
+    gpus = {"gpu-to-gpu": (0, 1)}
+    texts = [cause_text(Cause(kind, gpus=gpus.get(kind, ()), name=kind)) for kind in get_args(CauseKind)]
+    assert len(set(texts)) == len(texts)
+    assert all(texts)
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (Cause("read", "raid"), "raid read"),
+        (Cause("write"), "storage write"),
+        (Cause("read").of_cache("nvme"), "nvme read (key-value cache on nvme)"),
+        (Cause("host-to-gpu").of_cache(""), "host to GPU"),
+        (Cause("gpu-to-host").of_cache("dram"), "GPU to host (key-value cache on dram)"),
+        (Cause("gpu-to-host", gpus=(3,)).of_cache("dram"), "GPU to host 3 (key-value cache on dram)"),
+        (Cause("host-to-gpu", memory="pageable"), "host to GPU, pageable"),
+        (Cause("host-to-gpu", memory="never written"), "host to GPU, pageable, never written"),
+        (Cause("gpu-to-gpu", gpus=(0, 1)), "GPU 0 to GPU 1"),
+        (Cause("in-place"), "weights read in host memory"),
+        (Cause("in-place", readings=2), "weights read in host memory, 2 or 3 times"),
+        (Cause.own("hidden states"), "hidden states"),
+    ],
+)
+def test_a_cause_has_its_text(cause: Cause, text: str) -> None:
+    assert cause_text(cause) == text
 
 
 def test_an_operation_of_an_unknown_kind_is_refused_with_those_that_are_known() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
-from simoffload.results import Interval, Timeline
+from simoffload.results import Interval, Timeline, cause_text
 from simoffload.schedule import Op, Schedule
 
 
@@ -84,7 +84,7 @@ def _head(op: Op, schedule: Schedule) -> str:
     """Return the common part of all events of an operation, without the closing brace."""
     args: dict[str, Any] = {"kind": op.kind}
     if op.size:
-        args |= {"bytes": op.size, "route": printable(schedule.routes[op.route].name)}
+        args |= {"bytes": op.size, "route": printable(cause_text(schedule.routes[op.route].cause))}
     text = _dump({"ph": "X", "cat": op.kind, "name": printable(op.label), "tid": op.stream, "args": args})
     return text[:-2]
 

@@ -22,6 +22,7 @@ from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import (
     DEFAULT_SPREADS,
+    FEW_READINGS,
     P90,
     Spread,
     TimeInput,
@@ -37,6 +38,7 @@ from simoffload.hardware.wiring import CPU, SWITCHES, Setting
 __all__ = [
     "CPU",
     "DEFAULT_SPREADS",
+    "FEW_READINGS",
     "KINDS",
     "LEAST_DRIVES",
     "LOCAL_KINDS",

@@ -53,7 +53,7 @@ DEFAULT_SPREADS: Mapping[TimeInput, DefaultSpread] = {
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 P90 = 1.2816
 """Quantile of the normal distribution below which 90 % lies, and above which minus it does: 80 % between."""
-_FEW_READINGS = 5
+FEW_READINGS = 5
 """Number of readings from which on one more is within the spread of the rows of a reading, 0.15 and more in
 profiles (``repeated_reads``)."""
 _SEVERAL = 0.26
@@ -146,9 +146,7 @@ def repeated_reads(times: int) -> str:
     1.10, 1.10, 1.20, 1.58, 2.89, 4.30 and 8.81 copies of the weights for 1, 16, 128, 256, 512, 1,024 and
     2,048 rows, where tiles of 256 rows make 1, 1, 1, 1, 2, 4 and 8: kernels for few rows have smaller tiles.
     """
-    return (
-        TimeInput.TILES if times >= _FEW_READINGS else f"{TimeInput.IN_PLACE}, {times} or {times + 1} times"
-    )
+    return TimeInput.TILES if times >= FEW_READINGS else f"{TimeInput.IN_PLACE}, {times} or {times + 1} times"
 
 
 def _reads_in_place(machine: Machine, copies: Spread) -> dict[str, Spread]:
@@ -162,7 +160,7 @@ def _reads_in_place(machine: Machine, copies: Spread) -> dict[str, Spread]:
     )
     once = hypot(copies.value, rate)
     found = {TimeInput.IN_PLACE.value: Spread(once, False, profile)}
-    for times in range(1, _FEW_READINGS + 1):
+    for times in range(1, FEW_READINGS + 1):
         again = max(rows, log((times + 1) / times) / P90)
         found[repeated_reads(times)] = Spread(hypot(once, again), False, profile)
     return found

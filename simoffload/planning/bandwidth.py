@@ -14,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-from simoffload.schedule import cache_tier, way_of
+from simoffload.schedule import Cause
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
@@ -148,19 +148,19 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
     several, the one with most exposed time."""
     assert result.step is not None
     shares = result.step.shares
-    caches = (cache_tier(share.cause) for share in shares if share.group == "storage")
-    used = dict.fromkeys((*result.targets, *filter(None, caches)))
+    caches = (share.cause.tier for share in shares if share.group == "storage" and share.cause.moves_cache)
+    used = dict.fromkeys((*result.targets, *caches))
     found = [tier for tier in used if tier in machine.topology.targets]
 
     def exposed(tier: str) -> Time:
-        return sum(share.exposed_ps for share in shares if way_of(share.cause) in _causes(tier))
+        return sum(share.exposed_ps for share in shares if _uses(share.cause, tier))
 
     return max(found, key=exposed, default=None)
 
 
-def _causes(tier: str) -> tuple[str, str]:
-    """Return the names of the routes that read and write a tier, which are causes of time, too."""
-    return f"{tier} read", f"{tier} write"
+def _uses(cause: Cause, tier: str) -> bool:
+    """Return whether a cause of time is that a tier is read or written."""
+    return cause.kind in ("read", "write") and cause.tier == tier
 
 
 def _writes(machine: Machine, result: SimulationResult, tier: str) -> bool:
@@ -195,8 +195,9 @@ class _Storage:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
         own, fastest = self._point(self.at(1.0)), self.at(_FASTEST)
         assert fastest.result.step is not None
-        limits = {way_of(one.cause): one.limit for one in reversed(fastest.result.step.shares)}
-        held_back = limits.get(_causes(self._tier)[self._writes], "")
+        wanted = Cause("write" if self._writes else "read", self._tier)
+        shares = fastest.result.step.shares
+        held_back = next((one.limit for one in shares if one.cause._replace(purpose="") == wanted), "")
         return StorageCurve(
             tier=self._tier,
             verb="writes" if self._writes else "reads",
@@ -286,7 +287,7 @@ class _Storage:
 
     def _is_hidden(self, run: _BandwidthRun) -> bool:
         assert run.result.step is not None
-        return way_of(run.result.step.bottleneck.cause) not in _causes(self._tier)
+        return not _uses(run.result.step.bottleneck.cause, self._tier)
 
     def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
         """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for

@@ -9,9 +9,9 @@ from typing import Any
 from simoffload.bisection import least_factor
 from simoffload.hardware import Machine, Path
 from simoffload.planning.evaluator import Evaluator
-from simoffload.results import InferenceResult, PassResult, Share, by_name
+from simoffload.results import InferenceResult, PassResult, Share, by_name, cause_text
 from simoffload.scenario import ScenarioSource, loaded
-from simoffload.schedule import Block, Op, Schedule, cache_tier, way_of
+from simoffload.schedule import Block, Op, Schedule
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 from simoffload.units import format_number, format_rate, format_seconds
@@ -82,7 +82,7 @@ def with_speeds(schedule: Schedule, *, cache: float = 1.0, others: float = 1.0) 
     A transfer that is ``cache`` times as fast has that part of its bytes and of its latency, so that every
     link and CPU on its way is as fast for it, while it shares them with others.
     """
-    moves = [cache_tier(route.name) is not None for route in schedule.routes]
+    moves = [route.cause.moves_cache for route in schedule.routes]
 
     def scaled(op: Op) -> Op:
         speed = cache if op.route >= 0 and moves[op.route] else others
@@ -119,7 +119,7 @@ class FasterCache:
             phase = phases[kind]
             for one in found:
                 first = phase.step(1) if isinstance(phase, PhaseSeries) else phase
-                moving = [share for share in one.shares if cache_tier(share.cause) and share.size]
+                moving = [share for share in one.shares if share.cause.moves_cache and share.size]
                 if first.ends_with:  # no pass waits for stores of blocks
                     moving = [share for share in moving if share.exposed_ps]
                 if moving:
@@ -144,11 +144,11 @@ class FasterCache:
     def speed(self) -> CacheSpeed:
         """Return what the tier means for the pass."""
         fastest, slowest = self.time_s(cache=_INFINITE), self._slowest
-        tier = cache_tier(slowest.cause) or ""
+        tier = slowest.cause.tier
         return CacheSpeed(
             tier=tier,
             name=self._result.name,
-            way=way_of(slowest.cause),
+            way=cause_text(slowest.cause._replace(purpose="")),
             limit=_named(slowest.limit, self._machine, tier),
             size=slowest.size,
             rate=self.rate,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot, inf, log, sqrt
 from typing import Any, NamedTuple
 
-from simoffload.hardware import P90, Spread, TierKind, TimeInput
+from simoffload.hardware import P90, Spread, TierKind, TimeInput, repeated_reads
 from simoffload.planning.calibration_errors import (
     UNSEEN_TIERS,
     CalibrationError,
@@ -24,7 +24,7 @@ from simoffload.planning.calibration_errors import (
     place_of,
 )
 from simoffload.results import PassResult, Share, SimulationResult, TimeName, by_name
-from simoffload.schedule import way_of
+from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
 _MOST_RUNS = "zero"
@@ -52,6 +52,10 @@ _CORRELATION = 0.8
 runs that differ in one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and
 4.4 %: 1 - 0.022² / (2 x 0.036²). The present table (docs/VALIDATION.md, Settings) would give about 0.6."""
 _PHASES = ("forward_s", "backward_s", "optimizer_s")
+_BETWEEN_GPUS: frozenset[CauseKind] = frozenset(
+    ("all-gather", "all-reduce", "gradient-reduction", "stage-to-stage", "gpu-to-gpu")
+)
+"""Transfers whose time the links between GPUs decide; of all others it is that of copies."""
 _LEAST = 0.005
 """Smallest part of the error that a sentence names; our choice."""
 _DECIDES = 0.5
@@ -344,16 +348,29 @@ def _shares(passes: Sequence[tuple[PassResult, float]], known: Container[str]) -
 
 def _part(share: Share, known: Container[str]) -> str:
     """Return which of the ``known`` inputs decides the time of a cause; the name of a tier for storage."""
+    cause = share.cause
     if share.group == "GPU":
         return TimeInput.GPU
-    way = way_of(share.cause)
     if share.group == "storage":
-        return way.removesuffix(" read").removesuffix(" write")
+        return cause.tier
     if share.group == "transfers":
-        if any(name in way for name in ("gather", "reduc", "stage to stage", "to GPU ")):
-            return TimeInput.LINKS
-        return TimeInput.PAGEABLE if "pageable" in way else way if way in known else TimeInput.COPIES
-    return way if way in known else TimeInput.CPU
+        return _of_transfers(cause, known)
+    inputs = {"host-thread": TimeInput.HOST, "cpu-overflow-check": TimeInput.OVERFLOW_CHECK}
+    part = inputs.get(cause.kind, TimeInput.CPU)
+    return part if part in known else TimeInput.CPU
+
+
+def _of_transfers(cause: Cause, known: Container[str]) -> str:
+    """Return which of the ``known`` inputs decides the time of transfers between memories and of
+    collectives."""
+    if cause.kind in _BETWEEN_GPUS or (cause.kind == "host-to-gpu" and cause.gpus):
+        return TimeInput.LINKS
+    if cause.memory != "pinned":
+        return TimeInput.PAGEABLE
+    part: str = TimeInput.COPIES
+    if cause.kind == "in-place":
+        part = repeated_reads(cause.readings) if cause.readings else TimeInput.IN_PLACE
+    return part if part in known else TimeInput.COPIES
 
 
 def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:

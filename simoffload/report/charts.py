@@ -105,7 +105,7 @@ def causes(step: PassResult) -> Figure:
 
     def hover(times: Sequence[float], how: str) -> list[str]:
         pairs = zip(step.shares, times, strict=True)
-        return [f"{draw.plain(share.cause)}: {format_seconds(time)} {how}" for share, time in pairs]
+        return [f"{draw.plain(share.cause_text)}: {format_seconds(time)} {how}" for share, time in pairs]
 
     return draw.figure(
         [
@@ -116,7 +116,7 @@ def causes(step: PassResult) -> Figure:
         barmode="stack",
         showlegend=False,
         xaxis=draw.axis("time [s]", rangemode="tozero"),
-        yaxis=draw.names_axis([share.cause for share in step.shares]),
+        yaxis=draw.names_axis([share.cause_text for share in step.shares]),
     )
 
 
@@ -166,8 +166,10 @@ def phases(result: TrainingResult) -> Figure:
             exposed = float(phase.times) * share.exposed_s
             if exposed:
                 part = f"{format_seconds(exposed)}, {percent(exposed / phase.time_s)}"
-                hover = f"{draw.plain(share.cause)}: {part}"
-                parts.append(draw.CauseBar(y, share.cause, exposed, hover))
+                hover = f"{draw.plain(share.cause_text)}: {part}"
+                parts.append(
+                    draw.CauseBar(y, share.cause_text, draw.cause_colour(share.cause), exposed, hover)
+                )
     data = draw.by_cause(parts)
     shares = [percent(phase.time_s / (result.step_s or 1.0)) for phase in result.phases]
     ends = [

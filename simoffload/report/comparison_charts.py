@@ -10,7 +10,7 @@ from simoffload.report import plotting as draw
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
 from simoffload.report.presentation import presentation
-from simoffload.results import SimulationResult, TrainingResult
+from simoffload.results import Share, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
         [
             draw.CauseBar(
                 y,
-                _general(share.cause, row.result),
+                _general(share, row.result),
+                draw.cause_colour(share.cause),
                 share.exposed_s / step.time_s,
-                f"{draw.plain(share.cause)}: {format_seconds(share.exposed_s)}",
+                f"{draw.plain(share.cause_text)}: {format_seconds(share.exposed_s)}",
             )
             for y, (_, row, step) in enumerate(rows)
             for share in step.shares
@@ -199,10 +200,9 @@ def _both(group: Group, label: str) -> str:
     return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
 
 
-def _general(cause: str, result: SimulationResult) -> str:
+def _general(share: Share, result: SimulationResult) -> str:
     """Return the general name of a cause, such as "storage read" for "raid read", if raid holds weights or
     optimizer."""
-    for place in presentation(result).places:
-        if cause.startswith(f"{place.tier} "):
-            return f"storage{cause.removeprefix(place.tier)}"
-    return cause
+    tiers = [place.tier for place in presentation(result).places]
+    general = share.cause.kind in ("read", "write") and share.cause.tier in tiers
+    return f"storage{share.cause_text.removeprefix(share.cause.tier)}" if general else share.cause_text

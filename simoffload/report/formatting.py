@@ -20,6 +20,7 @@ from simoffload.results import (
     TimedPhase,
     TrainingResult,
 )
+from simoffload.schedule import Cause
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
 _ORIGINS = ("measured", "spec", "estimate")
@@ -128,20 +129,20 @@ def bottleneck(one: PassResult, called: str = "") -> str:
     """Return the bottleneck of a pass, such as "raid read, 81 % of decode 1, limited by nvme"; ``called``
     replaces the name of the pass."""
     share = one.bottleneck
-    part = f"{printable(share.cause)}, {percent(share.exposed_s / one.time_s)}"
+    part = f"{printable(share.cause_text)}, {percent(share.exposed_s / one.time_s)}"
     limit = f", limited by {printable(share.limit)}" if share.limit else ""
     return f"{part} of {called or printable(one.name)}{limit}"
 
 
 def largest(one: PassResult) -> str:
     """Return the bottleneck of a pass with its share, such as "raid read 81 %"."""
-    return f"{printable(one.bottleneck.cause)} {percent(one.bottleneck.exposed_s / one.time_s)}"
+    return f"{printable(one.bottleneck.cause_text)} {percent(one.bottleneck.exposed_s / one.time_s)}"
 
 
 def limited_by(one: PassResult) -> str:
     """Return the limit of the bottleneck, such as ", limited by ib0 in"; "" if nothing else limits it."""
     share = one.bottleneck
-    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
+    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause_text} else ""
 
 
 def bound(one: PassResult, called: str = "") -> str:
@@ -217,10 +218,10 @@ def times(phase: TimedPhase) -> str:
     return f"{phase.times} ×"
 
 
-def causes_by_phase(result: TrainingResult) -> dict[str, tuple[float, ...]]:
+def causes_by_phase(result: TrainingResult) -> dict[Cause, tuple[float, ...]]:
     """Return, for every cause of the step in order, its exposed time [s] in each of ``phase_names``."""
     names = phase_names(result)
-    exposed: dict[str, dict[str, float]] = {}
+    exposed: dict[Cause, dict[str, float]] = {}
     for phase in result.phases:
         for share in phase.result.shares:
             by_phase = exposed.setdefault(share.cause, dict.fromkeys(names, 0.0))

@@ -88,7 +88,7 @@ def verdict(result: SimulationResult) -> str:
     step = result.step
     if step is None or not wording.took:
         return f"{result.model} fits {where}."
-    part = f"{step.bottleneck.cause}, {percent(step.bottleneck.exposed_s / step.time_s)}"
+    part = f"{step.bottleneck.cause_text}, {percent(step.bottleneck.exposed_s / step.time_s)}"
     return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}; {BRACKETS}."
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simoffload.schedule import Cause, CauseKind
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
 
@@ -23,26 +25,48 @@ BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 DARK_BLUE, DARK_GREEN, DARK_PURPLE = "#003A5C", "#00563F", "#7A3F62"
 DARK_GREY, DARK_ORANGE, DARK_YELLOW = "#555555", "#7A4F00", "#A39A00"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY, BLACK)
-_CAUSES = {
-    "GPU compute": GREEN,
-    "host thread": GREY,
-    "GPU copies of gathered tensors": SKY,
+_CAUSES: Mapping[CauseKind, str] = {
+    "host-thread": GREY,
+    "update-wait": DARK_ORANGE,
+    "gpu-compute": GREEN,
+    "gpu-optimizer": DARK_ORANGE,
+    "gpu-gradients": DARK_GREEN,
+    "gathered-copies": SKY,
+    "in-place": BLUE,
+    "host-to-gpu": BLUE,
+    "gpu-to-host": DARK_BLUE,
+    "gpu-to-gpu": BLUE,
+    "stage-to-stage": BLUE,
     "all-gather": PURPLE,
-    "CPU Adam": BLACK,
-    "CPU casts and scaling": DARK_GREY,
-    "GPU to host": DARK_BLUE,
-    "GPU to host, pageable": DARK_YELLOW,
-    "gradients on the GPU": DARK_GREEN,
-    "optimizer on the GPU": DARK_ORANGE,
-    "reduction of gradients": DARK_PURPLE,
-    "new pages for copies": GREY,
-    "entering the page cache": DARK_GREY,
-    "into the page cache": SKY,
+    "all-reduce": BLUE,
+    "gradient-reduction": DARK_PURPLE,
+    "broadcast": BLUE,
+    "column-broadcast": BLUE,
+    "read": VERMILION,
+    "write": ORANGE,
+    "mapped-copies": BLUE,
+    "host-copies": BLUE,
+    "new-pages": GREY,
+    "new-pinned-memory": GREY,
+    "page-cache-entry": DARK_GREY,
     "crc32": PURPLE,
-    "waiting for the CPU update": DARK_ORANGE,
-    "new pinned memory": GREY,
+    "cpu-work": BLUE,
+    "cpu-adam": BLACK,
+    "cpu-adamw": BLUE,
+    "cpu-casts": DARK_GREY,
+    "cpu-overflow-check": BLUE,
+    "cpu-attention": BLUE,
+    "cache-stores": BLUE,
+    "tensor-loops": BLUE,
+    "to-io-buffer": BLUE,
+    "to-array": BLUE,
+    "to-snapshot": BLUE,
+    "to-optimizer": BLUE,
+    "to-page-cache": SKY,
+    "from-page-cache": BLUE,
+    "file-to-file": BLUE,
+    "own": BLUE,
 }
-_CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 
 _BAR = 0.7
 """Width of a bar, in rows; by default plotly makes it depend on the gaps between the bars of one colour."""
@@ -63,11 +87,13 @@ def short(name: str) -> str:
     return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
 
 
-def cause_colour(cause: str) -> str:
+def cause_colour(cause: Cause) -> str:
     """Return the colour of a cause of time, the same in every chart."""
-    if cause in _CAUSES:
-        return _CAUSES[cause]
-    return next((colour for end, colour in _CAUSES_ENDING.items() if cause.endswith(end)), BLUE)
+    if cause.moves_cache or cause.memory == "never written":
+        return BLUE
+    if cause.memory == "pageable":
+        return DARK_YELLOW if cause.kind == "gpu-to-host" else YELLOW
+    return _CAUSES[cause.kind]
 
 
 def height(rows: int, *, legends: int = 0, row: float = _ROW) -> float:
@@ -176,7 +202,8 @@ class CauseBar(NamedTuple):
 
     y: int
     """Row of the bar, the first at the top."""
-    cause: str
+    name: str
+    colour: str
     length: float
     hover: str
     """Text that hovering over the part shows."""
@@ -199,18 +226,18 @@ def by_cause(parts: Sequence[CauseBar]) -> list[Bar]:
     """Return stacked bars, a trace for each cause; the one with the largest total comes first."""
     totals: dict[str, float] = {}
     for part in parts:
-        totals[part.cause] = totals.get(part.cause, 0.0) + part.length
+        totals[part.name] = totals.get(part.name, 0.0) + part.length
     traces = []
-    for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
-        own = [part for part in parts if part.cause == cause]
+    for name in sorted(totals, key=lambda name: (-totals[name], name)):
+        own = [part for part in parts if part.name == name]
         traces.append(
             bars(
-                cause,
+                name,
                 y=[part.y for part in own],
                 x=[part.length for part in own],
                 hover=[part.hover for part in own],
-                color=cause_colour(cause),
-                **labelled(cause, len(own)),
+                color=own[0].colour,
+                **labelled(name, len(own)),
             )
         )
     return traces

@@ -14,7 +14,7 @@ from simoffload.errors import printable
 from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
 from simoffload.report.presentation import presentation
-from simoffload.results import Interval, SimulationResult, Timeline
+from simoffload.results import Interval, SimulationResult, Timeline, cause_text
 from simoffload.schedule import OpKind, Schedule
 from simoffload.units import format_bytes, format_seconds
 
@@ -215,7 +215,7 @@ def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> DrawnOperatio
         stream=printable(schedule.labels[op.stream]),
         kind=op.kind,
         label=printable(op.label),
-        route=printable(schedule.routes[op.route].name) if op.size else "",
+        route=printable(cause_text(schedule.routes[op.route].cause)) if op.size else "",
         size=op.size,
         start_s=done.start * _PICO,
         duration_s=(done.end - done.start) * _PICO,

@@ -13,6 +13,7 @@ from simoffload.results.capacity import (
     peak_uses,
     tier_uses,
 )
+from simoffload.results.causes import cause_text
 from simoffload.results.checkpoint import (
     CheckpointPhase,
     CheckpointResult,
@@ -97,6 +98,7 @@ __all__ = [
     "TrainingResult",
     "by_name",
     "cache_warnings",
+    "cause_text",
     "data_loading_sentences",
     "definitions",
     "duration",

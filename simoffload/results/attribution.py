@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
+from simoffload.results.causes import cause_text
 from simoffload.results.timeline import Timeline, Track
-from simoffload.schedule import OpKind, Schedule
+from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 
 
 class OperationRef(NamedTuple):
@@ -142,8 +143,8 @@ collectives, reads and writes of storage, or waiting for an update that an earli
 class _Meaning(NamedTuple):
     """A _Meaning is what the time of a kind of operations counts as."""
 
-    cause: str
-    """Cause of the time of operations without a route; with one it is the name of the route."""
+    cause: CauseKind
+    """Cause of the time of operations without a route; a route has its own."""
     group: Group
     """Category of those without a route."""
     moving: Group
@@ -153,25 +154,25 @@ class _Meaning(NamedTuple):
 
 
 _MEANINGS: Mapping[OpKind, _Meaning] = {
-    "hook": _Meaning("host thread", "host", "host"),
-    "launch": _Meaning("host thread", "host", "host"),
-    "wait": _Meaning("waiting for the CPU update", "waiting", "waiting"),
-    "pages": _Meaning("new pages for copies", "host", "host"),
-    "pin": _Meaning("new pinned memory", "host", "host"),
-    "cached": _Meaning("entering the page cache", "host", "host"),
+    "hook": _Meaning("host-thread", "host", "host"),
+    "launch": _Meaning("host-thread", "host", "host"),
+    "wait": _Meaning("update-wait", "waiting", "waiting"),
+    "pages": _Meaning("new-pages", "host", "host"),
+    "pin": _Meaning("new-pinned-memory", "host", "host"),
+    "cached": _Meaning("page-cache-entry", "host", "host"),
     "checksum": _Meaning("crc32", "host", "host"),
-    "cpu": _Meaning("CPU work", "host", "host", empty=True),
-    "copy": _Meaning("GPU copies of gathered tensors", "GPU", "transfers"),
-    "stage": _Meaning("copies in host memory", "host", "transfers", empty=True),
-    "read": _Meaning("storage read", "storage", "storage", empty=True),
-    "write": _Meaning("storage write", "storage", "storage", empty=True),
+    "cpu": _Meaning("cpu-work", "host", "host", empty=True),
+    "copy": _Meaning("gathered-copies", "GPU", "transfers"),
+    "stage": _Meaning("host-copies", "host", "transfers", empty=True),
+    "read": _Meaning("read", "storage", "storage", empty=True),
+    "write": _Meaning("write", "storage", "storage", empty=True),
     "gather": _Meaning("all-gather", "GPU", "transfers", empty=True),
     "all-reduce": _Meaning("all-reduce", "GPU", "transfers", empty=True),
-    "send": _Meaning("stage to stage", "GPU", "transfers", empty=True),
-    "compute": _Meaning("GPU compute", "GPU", "transfers"),
-    "concat": _Meaning("GPU copies of gathered tensors", "GPU", "transfers"),
-    "reduce": _Meaning("gradients on the GPU", "GPU", "transfers"),
-    "update": _Meaning("optimizer on the GPU", "GPU", "transfers"),
+    "send": _Meaning("stage-to-stage", "GPU", "transfers", empty=True),
+    "compute": _Meaning("gpu-compute", "GPU", "transfers"),
+    "concat": _Meaning("gathered-copies", "GPU", "transfers"),
+    "reduce": _Meaning("gpu-gradients", "GPU", "transfers"),
+    "update": _Meaning("gpu-optimizer", "GPU", "transfers"),
 }
 
 
@@ -180,11 +181,11 @@ class Attribution(NamedTuple):
 
     end: int
     """End of the critical path [ps]."""
-    exposed: dict[str, int]
+    exposed: dict[Cause, int]
     """[ps] on the critical path by cause, largest first; the values sum to ``end``."""
-    busy: dict[str, int]
+    busy: dict[Cause, int]
     """[ps] of each cause in total, on the critical path or not, on the rank with the most."""
-    groups: dict[str, Group]
+    groups: dict[Cause, Group]
     """Category of each cause of time."""
     exposed_streams: dict[str, int]
     """[ps] on the critical path, by stream."""
@@ -198,11 +199,12 @@ class Attribution(NamedTuple):
 
 _Kind = tuple[OpKind, int, int]
 """Key of an operation: its kind, stream and route."""
+_Key = TypeVar("_Key", Cause, str)
 
 
-def _cause(kind: _Kind, schedule: Schedule) -> str:
+def _cause(kind: _Kind, schedule: Schedule) -> Cause:
     name, _, route = kind
-    return schedule.routes[route].name if route >= 0 else _MEANINGS[name].cause
+    return schedule.routes[route].cause if route >= 0 else Cause(_MEANINGS[name].cause)
 
 
 def _group(kind: _Kind) -> Group:
@@ -224,7 +226,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     schedule = timeline.schedule
     labels = schedule.labels
     last = last_of(timeline, None if ends_with is None else labels.index(ends_with))
-    exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
+    exposed, exposed_streams, exposed_links = Counter[Cause](), Counter[str](), Counter[str]()
     totals = _on_chain(timeline, last)
     for (kind, number), duration in totals.items():
         if _is_empty(kind, duration):
@@ -256,7 +258,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     )
 
 
-def _groups(schedule: Schedule) -> dict[str, Group]:
+def _groups(schedule: Schedule) -> dict[Cause, Group]:
     kinds = {(op.kind, op.stream, op.route) for block in schedule.blocks for op in block.ops}
     return {_cause(kind, schedule): _group(kind) for kind in kinds}
 
@@ -274,8 +276,8 @@ def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind
 
 
 def _most(
-    exposed: Counter[str], by_rank: Sequence[Counter[str]], *, order: Sequence[str] = ()
-) -> Counter[str]:
+    exposed: Counter[_Key], by_rank: Sequence[Counter[_Key]], *, order: Sequence[_Key] = ()
+) -> Counter[_Key]:
     """Return the work of each cause on the rank with the most, and at least the work on the critical path.
 
     The critical path may change ranks at a collective, so it can contain more of a cause than any single
@@ -289,11 +291,11 @@ def _most(
     return most
 
 
-def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
+def _work(timeline: Timeline) -> tuple[list[Counter[Cause]], list[Counter[str]]]:
     """Return the times [ps] by cause and by stream, for each class of ranks."""
     schedule, labels = timeline.schedule, timeline.schedule.labels
     classes = len(timeline.ranks_by_class)
-    by_cause = [Counter[str]() for _ in range(classes)]
+    by_cause = [Counter[Cause]() for _ in range(classes)]
     by_stream = [Counter[str]() for _ in range(classes)]
     for track in timeline.tracks:
         totals: dict[_Kind, int] = {}
@@ -310,5 +312,5 @@ def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
     return by_cause, by_stream
 
 
-def _largest_first(times: Counter[str]) -> dict[str, int]:
-    return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
+def _largest_first(times: Counter[Cause]) -> dict[Cause, int]:
+    return dict(sorted(times.items(), key=lambda item: (-item[1], cause_text(item[0]))))

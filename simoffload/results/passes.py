@@ -11,9 +11,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from simoffload.results.attribution import Attribution, Group, attribute
+from simoffload.results.causes import cause_text
 from simoffload.results.timeline import Timeline
 from simoffload.results.values import by_name
-from simoffload.schedule import LinkUnit, link_time, stream_times
+from simoffload.schedule import Cause, LinkUnit, link_time, stream_times
 
 Time = int | Fraction
 """Exact duration in picoseconds [ps]."""
@@ -47,7 +48,7 @@ _LATENCY = 0.3  # fraction of a transfer's time from which latency is called the
 class Share(NamedTuple):
     """A Share is the time of one cause of a pass."""
 
-    cause: str
+    cause: Cause
     group: Group
     """Category of the cause, such as host or storage."""
     exposed_ps: Time
@@ -59,6 +60,11 @@ class Share(NamedTuple):
     work."""
     size: int = 0
     """[B] moved on all ranks, for a transfer."""
+
+    @property
+    def cause_text(self) -> str:
+        """Text of the cause, such as "raid read"."""
+        return cause_text(self.cause)
 
     @property
     def exposed_s(self) -> float:
@@ -204,68 +210,71 @@ def summarize_pass(
 
 def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
     limits, sizes = _limits(timeline, attribution), _sizes(timeline)
-    order = sorted(
-        attribution.busy, key=lambda name: (-attribution.exposed.get(name, 0), -attribution.busy[name], name)
-    )
-    return tuple(
+    shares = [
         Share(
-            name,
-            attribution.groups[name],
-            attribution.exposed.get(name, 0),
-            attribution.busy[name],
-            limits.get(name, ""),
-            sizes[name],
+            cause,
+            attribution.groups[cause],
+            attribution.exposed.get(cause, 0),
+            busy,
+            limits.get(cause, ""),
+            sizes[cause],
         )
-        for name in order
-    )
+        for cause, busy in attribution.busy.items()
+    ]
+    return _in_order(shares)
 
 
-def _sizes(timeline: Timeline) -> Counter[str]:
+def _in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """Return shares with the largest exposed time first, of equal ones by their text."""
+    return tuple(sorted(shares, key=lambda share: (-share.exposed_ps, -share.busy_ps, share.cause_text)))
+
+
+def _sizes(timeline: Timeline) -> Counter[Cause]:
     """Return the bytes [B] that each kind of transfer moved on all ranks."""
     schedule = timeline.schedule
     ranks = [len(program.ranks) for program in schedule.owners]
-    sizes: Counter[str] = Counter()
+    sizes: Counter[Cause] = Counter()
     for block in schedule.blocks:
         for op in block.ops:
             if op.size:
-                sizes[schedule.routes[op.route].name] += op.size * block.repeat * ranks[op.stream]
+                sizes[schedule.routes[op.route].cause] += op.size * block.repeat * ranks[op.stream]
     return sizes
 
 
-def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
+def _limits(timeline: Timeline, attribution: Attribution) -> dict[Cause, str]:
     """Return what limits each kind of transfer: its latency, the link that was saturated most of the time, or
     the rate of a single transfer; CPU work that does not saturate its memory is limited by the CPU."""
-    fullest: dict[str, tuple[float, str]] = {}
+    fullest: dict[Cause, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
         # Of equal links, that of the first rank, which the table of links shows.
         for link in dict.fromkeys(link for hops in route.hops for link, _ in hops):
             if timeline.link_busy[link]:
                 ratio = timeline.link_saturated[link] / timeline.link_busy[link]
-                if ratio > fullest.get(route.name, (-1.0, ""))[0]:
-                    fullest[route.name] = ratio, timeline.schedule.links[link].name
+                if ratio > fullest.get(route.cause, (-1.0, ""))[0]:
+                    fullest[route.cause] = ratio, timeline.schedule.links[link].name
     latency = _fixed(timeline)
     limits = {}
-    for name, (filled, full) in fullest.items():
-        on_cpu = attribution.groups.get(name) == "host"
-        if latency[name] >= _LATENCY * attribution.busy.get(name, 1):
-            limits[name] = "the speed of the CPU" if on_cpu else "the latency of each transfer"
+    for cause, (filled, full) in fullest.items():
+        on_cpu = attribution.groups.get(cause) == "host"
+        if latency[cause] >= _LATENCY * attribution.busy.get(cause, 1):
+            limits[cause] = "the speed of the CPU" if on_cpu else "the latency of each transfer"
         elif filled >= _SATURATED:
-            limits[name] = full
+            limits[cause] = full
         else:
-            limits[name] = "the speed of the CPU" if on_cpu else "the rate of a single transfer"
+            limits[cause] = "the speed of the CPU" if on_cpu else "the rate of a single transfer"
     return limits
 
 
-def _fixed(timeline: Timeline) -> Counter[str]:
+def _fixed(timeline: Timeline) -> Counter[Cause]:
     """Return the time [ps] of each kind of transfer before bytes move, for the program with the most."""
     schedule = timeline.schedule
     owners = schedule.owners
-    fixed = {program.name: Counter[str]() for program in owners}
+    fixed = {program.name: Counter[Cause]() for program in owners}
     for block in schedule.blocks:
         for op in block.ops:
             if op.route >= 0:
-                fixed[owners[op.stream].name][schedule.routes[op.route].name] += op.fixed * block.repeat
-    most: Counter[str] = Counter()
+                fixed[owners[op.stream].name][schedule.routes[op.route].cause] += op.fixed * block.repeat
+    most: Counter[Cause] = Counter()
     for each in fixed.values():
         most |= each
     return most
@@ -342,8 +351,8 @@ def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassRe
 
 def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ...]:
     """Add up shares by cause; the limit of a transfer is that of the pass in which it took the longest."""
-    found: dict[str, Share] = {}
-    longest: dict[str, Time] = {}
+    found: dict[Cause, Share] = {}
+    longest: dict[Cause, Time] = {}
     for one, count in parts:
         for share in one.shares:
             known = found.get(share.cause, share._replace(exposed_ps=0, busy_ps=0, limit="", size=0))
@@ -356,7 +365,7 @@ def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ..
                 limit=limit,
                 size=known.size + round(share.size * count),
             )
-    return tuple(sorted(found.values(), key=lambda share: (-share.exposed_ps, -share.busy_ps, share.cause)))
+    return _in_order(found.values())
 
 
 def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]:

@@ -245,7 +245,7 @@ class SimulationResult(ABC):
     @property
     def bottleneck(self) -> str | None:
         """Cause that takes the largest part of a step's time."""
-        return self.step.bottleneck.cause if self.step else None
+        return self.step.bottleneck.cause_text if self.step else None
 
     @property
     def limit(self) -> str | None:
@@ -381,7 +381,7 @@ def attributed(one: PassResult) -> dict[str, Any]:
 def _causes(one: PassResult) -> list[dict[str, Any]]:
     exposed = largest_remainder([share.exposed_ps for share in one.shares])
     return [
-        by_name(share, "cause group exposed_s busy_s limit size") | {"exposed_ps": time}
+        by_name(share, "cause=cause_text group exposed_s busy_s limit size") | {"exposed_ps": time}
         for share, time in zip(one.shares, exposed, strict=True)
     ]
 

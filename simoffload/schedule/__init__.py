@@ -10,6 +10,7 @@ from simoffload.schedule.bounds import (
     transfer_time,
 )
 from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.schedule.causes import Cause, CauseKind, HostMemory, Purpose
 from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
     Block,
@@ -25,20 +26,20 @@ from simoffload.schedule.ir import (
     Program,
     Route,
     Schedule,
-    cache_route,
-    cache_tier,
     compile_streams,
     steps_of,
-    way_of,
 )
 
 __all__ = [
     "Block",
+    "Cause",
+    "CauseKind",
     "CompiledOp",
     "Contention",
     "Dependency",
     "Device",
     "Hops",
+    "HostMemory",
     "Link",
     "LinkUnit",
     "Need",
@@ -46,12 +47,11 @@ __all__ = [
     "OpKind",
     "Peers",
     "Program",
+    "Purpose",
     "Route",
     "Schedule",
     "ScheduleBuilder",
     "alone_rate",
-    "cache_route",
-    "cache_tier",
     "check_schedule",
     "compile_streams",
     "find_contention",
@@ -60,5 +60,4 @@ __all__ = [
     "steps_of",
     "stream_times",
     "transfer_time",
-    "way_of",
 ]

@@ -10,6 +10,7 @@ from math import lcm
 from typing import NamedTuple
 
 from simoffload.limits import count_operations
+from simoffload.schedule.causes import Cause
 from simoffload.schedule.ir import (
     Block,
     Dependency,
@@ -34,7 +35,7 @@ Hops = tuple[tuple[int, Fraction], ...]
 
 
 class _RouteKey(NamedTuple):
-    name: str
+    cause: Cause
     hops_of_ranks: int
     """Index of its hops in the list of the hops of all routes."""
     cap: int
@@ -116,10 +117,11 @@ class ScheduleBuilder:
         self._close()
         self._repeated = first, len(self._numbers), times
 
-    def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
+    def route(self, *, cause: Cause, hops: tuple[Hops, ...], cap: int) -> int:
         """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s].
 
-        Rates that follow from others may be rounded to nothing; the least is 1 B/s.
+        The time of its transfers goes to ``cause``. Rates that follow from others may be rounded to nothing;
+        the least is 1 B/s.
         """
         known = self._known_hops.get(id(hops))
         if known is None:
@@ -127,7 +129,7 @@ class ScheduleBuilder:
                 hops,
                 self._route_hops.setdefault(hops, len(self._route_hops)),
             )
-        return self._routes.setdefault(_RouteKey(name, known[1], max(1, cap)), len(self._routes))
+        return self._routes.setdefault(_RouteKey(cause, known[1], max(1, cap)), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
         """Return the index of the ranks for which each rank waits, for dependencies on other ranks."""
@@ -175,7 +177,7 @@ class ScheduleBuilder:
             )
             for hops_of_ranks in self._route_hops
         ]
-        routes = tuple(Route(key.name, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
+        routes = tuple(Route(key.cause, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)
         )
@@ -219,7 +221,7 @@ def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]
     return tuple(
         Block(
             distinct[numbers[start]][0],
-            tuple(op for number in numbers[start : start + period] for op in distinct[number][1]),
+            tuple([op for number in numbers[start : start + period] for op in distinct[number][1]]),
             repeat,
         )
         for start, period, repeat in groups

@@ -62,7 +62,7 @@ def _problems(schedule: Schedule) -> Iterator[str]:
         yield from _check_count(f"link {link.name!r}: scale", link.scale, least=1)
     for route in schedule.routes:
         for problem in _route_problems(schedule, route):
-            yield f"route {route.name!r}: {problem}"
+            yield f"route {route.cause.name or route.cause.kind!r}: {problem}"
     if schedule.distinct and len(schedule.distinct) != schedule.ranks:
         yield f"its distinct has {len(schedule.distinct)} ranks; the schedule has {schedule.ranks}"
     for number in range(len(schedule.peers)):

@@ -24,10 +24,11 @@ The engine runs a schedule as the segments that the operations of each stream fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
+
+from simoffload.schedule.causes import Cause
 
 LinkUnit = Literal["B", "core-ns"]
 
@@ -72,34 +73,14 @@ class Link(NamedTuple):
 class Route(NamedTuple):
     """The links that a transfer crosses on each rank, and the highest rate of a single transfer."""
 
-    name: str
+    cause: Cause
+    """What the time of its transfers goes to."""
     hops: tuple[tuple[tuple[int, int], ...], ...]
     """For each rank the pairs (index into ``Schedule.links``, integer coefficient)."""
     cap: int
     """Highest rate [B/s] of one transfer alone, from size, queue depth, block and latency."""
     weight: int = 1
     """Share of a saturated link relative to other flows: outstanding bytes in any common unit."""
-
-
-_OF_CACHE = re.compile(r"(.*) \(key-value cache on (.+)\)", re.DOTALL)
-
-
-def cache_route(way: str, tier: str) -> str:
-    """Return the name of a route over which keys and values of a cache on a tier move, such as "GPU to host
-    (key-value cache on dram)"; it is also the cause of their time."""
-    return f"{way} (key-value cache on {tier})" if tier else way
-
-
-def way_of(name: str) -> str:
-    """Return the name of a route or a cause without the cache that it moves: "GPU to host"."""
-    found = _OF_CACHE.fullmatch(name)
-    return name if found is None else found[1]
-
-
-def cache_tier(name: str) -> str | None:
-    """Return the tier of the cache that a route moves, or whose time a cause is; None for everything else."""
-    found = _OF_CACHE.fullmatch(name)
-    return None if found is None else found[2]
 
 
 class Dependency(NamedTuple):

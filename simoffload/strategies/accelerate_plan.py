@@ -279,10 +279,16 @@ class AcceleratePlan(InferencePlan):
         hooked = self.hooked and (without or bool(module.parameters))
         return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
 
+    @cached_property
+    def _new_memory(self) -> dict[Hashable, tuple[float, float]]:
+        """Times [s] of new memory for the results of modules."""
+        return {}
+
     def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hooks that bring tensors and hidden states to the GPUs of the modules."""
         align = AlignDevices(
             self.new_tensors,
+            known=self._new_memory,
             pinned=self.options.pin_memory,
             initialized=self.options.initialized,
             folder=self.options.folder,

@@ -11,7 +11,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryTerm
-from simoffload.schedule import Dependency
+from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.homes import HBM, Home, Homes
 from simoffload.strategies.hooked import HookedPlan, HookedStrategy
 from simoffload.strategies.hooks.staging import Prefetched
@@ -34,6 +34,7 @@ __all__ = [
     "HOST",
     "STAGING",
     "Call",
+    "Cause",
     "Change",
     "Dependency",
     "Edit",

@@ -13,9 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from simoffload.hardware import Host
-from simoffload.schedule import cache_route
 from simoffload.strategies.streams import StreamWriter
-from simoffload.strategies.timing import picoseconds
 
 _FAULTING = 8
 """Number of threads up to which page faults of one process become faster in total (Papagiannis et al.,
@@ -30,27 +28,20 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
     return host.fsdp_costs.adamw_rate(share * cpu.cores.value, traffic=traffic, new=new, share=memory)
 
 
-def mapped_read(
-    writer: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = ""
-) -> tuple[int, int]:
+def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "") -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
     memory that is in use, by loops that move ``traffic`` [B].
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """
-    key = "mapped file", tier, size, traffic, cache
-    if key in writer.known:
-        return writer.known[key]
-    host = writer.machine.host
-    path, hops = writer.way((tier, False), partial(writer.machine.storage_read, tier))
-    block = writer.read_ahead(tier, path)
+    host, resources = out.machine.host, out.machine.resources
+    path, _ = out.way((tier, False, False), partial(out.machine.storage_read, tier))
+    block = out.read_ahead(tier, path)
     ahead = min(_FAULTING, host.cpu_optimizer.cores.value) * block
-    rate = path.file_rate(size, outstanding=min(size, ahead), block=block)
-    rate = min(rate, loops_rate(host, traffic=traffic) * size // traffic)
+    # A drive that is faster than its slot hides no less of the copying.
+    limits = [out.capacity(resources[link]) * each.denominator // each.numerator for link, each in path.hops]
+    limits.append(loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
-        rate = min(rate, host.mapped_read.value)
-    links = [int(writer.capacity(writer.machine.resources[link]) / each) for link, each in path.hops]
-    rate = min([rate, *links])  # a drive that is faster than its slot hides no less of the copying
-    route = writer.builder.route(name=cache_route(f"{tier} read", cache), hops=hops, cap=rate)
-    writer.known[key] = route, picoseconds(path.latency)
-    return writer.known[key]
+        limits.append(host.mapped_read.value)
+    in_flight, most = min(size, ahead), min(limits)
+    return out.file(tier, size, block=block, in_flight=in_flight, most=int(most), cache=cache)

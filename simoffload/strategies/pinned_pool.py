@@ -22,7 +22,7 @@ from typing import NamedTuple
 from simoffload.schedule import Dependency, Op, Schedule, alone_rate, transfer_time
 from simoffload.strategies.cache_updates import CACHE_LABEL
 from simoffload.strategies.memory import pinned_block
-from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.strategies.timing import picoseconds
 
 Tensors = Sequence[Sequence[int]]
 """Sizes [B] of the tensors that each offloaded layer copies to host memory."""
@@ -104,12 +104,11 @@ class _Replay:
         """Take a step that does not wait, and the rate [B/s] at which new memory comes."""
         self._streams, self._rate = len(schedule.streams), rate
         rates = [alone_rate(schedule, route=route, rank=0) for route in range(len(schedule.routes))]
-        outward = copy_name(to_device=False, pinned=True)
 
         def replayed(op: Op) -> _Replayed:
             time = op.fixed + (transfer_time(op.size, rates[op.route]) if op.size else 0)
             moves = op.kind == "copy" and op.label == CACHE_LABEL
-            out = moves and schedule.routes[op.route].name.startswith(outward)
+            out = moves and schedule.routes[op.route].cause.kind == "gpu-to-host"
             host = (
                 next(one.stream for one in op.after if schedule.streams[one.stream] == _HOST) if out else None
             )

@@ -45,6 +45,10 @@ from simoffload.workload import Inference, Training
 _ALLOCATION = "new pinned memory"
 
 
+PartKind = Literal["pass", "optimizer", "selected-columns", "column-selection"]
+"""What a part of a training step does: a forward or backward pass, an update, or what ZenFlow adds."""
+
+
 class StepPart(NamedTuple):
     """A StepPart is a part of a training step that begins and ends when the host waits for all streams."""
 
@@ -62,6 +66,7 @@ class StepPart(NamedTuple):
     may continue."""
     awaits_work: bool = False
     """Whether the part waits for an update or for writes that an earlier part started."""
+    kind: PartKind = "pass"
     elapsed_s: float = 0.0
     """Time of all other parts between two occurrences of this one [s], set when they have been simulated."""
     unfinished_s: float = 0.0
@@ -224,7 +229,7 @@ class InferencePlan(Plan):
         """Whether the cache is in pages, as in vLLM."""
         return False
 
-    @property
+    @cached_property
     def cache_form(self) -> CacheForm:
         """What attention pays for the way in which keys and values are kept."""
         paged = self.paged_cache

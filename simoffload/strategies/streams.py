@@ -8,6 +8,8 @@ from functools import partial
 
 from simoffload.hardware import Machine, Path, Resource
 from simoffload.schedule import (
+    Cause,
+    CauseKind,
     Dependency,
     Device,
     Hops,
@@ -16,9 +18,8 @@ from simoffload.schedule import (
     Program,
     Schedule,
     ScheduleBuilder,
-    cache_route,
 )
-from simoffload.strategies.timing import copy_name, effective_rate, picoseconds
+from simoffload.strategies.timing import copy_cause, effective_rate, picoseconds
 from simoffload.workload import READ_AHEAD
 
 HOST = 0
@@ -89,15 +90,15 @@ class StreamWriter:
         """Return the hops of all ranks from those of the ranks of the program that is written."""
         return tuple(hops)
 
-    def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
+    def transfers(self, cause: Cause, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Return route and latency [ps] of several transfers in sequence, each at the rate for its own size.
 
-        ``path`` returns the path of each rank; all routes with the same ``name`` must be equal.
+        ``path`` returns the path of each rank; all routes with the same ``cause`` must be equal.
         """
-        key = self.first, name, tuple(sizes)
+        key = self.first, cause, tuple(sizes)
         if key not in self.known:
-            first, hops = self.way((name,), path)
-            route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
+            first, hops = self.way((cause,), path)
+            route = self.builder.route(cause=cause, hops=hops, cap=effective_rate(first, sizes))
             self.known[key] = route, picoseconds(first.latency * len(sizes))
         return self.known[key]
 
@@ -108,8 +109,8 @@ class StreamWriter:
         ``cache`` is the tier of the key-value cache if they are of keys and values."""
         machine = self.machine
         path = machine.host_to_device if to_device else machine.device_to_host
-        name = cache_route(copy_name(to_device=to_device, pinned=pinned), cache)
-        return self.transfers(name, partial(path, pinned=pinned), sizes)
+        cause = copy_cause(to_device=to_device, pinned=pinned).of_cache(cache)
+        return self.transfers(cause, partial(path, pinned=pinned), sizes)
 
     def file(
         self,
@@ -137,19 +138,19 @@ class StreamWriter:
             rate = path.curve.rate(size)
             if self.machine.tiers[tier].is_storage:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)
-            name = cache_route(f"{tier} {'write' if written else 'read'}", cache)
-            route = self.builder.route(name=name, hops=hops, cap=rate if most is None else min(rate, most))
+            cause = Cause("write" if written else "read", tier).of_cache(cache)
+            route = self.builder.route(cause=cause, hops=hops, cap=rate if most is None else min(rate, most))
             self.known[key] = route, picoseconds(path.latency)
         return self.known[key]
 
-    def received(self, name: str, size: int) -> tuple[int, int]:
+    def received(self, kind: CauseKind, size: int) -> tuple[int, int]:
         """Return route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
-        return self.transfers(name, partial(self.machine.gather, ranks=self.ranks), [size])
+        return self.transfers(Cause(kind), partial(self.machine.gather, ranks=self.ranks), [size])
 
-    def cpu_work(self, name: str, rate: int) -> int:
+    def cpu_work(self, cause: Cause, rate: int) -> int:
         """Return the route of work on host memory at ``rate`` [B/s]."""
-        _, hops = self.way((name, rate), lambda rank: self.machine.cpu_work(rank, rate))
-        return self.builder.route(name=name, hops=hops, cap=rate)
+        _, hops = self.way((cause, rate), lambda rank: self.machine.cpu_work(rank, rate))
+        return self.builder.route(cause=cause, hops=hops, cap=rate)
 
     def read_ahead(self, tier: str, path: Path) -> int:
         """Return the size [B] that Linux reads ahead of one reader of a file through the page cache.
@@ -187,7 +188,7 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple(self.after(stream, ordinal) for stream, ordinal in self._awaited)
+            after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
             fixed, self._pending = self._pending, 0
             self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)
@@ -217,14 +218,21 @@ class StreamWriter:
         return self.builder.after(self.first + stream, ordinal)
 
     def exchange(
-        self, kind: OpKind, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
+        self,
+        kind: OpKind,
+        cause: CauseKind,
+        stream: int,
+        size: int,
+        *,
+        behind: tuple[int, ...],
+        calls: int = 1,
     ) -> int:
         """Let every rank receive ``size`` [B] from the other ranks' GPUs in ``calls`` calls; return the
         number of the operation.
 
         It begins when all work written so far on the host and on the streams ``behind`` is done.
         """
-        route, latency = self.received(name, size)
+        route, latency = self.received(cause, size)
         self.flush()
         fixed, after = latency * calls, self.so_far(HOST, *behind)
         return self.add(kind, stream, fixed=fixed, size=size, route=route, after=after, collective=True)

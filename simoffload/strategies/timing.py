@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
@@ -21,6 +22,7 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
+from simoffload.schedule import Cause, CauseKind
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -31,10 +33,10 @@ def picoseconds(seconds: float) -> int:
     return round(seconds * 1e12)
 
 
-def copy_name(*, to_device: bool, pinned: bool) -> str:
-    """Return the name of copies between the GPU and host memory."""
-    name = "host to GPU" if to_device else "GPU to host"
-    return name if pinned else f"{name}, pageable"
+def copy_cause(*, to_device: bool, pinned: bool) -> Cause:
+    """Return the cause of copies between the GPU and host memory."""
+    kind: CauseKind = "host-to-gpu" if to_device else "gpu-to-host"
+    return Cause(kind, memory="pinned" if pinned else "pageable")
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:
@@ -52,6 +54,15 @@ _WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
 kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
 aten/src/ATen/native/GroupedMMUtils.h): 16.1 and 3.5 us, where an addition takes 11.0 us (H200, PyTorch 2.11;
 docs/measurements/hugging-face.md)."""
+
+
+class OfTokens(NamedTuple):
+    """OfTokens are times of modules that are equal in all passes with as many tokens of as many sequences."""
+
+    compute: dict[Module, int]
+    """GPU times [ps]."""
+    launch_s: dict[Module, float]
+    """Times of the host thread [s]."""
 
 
 class Timing:
@@ -75,13 +86,16 @@ class Timing:
         launch_factor: float = 1.0,
         cache: CacheForm = GROWING,
         known: Mapping[Module, int] | None = None,
+        shared: OfTokens | None = None,
     ) -> None:
-        """``known``: GPU times of modules [ps] that are given, not found."""
+        """``known``: GPU times of modules [ps] that are given, not found; ``shared``: those of passes with as
+        many tokens."""
         self.machine = machine
         self._cache = cache
         self._model, self._batch, self._zero3 = model, batch, zero3
         self._launch_factor = launch_factor
         self._seen = dict(known or {})
+        self._same = OfTokens(self._seen, {}) if shared is None else shared
 
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``."""
@@ -90,14 +104,17 @@ class Timing:
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline plus the latency of its
         kernels."""
-        known = self._seen.get(module)
-        if known is not None:
-            return known
+        found = self._same.compute.get(module)
+        if found is None:
+            found = self._seen.get(module)
+        if found is not None:
+            return found
         seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
         if self._replaced(self._quantized(module)) and not module.flat:
             seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
-        self._seen[module] = picoseconds(seconds)
-        return self._seen[module]
+        found = picoseconds(seconds)
+        (self._seen if depends_on_context(module) else self._same.compute)[module] = found
+        return found
 
     def backward(self, module: Module, /) -> int:
         """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
@@ -225,6 +242,14 @@ class Timing:
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
+        found = self._same.launch_s.get(module)
+        if found is None:
+            found = self._launch_s(module)
+            if not depends_on_context(module):
+                self._same.launch_s[module] = found
+        return found
+
+    def _launch_s(self, module: Module) -> float:
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
         weights = self._quantized(module)
@@ -279,6 +304,17 @@ def operations(model: ModelShape, module: Module) -> int:
     return count + own.eager if eager else count
 
 
+def depends_on_context(module: Module) -> bool:
+    """Return whether the time of a module depends on the earlier tokens of the sequences."""
+    return module.kind == "attention" or module.cached
+
+
+def of_tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of sequences and of their new tokens, which decide all times but those that depend
+    on the context."""
+    return tuple([(one.number, one.new_tokens) for one in batch])
+
+
 class PassTimings:
     """PassTimings are the durations of a model's modules on one machine for any pass.
 
@@ -299,10 +335,9 @@ class PassTimings:
         same = host.deepspeed.operation.value
         self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
         self._modules = tuple(modules)
-        self._by_context = [
-            index for index, one in enumerate(modules) if one.kind == "attention" or one.cached
-        ]
+        self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+        self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
@@ -313,12 +348,13 @@ class PassTimings:
             zero3=self._zero3,
             launch_factor=self._launch_factor,
             cache=self._cache,
+            shared=self._shared.setdefault(of_tokens(batch), OfTokens({}, {})),
         )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
         timing = self.timing(batch)
-        tokens = tuple((one.number, one.new_tokens) for one in batch)
+        tokens = of_tokens(batch)
         known = self._known.get(tokens)
         if known is None:
             known = self._known[tokens] = tuple(map(timing.compute, self._modules))

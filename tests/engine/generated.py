@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from simoffload.hardware.sharing import Demand
-from simoffload.schedule import Block, Dependency, Link, Op, Peers, Program, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Peers, Program, Route, Schedule
 
 # Few distinct values, so that things often happen at the same time.
 CAPACITIES = st.sampled_from([10**6, 3 * 10**6, 10**9]) | st.integers(10**6, 10**10)
@@ -107,7 +107,7 @@ def long_schedules(draw: st.DrawFn, *, most: int = 40) -> Schedule:
             tuple((link if link < 2 else 2 + rank, skew[kind] if link == 0 else 1) for link in crossed)
             for rank, kind in enumerate(kinds)
         )
-        routes.append(Route("route", per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
+        routes.append(Route(Cause.own("route"), per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
     times = st.sampled_from([0, 10**6, 3 * 10**6, 10**9]) | st.integers(0, 10**7)
     sizes = st.sampled_from([0, 1000, 10**6]) | st.integers(0, 10**6)
     op = operations(streams, len(routes), times=times, sizes=sizes, back=9)
@@ -135,7 +135,7 @@ def program_schedules(draw: st.DrawFn, *, most: int = 40) -> Schedule:
     for crossed in (draw(st.sampled_from(["shared", "own", "both"])) for _ in range(2)):
         ways = {"shared": [0], "own": [-1], "both": [0, -1]}[crossed]
         per_rank = tuple(tuple((kind if way else 0, 1) for way in ways) for kind in kinds)
-        routes.append(Route("route", per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
+        routes.append(Route(Cause.own("route"), per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
     times = st.sampled_from([0, 10**6, 3 * 10**6, 10**9]) | st.integers(0, 10**7)
     sizes = st.sampled_from([0, 1000, 10**6]) | st.integers(0, 10**6)
     peers = tuple(draw(_peers(own, other, count)) for own in ranks for other in ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.engine import execute
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from simoffload.schedule.bounds import (
     alone_rate,
     link_loads,
@@ -21,8 +21,8 @@ def story(*ops: Op, repeat: int = 1, ranks: int = 2) -> Schedule:
     """Every rank reads over a shared link of 100 B/s at no more than 80 B/s, and has 50 B/s of its own."""
     links = (Link("shared", 100), *(Link(f"own{rank}", 3 * 50, 3) for rank in range(ranks)))
     routes = (
-        Route("read", tuple(((0, 1),) for _ in range(ranks)), 80),
-        Route("copy", tuple(((1 + rank, 3),) for rank in range(ranks)), 10**9),
+        Route(Cause.own("read"), tuple(((0, 1),) for _ in range(ranks)), 80),
+        Route(Cause.own("copy"), tuple(((1 + rank, 3),) for rank in range(ranks)), 10**9),
     )
     return Schedule("story", ranks, ("host", "io", "gpu"), links, routes, (Block("layer", ops, repeat),))
 

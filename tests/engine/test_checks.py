@@ -8,11 +8,11 @@ import pytest
 
 from simoffload.engine import execute
 from simoffload.errors import SimulationError
-from simoffload.schedule import Block, Dependency, Device, Link, Op, Program, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program, Route, Schedule
 from simoffload.schedule.checks import check_schedule
 
 OP = Op("copy", "fc1", 1, fixed=5, size=100, route=0, after=(Dependency(0, 2),))
-ROUTE = Route("h2d", (((0, 1),), ((1, 2),)), 50)
+ROUTE = Route(Cause.own("h2d"), (((0, 1),), ((1, 2),)), 50)
 GOOD = Schedule(
     "story", 2, ("host", "copy"), (Link("a", 100), Link("b", 100)), (ROUTE,), (Block("layer", (OP,), 3),)
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.engine import execute
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 
 
 def uneven() -> Schedule:
@@ -19,8 +19,8 @@ def uneven() -> Schedule:
     ranks = range(4)
     links = (Link("storage", 5 * 10**9), *(Link(f"pcie{rank}", 2 * 10**9 + 7 * rank) for rank in ranks))
     routes = (
-        Route("read", tuple(((0, 1), (1 + rank, 2)) for rank in ranks), 15 * 10**8, 3),
-        Route("write", tuple(((0, 2),) for rank in ranks), 10**9 + 1, 2),
+        Route(Cause.own("read"), tuple(((0, 1), (1 + rank, 2)) for rank in ranks), 15 * 10**8, 3),
+        Route(Cause.own("write"), tuple(((0, 2),) for rank in ranks), 10**9 + 1, 2),
     )
     ops = (
         Op("hook", "a", 0, fixed=90_000_001),

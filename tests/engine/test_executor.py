@@ -11,7 +11,7 @@ from simoffload.engine.executor import Executor
 from simoffload.errors import DeadlockError, SimulationError, WorkLimitError
 from simoffload.limits import Limits, keep, limited
 from simoffload.results.timeline import Timeline
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 
 SECOND = 10**12
 HOST, COPY, GPU = range(3)
@@ -25,7 +25,7 @@ def schedule(
     routes: tuple[Route, ...] | None = None,
 ) -> Schedule:
     """Operations that stand alone become blocks; unless told, there is one link that every rank crosses."""
-    routes = routes or (Route("route", (((0, 1),),) * ranks, 10**12),)
+    routes = routes or (Route(Cause.own("route"), (((0, 1),),) * ranks, 10**12),)
     made = tuple(block if isinstance(block, Block) else Block("block", block) for block in blocks)
     return Schedule("story", ranks, streams, links, routes, made)
 
@@ -123,7 +123,7 @@ def test_a_mark_after_a_wait_ends_when_it_starts() -> None:
 def test_a_collective_starts_when_every_rank_is_ready() -> None:
     """Rank 1 has half the rate: its copy of 100 B takes 2 s."""
     links = (Link("fast", 100), Link("slow", 50))
-    routes = (Route("copy", (((0, 1),), ((1, 1),)), 10**9),)
+    routes = (Route(Cause.own("copy"), (((0, 1),), ((1, 1),)), 10**9),)
     ops = (move(COPY, 100), wait(GPU, 1, Dependency(COPY), collective=True), wait(GPU, 1, collective=True))
     timeline = execute(schedule(ops, ranks=2, links=links, routes=routes))
     assert seconds(timeline, 0) == [(0, 1), (2, 3), (3, 4)]
@@ -132,7 +132,7 @@ def test_a_collective_starts_when_every_rank_is_ready() -> None:
 
 def test_without_collectives_ranks_drift_apart() -> None:
     links = (Link("fast", 100), Link("slow", 50))
-    routes = (Route("copy", (((0, 1),), ((1, 1),)), 10**9),)
+    routes = (Route(Cause.own("copy"), (((0, 1),), ((1, 1),)), 10**9),)
     timeline = execute(schedule(Block("b", (move(COPY, 100),), 3), ranks=2, links=links, routes=routes))
     assert seconds(timeline, 0)[-1] == (2, 3)
     assert seconds(timeline, 1)[-1] == (4, 6)
@@ -152,7 +152,7 @@ def test_a_transfer_takes_whole_picoseconds_rounded_up() -> None:
 
 
 def test_the_narrower_of_two_links_limits_a_transfer() -> None:
-    routes = (Route("r", (((0, 1), (1, 1)),), 10**9),)
+    routes = (Route(Cause.own("r"), (((0, 1), (1, 1)),), 10**9),)
     links = (Link("wide", 100), Link("narrow", 50))
     timeline = execute(schedule((move(COPY, 100),), links=links, routes=routes))
     assert seconds(timeline) == [(0, 2)]
@@ -179,9 +179,9 @@ def test_parking_lot() -> None:
     """20, 80 and 20 B/s; when the short flow on the narrow link is through, the long one doubles."""
     links = (Link("wide", 100), Link("narrow", 40))
     routes = (
-        Route("both", (((0, 1), (1, 1)),), 10**9),
-        Route("wide", (((0, 1),),), 10**9),
-        Route("narrow", (((1, 1),),), 10**9),
+        Route(Cause.own("both"), (((0, 1), (1, 1)),), 10**9),
+        Route(Cause.own("wide"), (((0, 1),),), 10**9),
+        Route(Cause.own("narrow"), (((1, 1),),), 10**9),
     )
     ops = (move(HOST, 200), move(COPY, 560, route=1), move(GPU, 100, route=2))
     timeline = execute(schedule(ops, links=links, routes=routes))
@@ -192,19 +192,22 @@ def test_parking_lot() -> None:
 
 
 def test_a_cap_leaves_the_rest_to_others() -> None:
-    routes = (Route("capped", (((0, 1),),), 20), Route("free", (((0, 1),),), 10**9))
+    routes = (Route(Cause.own("capped"), (((0, 1),),), 20), Route(Cause.own("free"), (((0, 1),),), 10**9))
     timeline = execute(schedule((move(HOST, 100), move(COPY, 400, route=1)), routes=routes))
     assert seconds(timeline) == [(0, 5), (0, 5)]
     assert timeline.link_saturated == (5 * SECOND,)
 
 
 def test_a_capped_flow_alone_does_not_fill_its_link() -> None:
-    timeline = execute(schedule((move(HOST, 100),), routes=(Route("capped", (((0, 1),),), 20),)))
+    timeline = execute(schedule((move(HOST, 100),), routes=(Route(Cause.own("capped"), (((0, 1),),), 20),)))
     assert (timeline.link_busy, timeline.link_saturated) == ((5 * SECOND,), (0,))
 
 
 def test_weights_are_outstanding_requests() -> None:
-    routes = (Route("deep", (((0, 1),),), 10**9, 8), Route("shallow", (((0, 1),),), 10**9, 2))
+    routes = (
+        Route(Cause.own("deep"), (((0, 1),),), 10**9, 8),
+        Route(Cause.own("shallow"), (((0, 1),),), 10**9, 2),
+    )
     timeline = execute(schedule((move(HOST, 160), move(COPY, 100, route=1)), routes=routes))
     assert seconds(timeline) == [(0, 2), (0, 2.6)]
 
@@ -219,7 +222,7 @@ def test_identical_layers_are_solved_once() -> None:
 
 def test_coefficients_and_scale() -> None:
     """A write costs 5/3 of a read; capacity and coefficients times 3, and bytes come out unscaled."""
-    routes = (Route("read", (((0, 3),),), 10**9), Route("write", (((0, 5),),), 10**9))
+    routes = (Route(Cause.own("read"), (((0, 3),),), 10**9), Route(Cause.own("write"), (((0, 5),),), 10**9))
     ops = (move(HOST, 60), move(COPY, 60, route=1))
     timeline = execute(schedule(ops, links=(Link("drive", 3 * 160, 3),), routes=routes))
     assert seconds(timeline) == [(0, 1), (0, 1)]
@@ -249,7 +252,7 @@ def test_a_transfer_that_joins_as_another_ends_does_not_end_with_it() -> None:
 
 
 def test_a_route_without_links_runs_at_its_cap() -> None:
-    timeline = execute(schedule((move(HOST, 100),), routes=(Route("local", ((),), 50),)))
+    timeline = execute(schedule((move(HOST, 100),), routes=(Route(Cause.own("local"), ((),), 50),)))
     assert seconds(timeline) == [(0, 2)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simoffload.engine import execute
 from simoffload.engine.folding import fold_ranks
-from simoffload.schedule import Block, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Link, Op, Route, Schedule
 
 
 def nodes(capacities: list[int], *, distinct: tuple[int, ...] = ()) -> Schedule:
@@ -12,7 +12,7 @@ def nodes(capacities: list[int], *, distinct: tuple[int, ...] = ()) -> Schedule:
     links = (Link("storage", 1000), *(Link(f"nic{rank}", size) for rank, size in enumerate(capacities)))
     hops = tuple(((0, 2), (1 + rank, 1)) for rank in range(len(capacities)))
     ops = (Op("read", "", 0, size=700, route=0),)
-    routes = (Route("read", hops, 10**6),)
+    routes = (Route(Cause.own("read"), hops, 10**6),)
     return Schedule("nodes", len(capacities), ("io",), links, routes, (Block("b", ops, 5),), distinct)
 
 
@@ -35,7 +35,7 @@ def test_neighbours_of_neighbours_distinguish_ranks() -> None:
     links = (Link("switch", 100), Link("switch too", 100), *(Link(f"nic{i}", 50) for i in range(3)))
     hops = (((2, 1), (0, 1)), ((3, 1), (0, 1)), ((4, 1), (1, 1)))
     ops = (Op("read", "", 0, size=70, route=0),)
-    schedule = Schedule("s", 3, ("io",), links, (Route("r", hops, 10**6),), (Block("b", ops),))
+    schedule = Schedule("s", 3, ("io",), links, (Route(Cause.own("r"), hops, 10**6),), (Block("b", ops),))
     folding = fold_ranks(schedule)
     assert folding.classes == ((0, 1), (2,))
     assert folding.links == (0, 1, 2, 2, 3)

@@ -13,7 +13,7 @@ from simoffload.errors import DeadlockError
 from simoffload.results.attribution import attribute
 from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
-from simoffload.schedule import Block, Dependency, Device, Link, Op, Program, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program, Route, Schedule
 from simoffload.schedule.bounds import link_loads, stream_times
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.simulation.runner import verify
@@ -140,7 +140,7 @@ def test_ranks_of_stages_differ_by_the_ranks_they_wait_for() -> None:
     sent = Op("copy", "", SENT, size=100, route=0)
     received = wait(SECOND_STAGE, 1, Dependency(SENT, 0, FORWARD))
     stage = stages(Block("b", (sent, received)), width=2)
-    schedule = stage._replace(links=links, routes=(Route("send", hops, 50),))
+    schedule = stage._replace(links=links, routes=(Route(Cause.own("send"), hops, 50),))
     assert fold_ranks(schedule).classes == ((0, 1), (2, 3))
     slow = schedule._replace(links=(links[0], Link("shared", 5)))
     assert fold_ranks(slow).classes == ((0,), (1,), (2,), (3,))
@@ -177,7 +177,7 @@ def disaggregated(*blocks: Block) -> Schedule:
         3,
         ("compute", "send", "compute"),
         (Link("network", 100),),
-        (Route("send", (((0, 1),), ((0, 1),), ()), 80),),
+        (Route(Cause.own("send"), (((0, 1),), ((0, 1),), ()), 80),),
         blocks,
         programs=(Program("prefill", range(2), range(2)), Program("decode", range(2, 3), range(2, 3))),
         peers=(((), (), (0, 1)),),
@@ -193,7 +193,7 @@ def test_decoding_begins_when_all_have_sent() -> None:
     assert seconds(timeline, 1, 1) == [(1, 3), (3, 5)]
     assert seconds(timeline, 2, 2) == [(3, 7), (7, 11)]
     assert timeline.link_bytes == (400,)
-    sizes = {one.cause: one.size for one in summarize_pass(timeline, new_tokens=1, context=1).shares}
+    sizes = {one.cause_text: one.size for one in summarize_pass(timeline, new_tokens=1, context=1).shares}
     assert sizes["send"] == 400
 
 
@@ -233,7 +233,7 @@ def test_copies_to_two_gpus_of_a_process_share_a_link() -> None:
         1,
         ("host", "copy", "compute", "copy", "compute"),
         (Link("host memory", 100),),
-        (Route("host to GPU", (((0, 1),),), 100),),
+        (Route(Cause("host-to-gpu"), (((0, 1),),), 100),),
         (Block("layer", (*copies, *computed)),),
         devices=(Device("host thread"), GPU, GPU, Device("GPU", 1), Device("GPU", 1)),
     )
@@ -269,12 +269,12 @@ def cpu_schedule(*work: tuple[int, int, int], copied: int) -> Schedule:
     streams = ("copy", *(f"work {number}" for number in range(len(work))))
     devices = (GPU, *(Device("CPU") for _ in work))
     builder = ScheduleBuilder(name="cpu", ranks=1, streams=streams, devices=devices)
-    copy = builder.route(name="host to GPU", hops=(((0, Fraction(1)),),), cap=60 * 10**9)
+    copy = builder.route(cause=Cause("host-to-gpu"), hops=(((0, Fraction(1)),),), cap=60 * 10**9)
     if copied:
         builder.add(Op("copy", "", 0, size=copied * 10**9, route=copy))
     for stream, (size, time, cores) in enumerate(work, 1):
         cap, share = cpu_work(size=size * 10**9, time=time * SECOND, cores=cores)
-        route = builder.route(name="attention", hops=(((0, Fraction(1)), (1, share)),), cap=cap)
+        route = builder.route(cause=Cause.own("attention"), hops=(((0, Fraction(1)), (1, share)),), cap=cap)
         builder.add(Op("cpu", "", stream, size=size * 10**9, route=route))
     return builder.build([("DRAM", 100 * 10**9)], cores=[("cores", 8)])
 
@@ -302,5 +302,5 @@ def test_work_on_a_cpu_shares_its_cores() -> None:
 
 def test_work_of_a_cpu_counts_as_the_hosts() -> None:
     found = attribute(execute(cpu_schedule((240, 3, 4), copied=120)))
-    assert found.groups == {"attention": "host", "host to GPU": "transfers"}
+    assert found.groups == {Cause.own("attention"): "host", Cause("host-to-gpu"): "transfers"}
     assert found.exposed_streams == {"CPU 0 work 0": 3.9 * SECOND}

@@ -103,7 +103,7 @@ def test_ranks_on_links_of_their_own_do_not_know_of_each_other(schedule: Schedul
     links = tuple(Link(f"{link.name}.{rank}", link.capacity) for rank in range(3) for link in schedule.links)
     routes = tuple(
         Route(
-            route.name,
+            route.cause,
             tuple(tuple((link + rank * count, c) for link, c in route.hops[0]) for rank in range(3)),
             route.cap,
             route.weight,

@@ -13,7 +13,7 @@ from simoffload.errors import SimulationError, WorkLimitError
 from simoffload.limits import Limits, keep, limited
 from simoffload.results.attribution import attribute
 from simoffload.results.timeline import Interval, Timeline
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
 from tests.examples import some
 
@@ -104,7 +104,9 @@ def wait(stream: int, picoseconds: int, *after: Dependency) -> Op:
 
 def one_rank(*blocks: Block, streams: int = 3) -> Schedule:
     names = tuple(f"stream{i}" for i in range(streams))
-    return Schedule("story", 1, names, (Link("link", 1000),), (Route("r", (((0, 1),),), 10**9),), blocks)
+    return Schedule(
+        "story", 1, names, (Link("link", 1000),), (Route(Cause.own("r"), (((0, 1),),), 10**9),), blocks
+    )
 
 
 def test_layers_in_a_row_are_one_layer_and_a_count() -> None:
@@ -151,7 +153,7 @@ def test_a_stream_that_runs_ahead_leaves_no_cycle_until_it_is_through() -> None:
 def test_without_a_cycle_everything_is_run_and_reported() -> None:
     """Two ranks whose reads take 1000 and 1001 ps less than what they wait for: they drift apart."""
     links = (Link("a", 10**12), Link("b", 10**12 - 10**9))
-    routes = (Route("read", (((0, 1),), ((1, 1),)), 10**12),)
+    routes = (Route(Cause.own("read"), (((0, 1),), ((1, 1),)), 10**12),)
     ops = (Op("read", "", 0, size=100_003, route=0), wait(1, 7, Dependency(0)))
     schedule = Schedule("drift", 2, ("io", "gpu"), links, routes, (Block("layer", ops, 50),))
     _, jumped, both = agree(schedule)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simoffload.engine import execute
 from simoffload.exchange.chrome_trace import write_trace
 from simoffload.results.timeline import Timeline, Track
-from simoffload.schedule import Block, Dependency, Device, Link, Op, Program, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program, Route, Schedule
 from simoffload.schedule.ir import steps_of
 
 MS = 10**9  # [ps]
@@ -35,7 +35,7 @@ def timeline() -> Timeline:
             ranks=2,
             streams=("host", "io"),
             links=(Link("drive", 7 * 10**9),),
-            routes=(Route("raid read", (((0, 1),), ((0, 1),)), cap=5 * 10**9),),
+            routes=(Route(Cause("read", "raid"), (((0, 1),), ((0, 1),)), cap=5 * 10**9),),
             blocks=(Block("layer", layer, LAYERS),),
         )
     )

@@ -14,8 +14,8 @@ from simoffload.planning.cache_speed import CacheSpeed, FasterCache, cache_speed
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.report.sections.explanations import explained
+from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, load_scenario
-from simoffload.schedule import cache_route, cache_tier, way_of
 
 FLEXGEN = "flexgen/opt-30b"
 ON_DISK = ("strategy.cache_cpu_percent=0", "strategy.disk=nvme", "strategy.page_cache=false")
@@ -43,13 +43,6 @@ def flexgen(*overrides: str) -> LoadedScenario:
     return load_scenario(FLEXGEN, overrides=overrides)
 
 
-def test_names_of_routes_tell_the_way_and_the_tier() -> None:
-    name = cache_route("host to GPU, pageable", "a (tier)")
-    assert (way_of(name), cache_tier(name)) == ("host to GPU, pageable", "a (tier)")
-    assert (way_of("host to GPU"), cache_tier("host to GPU")) == ("host to GPU", None)
-    assert cache_route("host to GPU", "") == "host to GPU"
-
-
 def test_bytes_and_latency_of_the_cache_shrink_and_nothing_else(offloaded: LoadedScenario) -> None:
     phase: Any = next(one for one in offloaded.plan().phases if one.kind == "prefill")
     plain = phase.schedule({})
@@ -61,7 +54,7 @@ def test_bytes_and_latency_of_the_cache_shrink_and_nothing_else(offloaded: Loade
         for op, other in zip(one.ops, two.ops, strict=True)
     ]
     moved = [(op, other) for op, other in pairs if op != other]
-    assert {plain.routes[op.route].name for op, _ in moved} == {
+    assert {cause_text(plain.routes[op.route].cause) for op, _ in moved} == {
         f"{way} (key-value cache on dram)" for way in ("GPU to host", "host to GPU")
     }
     assert all(other.size == op.size // 4 and other.fixed == round(op.fixed / 4) for op, other in moved)
@@ -147,4 +140,4 @@ def test_the_verdict_names_the_cache_and_its_tier(offloaded: LoadedScenario) -> 
     on_disk = simulate(flexgen(*ON_DISK, ON_GPU))
     assert on_disk.bottleneck == cache
     assert on_disk.step is not None
-    assert {weights, cache} <= {one.cause for one in on_disk.step.shares}, "weights are told apart"
+    assert {weights, cache} <= {one.cause_text for one in on_disk.step.shares}, "weights are told apart"

@@ -19,8 +19,8 @@ from simoffload.results import Group, InferenceResult, PassResult, Share
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import load_scenario, resolve
+from simoffload.schedule import Cause
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.training.step import CPU_CHECK
 from tests.cli.conftest import SCENARIO
 
 MEAN = {"decode": 0.04, "prefill": 0.05, "step": 0.06}
@@ -34,12 +34,12 @@ SPREADS = {
     TimeInput.COPIES: Spread(0.1, False, "pcie/a"),
     TimeInput.GPU: Spread(0.05, False, "accelerator/a"),
 }
-CAUSES: Mapping[str, tuple[str, Group]] = {
-    TimeInput.HOST: ("host thread", "host"),
-    TimeInput.COPIES: ("host to GPU", "transfers"),
-    TimeInput.GPU: ("GPU compute", "GPU"),
-    TimeInput.CPU: ("CPU Adam", "host"),
-    TimeInput.OVERFLOW_CHECK: (CPU_CHECK, "host"),
+CAUSES: Mapping[str, tuple[Cause, Group]] = {
+    TimeInput.HOST: (Cause("host-thread"), "host"),
+    TimeInput.COPIES: (Cause("host-to-gpu"), "transfers"),
+    TimeInput.GPU: (Cause("gpu-compute"), "GPU"),
+    TimeInput.CPU: (Cause("cpu-adam"), "host"),
+    TimeInput.OVERFLOW_CHECK: (Cause("cpu-overflow-check"), "host"),
 }
 MS = 10**9
 
@@ -57,7 +57,7 @@ def simulated() -> InferenceResult:
 
 
 def test_transfers_between_gpus_use_links() -> None:
-    share = Share("GPU 0 to GPU 1", "transfers", MS, MS, "")
+    share = Share(Cause("gpu-to-gpu", gpus=(0, 1)), "transfers", MS, MS, "")
     assert module._part(share, CAUSES) == TimeInput.LINKS
 
 

@@ -191,7 +191,7 @@ def test_a_window_of_one_token_keeps_nothing_outside_the_gpu(model: str, cache: 
     result = so.simulate(resolve(edited(base, edits), cache=_CACHE))
     assert result.step is not None
     assert terminal_text(result_document(result))
-    causes = [one.cause for one in result.step.shares]
+    causes = [one.cause_text for one in result.step.shares]
     assert "storage write" not in causes
     assert any("key-value cache" in cause for cause in causes) == (model == "gemma-2-2b")
 

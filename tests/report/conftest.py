@@ -21,16 +21,19 @@ from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
 from simoffload.results.result import ResultProvenance, SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 
 HOST, COPY, COMPUTE, IO = range(4)
 MS, S = 10**9, 10**12  # [ps]
 GB = 10**9  # [B]
-GROUPS: dict[str, Group] = {
-    "GPU compute": "GPU",
-    "host to GPU": "transfers",
-    "GPU to host": "transfers",
-    "optimizer on the CPU": "host",
+RAID_READ, RAID_WRITE = Cause("read", "raid"), Cause("write", "raid")
+COMPUTE_TIME, TO_GPU, TO_HOST = Cause("gpu-compute"), Cause("host-to-gpu"), Cause("gpu-to-host")
+ON_CPU = Cause.own("optimizer on the CPU")
+GROUPS: dict[Cause, Group] = {
+    COMPUTE_TIME: "GPU",
+    TO_GPU: "transfers",
+    TO_HOST: "transfers",
+    ON_CPU: "host",
 }
 """Of causes that are not about "raid"."""
 ANSI = re.compile("\x1b\\[\\d+m")
@@ -73,8 +76,8 @@ def small_schedule(
         streams=("host", "copy", "compute", "io"),
         links=(Link("raid", 10 * GB), *(Link(f"gpu{rank}.pcie", 25 * GB) for rank in range(ranks))),
         routes=(
-            Route("raid read", tuple(((0, 1),) for _ in range(ranks)), cap=8 * GB),
-            Route("host to GPU", tuple(((1 + rank, 1),) for rank in range(ranks)), cap=20 * GB),
+            Route(RAID_READ, tuple(((0, 1),) for _ in range(ranks)), cap=8 * GB),
+            Route(TO_GPU, tuple(((1 + rank, 1),) for rank in range(ranks)), cap=20 * GB),
         ),
         blocks=(Block("head", head), Block("layer", layer, layers), Block("tail", tail)),
     )
@@ -120,7 +123,7 @@ def provenance(**model: Any) -> ResultProvenance:
     )
 
 
-def step(name: str, time_s: float, *, cause: str = "raid read", context: int = 33) -> PassResult:
+def step(name: str, time_s: float, *, cause: Cause = RAID_READ, context: int = 33) -> PassResult:
     """A pass whose time goes to one cause for four fifths."""
     part = round(time_s * S / 100)
     return PassResult(
@@ -130,8 +133,8 @@ def step(name: str, time_s: float, *, cause: str = "raid read", context: int = 3
         time_ps=100 * part,
         shares=(
             Share(cause, "storage", 81 * part, 90 * part, "raid"),
-            Share("GPU compute", "GPU", 12 * part, 15 * part, ""),
-            Share("host to GPU", "transfers", 7 * part, 50 * part, "the rate of a single transfer"),
+            Share(COMPUTE_TIME, "GPU", 12 * part, 15 * part, ""),
+            Share(TO_GPU, "transfers", 7 * part, 50 * part, "the rate of a single transfer"),
         ),
         links=(
             LinkUse("raid", 14 * GB, 0.9 * time_s, 0.8 * time_s, 25 * GB),
@@ -219,7 +222,7 @@ def recorded(make_result: Callable[..., InferenceResult], timeline: Timeline) ->
     )
 
 
-def part(name: str, *causes: tuple[str, float, str]) -> PassResult:
+def part(name: str, *causes: tuple[Cause, float, str]) -> PassResult:
     """A pass in which everything is exposed: (cause, seconds, what held it back), and busy twice as long."""
     time = sum(seconds for _, seconds, _ in causes)
     times = [(cause, round(seconds * S), limit) for cause, seconds, limit in causes]
@@ -239,15 +242,13 @@ def part(name: str, *causes: tuple[str, float, str]) -> PassResult:
 
 def phases() -> tuple[TimedPhase, ...]:
     """Four micro-steps and the optimizer: 4 x 2 s + 3 x 3 s + 4 s + 19 s = 40 s."""
-    compute, copies = ("GPU compute", ""), ("host to GPU", "gpu.pcie")
+    compute, copies = (COMPUTE_TIME, ""), (TO_GPU, "gpu.pcie")
     forward = part("forward", (copies[0], 1.5, copies[1]), (compute[0], 0.5, compute[1]))
-    backward = part(
-        "backward", (compute[0], 1.8, ""), (copies[0], 0.9, copies[1]), ("GPU to host", 0.3, copies[1])
-    )
-    last = part("last backward", (compute[0], 2.0, ""), ("raid write", 1.2, "raid"), (copies[0], 0.8, "x"))
-    storage = ("raid write", 8.6, "raid"), ("raid read", 8.5, "raid")
-    storage = ("raid write", 8.6, "raid"), ("raid read", 8.5, "raid")
-    update = part("optimizer", *storage, ("optimizer on the CPU", 1.9, ""))
+    backward = part("backward", (compute[0], 1.8, ""), (copies[0], 0.9, copies[1]), (TO_HOST, 0.3, copies[1]))
+    last = part("last backward", (compute[0], 2.0, ""), (RAID_WRITE, 1.2, "raid"), (copies[0], 0.8, "x"))
+    storage = (RAID_WRITE, 8.6, "raid"), (RAID_READ, 8.5, "raid")
+    storage = (RAID_WRITE, 8.6, "raid"), (RAID_READ, 8.5, "raid")
+    update = part("optimizer", *storage, (ON_CPU, 1.9, ""))
     return (
         TimedPhase("forward", Fraction(4), forward),
         TimedPhase("backward", Fraction(3), backward),

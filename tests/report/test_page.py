@@ -14,6 +14,7 @@ from simoffload.documents import parse_yaml
 from simoffload.report.comparison import Published
 from simoffload.report.html import write_comparison, write_report
 from simoffload.results.result import ResultProvenance, SimulationResult
+from simoffload.schedule import Cause
 from tests.report.conftest import EVIL
 
 Make = Callable[..., SimulationResult]
@@ -186,7 +187,9 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
     assert step is not None
     step = step._replace(
         name=EVIL,
-        shares=tuple(share._replace(cause=EVIL + share.cause, limit=EVIL) for share in step.shares),
+        shares=tuple(
+            share._replace(cause=Cause.own(EVIL + share.cause_text), limit=EVIL) for share in step.shares
+        ),
         links=tuple(use._replace(link=EVIL + use.link) for use in step.links),
         bounds={EVIL + name: time for name, time in step.bounds.items()},
     )

@@ -27,17 +27,18 @@ from simoffload.results.endurance import DriveLifetime, TierLifetime
 from simoffload.results.passes import LinkUse, PassResult, Share
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.schedule import Cause, CauseKind
 from simoffload.workload import Dataset
 from tests.report.conftest import S, compare_text, provenance, result_text
 
 GB, TB, HOUR = 10**9, 10**12, 3600.0
 
 
-def phase(name: str, time: float, cause: str, limit: str = "pfs write") -> PassResult:
+def phase(name: str, time: float, kind: CauseKind, limit: str = "pfs write") -> PassResult:
     link = LinkUse(limit, 100 * GB, time, time, 10 * GB, time)
     part = round(time * S / 5)
-    share = Share(cause, "storage", 4 * part, 5 * part, limit, 100 * GB)
-    rest = Share("crc32", "host", part, part, "")
+    share = Share(Cause(kind, "pfs"), "storage", 4 * part, 5 * part, limit, 100 * GB)
+    rest = Share(Cause("crc32"), "host", part, part, "")
     return PassResult(name, 0, 0, 5 * part, (share, rest), (link,), {limit: 0.9 * time})
 
 
@@ -51,10 +52,10 @@ SAVED = Checkpoints(
     written_by_host=(96 * GB,),
     parts=(SavedPart("optimizer states", 12 * GB, 8, "hbm", 8),),
     saving=(
-        CheckpointPhase(phase("save optimizer states", 9.6, "pfs write"), background=False),
-        CheckpointPhase(phase("write back", 2.4, "pfs write"), background=True),
+        CheckpointPhase(phase("save optimizer states", 9.6, "write"), background=False),
+        CheckpointPhase(phase("write back", 2.4, "write"), background=True),
     ),
-    restoring=(phase("read optimizer states", 6.0, "pfs read", "pfs read"),),
+    restoring=(phase("read optimizer states", 6.0, "read", "pfs read"),),
     outlook=Outlook(
         stall_s=9.6, blocking_s=9.6, background_s=2.4, commit_s=12.0, restore_s=6.0, restart_s=606.0,
         interval_s=HOUR, share=9.6 / 3609.6, mtbf_s=1000 * HOUR, young_s=2.31 * HOUR, daly_s=2.3 * HOUR,

@@ -12,6 +12,7 @@ from simoffload.report.comparison import groups
 from simoffload.report.comparison_charts import causes_compared, phases_compared
 from simoffload.report.plotting import BLUE, cause_colour
 from simoffload.results.training import TrainingResult
+from simoffload.schedule import Cause
 from tests.report.conftest import checked
 
 Make = Callable[..., TrainingResult]
@@ -71,23 +72,23 @@ def test_phases_are_stacked_by_cause(make_training: Make) -> None:
 
 def test_causes_of_training_have_colours_of_their_own() -> None:
     causes = (
-        "host to GPU",
-        "GPU to host",
-        "GPU to host, pageable",
-        "host to GPU, pageable",
-        "GPU compute",
-        "host thread",
-        "CPU Adam",
-        "CPU casts and scaling",
-        "optimizer on the GPU",
-        "gradients on the GPU",
-        "reduction of gradients",
-        "all-gather",
-        "raid read",
-        "raid write",
+        Cause("host-to-gpu"),
+        Cause("gpu-to-host"),
+        Cause("gpu-to-host", memory="pageable"),
+        Cause("host-to-gpu", memory="pageable"),
+        Cause("gpu-compute"),
+        Cause("host-thread"),
+        Cause("cpu-adam"),
+        Cause("cpu-casts"),
+        Cause("gpu-optimizer"),
+        Cause("gpu-gradients"),
+        Cause("gradient-reduction"),
+        Cause("all-gather"),
+        Cause("read", "raid"),
+        Cause("write", "raid"),
     )
     assert len({cause_colour(cause) for cause in causes}) == len(causes)
-    assert cause_colour("something else") == BLUE
+    assert cause_colour(Cause.own("something else")) == BLUE
 
 
 def test_phases_of_several_results(make_training: Make, make_training_refusal: Make) -> None:
@@ -108,7 +109,8 @@ def test_storage_of_the_optimizer_has_one_name(make_training: Make) -> None:
         phase._replace(
             result=phase.result._replace(
                 shares=tuple(
-                    share._replace(cause=share.cause.replace("raid", "nfs")) for share in phase.result.shares
+                    share._replace(cause=share.cause._replace(tier="nfs" if share.cause.tier else ""))
+                    for share in phase.result.shares
                 )
             )
         )

@@ -13,6 +13,7 @@ from simoffload.report.formatting import causes_by_phase, stage_needs
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.training_overheads import storage
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
+from simoffload.schedule import Cause
 from tests.report.conftest import ANSI, result_text
 
 Make = Callable[..., TrainingResult]
@@ -188,7 +189,7 @@ def test_causes_add_up_within_each_phase(make_training: Make) -> None:
 
 def test_hidden_work_is_in_no_phase(make_training: Make) -> None:
     (forward, *rest) = make_training().phases
-    share = forward.result.shares[0]._replace(cause="all-gather", exposed_ps=0)
+    share = forward.result.shares[0]._replace(cause=Cause("all-gather"), exposed_ps=0)
     hidden = forward.result._replace(shares=(*forward.result.shares, share))
     lines = result_text(
         make_training(phases=(TimedPhase("forward", Fraction(4), hidden), *rest))

@@ -20,6 +20,7 @@ from simoffload.results.passes import (
 )
 from simoffload.results.result import attributed
 from simoffload.scenario import load_scenario
+from simoffload.schedule import Cause
 from simoffload.simulation import simulate
 
 
@@ -38,13 +39,13 @@ def passed(name: str, *shares: Share, links: tuple[LinkUse, ...] = (), host: flo
 
 
 S = 10**12  # [ps]
-COMPUTE = Share("GPU compute", "GPU", 3 * S, 4 * S, "", 0)
-COPY = Share("host to GPU", "transfers", S, 2 * S, "pcie", 100)
+COMPUTE = Share(Cause("gpu-compute"), "GPU", 3 * S, 4 * S, "", 0)
+COPY = Share(Cause("host-to-gpu"), "transfers", S, 2 * S, "pcie", 100)
 FORWARD = passed("forward", COMPUTE, COPY, links=(LinkUse("pcie", 100, 2.0, 1.0, 50, 1.0),), host=2.0)
 UPDATE = passed(
     "optimizer",
-    Share("CPU Adam", "host", 5 * S, 5 * S, "dram", 280),
-    Share("host to GPU", "transfers", 2 * S, 7 * S, "the latency of each transfer", 60),
+    Share(Cause("cpu-adam"), "host", 5 * S, 5 * S, "dram", 280),
+    Share(Cause("host-to-gpu"), "transfers", 2 * S, 7 * S, "the latency of each transfer", 60),
     links=(LinkUse("dram", 280, 5.0, 5.0, 56, 5.0), LinkUse("pcie", 60, 7.0, 0.0, 50, 2.0)),
     host=8.0,
 )
@@ -57,20 +58,20 @@ def test_times_add_up_each_as_often_as_it_happens() -> None:
 
 
 def test_causes_are_put_together_by_name_the_largest_first() -> None:
-    assert [(share.cause, share.exposed_s, share.busy_s, share.size) for share in STEP.shares] == [
+    assert [(share.cause_text, share.exposed_s, share.busy_s, share.size) for share in STEP.shares] == [
         ("GPU compute", 9.0, 12.0, 0),
         ("host to GPU", 3 + 1.0, 6 + 3.5, 300 + 30),
         ("CPU Adam", 2.5, 2.5, 140),
     ]
-    assert STEP.bottleneck.cause == "GPU compute"
+    assert STEP.bottleneck.cause_text == "GPU compute"
 
 
 def test_a_transfer_was_held_back_by_what_did_so_where_it_took_longest() -> None:
     """3 x 2.0 s in forward are more than 7.0 / 2 s in the optimizer; once each they are less."""
-    limits = {share.cause: share.limit for share in STEP.shares}
+    limits = {share.cause_text: share.limit for share in STEP.shares}
     assert limits["host to GPU"] == "pcie"
     once = aggregate("step", [(FORWARD, Fraction(1)), (UPDATE, Fraction(1))])
-    assert {one.cause: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
+    assert {one.cause_text: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
 
 
 def test_links_carry_what_they_carried_in_all_passes() -> None:
@@ -90,9 +91,11 @@ def test_groups_have_what_is_exposed_and_what_is_hidden() -> None:
 
 def test_thirds_of_a_picosecond_are_told_in_whole_ones_that_sum_up() -> None:
     """An update every three steps: 2 2/3 ps of 8 and 1/3 ps of 1 beside 5 ps of each step are 8 ps."""
-    often = passed("forward", Share("GPU compute", "GPU", 5, 5, ""))
+    often = passed("forward", Share(Cause("gpu-compute"), "GPU", 5, 5, ""))
     seldom = passed(
-        "update", Share("CPU Adam", "host", 8, 8, ""), Share("host to GPU", "transfers", 1, 1, "")
+        "update",
+        Share(Cause("cpu-adam"), "host", 8, 8, ""),
+        Share(Cause("host-to-gpu"), "transfers", 1, 1, ""),
     )
     step = aggregate("step", [(often, Fraction(1)), (seldom, Fraction(1, 3))])
     assert step.time_ps == 8
@@ -125,6 +128,6 @@ def test_a_pass_by_itself_stays_what_it_is() -> None:
 def test_cpu_work_that_leaves_its_memory_idle_is_limited_by_the_cpu() -> None:
     result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
     assert result.step
-    limits = {share.cause: share.limit for share in result.step.shares if share.group == "host"}
+    limits = {share.cause_text: share.limit for share in result.step.shares if share.group == "host"}
     assert limits["CPU Adam"] == "the speed of the CPU"
     assert not any("transfer" in limit for limit in limits.values())

@@ -46,7 +46,7 @@ def test_traffic_of_flexgen_is_what_its_passes_move(overrides: tuple[str, ...]) 
     assert len(passes) == 4
     for way, size in (("read", traffic.read), ("write", traffic.written)):
         shares = (share for one in passes for share in one.shares)
-        assert size == sum(share.size for share in shares if share.cause.startswith(f"nvme {way}"))
+        assert size == sum(share.size for share in shares if share.cause_text.startswith(f"nvme {way}"))
 
 
 def test_every_position_is_written_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simoffload.engine import execute
 from simoffload.results.extrapolate import makespan_for_longer_context
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
 from tests.examples import some
 
@@ -70,7 +70,7 @@ def test_on_two_programs(schedule: Schedule, data: st.DataObject) -> None:
 
 
 def story(*blocks: Block, link: int = 1000) -> Schedule:
-    routes = (Route("r", (((0, 1),),), 10**12),)
+    routes = (Route(Cause.own("r"), (((0, 1),),), 10**12),)
     return Schedule("story", 1, ("host", "copy", "gpu"), (Link("link", link),), routes, blocks)
 
 

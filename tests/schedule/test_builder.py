@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import WorkLimitError
 from simoffload.limits import Limits, keep, limited
-from simoffload.schedule import Block, Dependency, Device, Link, Op, Program
+from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program
 from simoffload.schedule.builder import ScheduleBuilder
 
 A, B, C = (Op("compute", name, 0, fixed=1) for name in "abc")
@@ -79,9 +79,11 @@ def test_dependencies_count_back_so_equal_layers_are_equal() -> None:
 
 def test_shares_become_integers_on_a_scaled_link() -> None:
     builder = ScheduleBuilder(name="pass", ranks=1, streams=("io",))
-    whole = builder.route(name="whole", hops=(((0, Fraction(1)),),), cap=100)
-    striped = builder.route(name="striped", hops=(((0, Fraction(1, 4)), (1, Fraction(1, 6))),), cap=100)
-    again = builder.route(name="whole", hops=(((0, Fraction(1)),),), cap=100)
+    whole = builder.route(cause=Cause.own("whole"), hops=(((0, Fraction(1)),),), cap=100)
+    striped = builder.route(
+        cause=Cause.own("striped"), hops=(((0, Fraction(1, 4)), (1, Fraction(1, 6))),), cap=100
+    )
+    again = builder.route(cause=Cause.own("whole"), hops=(((0, Fraction(1)),),), cap=100)
     schedule = builder.build([("uplink", 1000), ("nic", 500)])
     assert (whole, striped, again) == (0, 1, 0)
     assert schedule.links == (Link("uplink", 4000, 4), Link("nic", 3000, 6))

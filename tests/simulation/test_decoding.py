@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simoffload.engine import execute
 from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.passes import summarize_pass
-from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from simoffload.simulation.decoding import MOST, Decoding, Simulated, decode
 
 US = 10**6  # [ps]
@@ -27,7 +27,10 @@ def program(
     links = tuple(Link(f"wire{rank}", (20 + rank) * GB) for rank in range(ranks))
     links += (Link("memory", shared or 1000 * GB),)
     wires = tuple(((rank, 1), (ranks, 1)) for rank in range(ranks))
-    routes = (Route("copy", wires, 18 * GB), Route("read", (((ranks, 1),),) * ranks, 18 * GB))
+    routes = (
+        Route(Cause.own("copy"), wires, 18 * GB),
+        Route(Cause.own("read"), (((ranks, 1),),) * ranks, 18 * GB),
+    )
     ops = [
         Op("hook", "layer", HOST, fixed=20 * US),
         Op("copy", "layer", COPY, 5 * US, copy, 0, (Dependency(HOST), Dependency(COMPUTE, 1))),

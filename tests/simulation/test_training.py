@@ -213,7 +213,7 @@ def test_bytes_between_host_and_gpu_of_a_whole_step() -> None:
     result = step(
         {"stage": 3, "offload_optimizer": CPU}, gradient_accumulation_steps=micro_steps, ranks=ranks
     )
-    sizes = {share.cause: share.size for share in result.step.shares}
+    sizes = {share.cause_text: share.size for share in result.step.shares}
     numel = result.parameters
     assert sizes["GPU to host"] == (2 * micro_steps + 4) * numel
     assert sizes["host to GPU"] == 2 * micro_steps * numel
@@ -260,7 +260,11 @@ def test_stage_2_offloads_with_less_copying_than_stage_3(micro_steps: int) -> No
     )
     assert second.step_s < third.step_s
     moved = [
-        sum(share.size for share in one.step.shares if "host" in share.cause and "GPU" in share.cause)
+        sum(
+            share.size
+            for share in one.step.shares
+            if "host" in share.cause_text and "GPU" in share.cause_text
+        )
         for one in (second, third)
     ]
     assert moved[0] < moved[1]

@@ -228,7 +228,7 @@ def test_streams_and_links_say_how_long_they_were_exposed() -> None:
     assert step is not None
     assert sum(stream.exposed_s for stream in step.streams) == pytest.approx(step.time_s, rel=1e-9)
     assert all(stream.exposed_s <= stream.busy_s + 1e-9 for stream in step.streams if stream.stream != "comm")
-    reads = next(share for share in step.shares if share.cause == "raid read")
+    reads = next(share for share in step.shares if share.cause_text == "raid read")
     link = next(link for link in step.links if link.link == "raid read")
     assert link.exposed_s == pytest.approx(reads.exposed_s)
     assert link.size == reads.size
@@ -288,12 +288,14 @@ def test_weights_that_are_not_on_the_target_are_said() -> None:
 def test_resident_is_a_target_without_zero() -> None:
     result = simulate(scenario().on("resident"))
     assert result.first_pass is None
-    assert {share.cause for share in result.step.shares if result.step} == {"host thread", "GPU compute"}
+    assert {share.cause_text for share in result.step.shares if result.step} == {"host thread", "GPU compute"}
 
 
 def test_latency_is_named_as_the_limit_where_it_is() -> None:
     slow = simulate(scenario(model="bloom-7b1", platform="dgx-a100", ranks=8, weights="ai400x2")).step
     assert slow is not None
-    assert next(s for s in slow.shares if s.cause == "ai400x2 read").limit == "the latency of each transfer"
+    assert (
+        next(s for s in slow.shares if s.cause_text == "ai400x2 read").limit == "the latency of each transfer"
+    )
     assert set(slow.bounds) >= {"GPU compute", "host thread", "ai400x2 read"}
     assert not any("stream" in name for name in slow.bounds)

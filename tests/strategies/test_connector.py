@@ -14,6 +14,7 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.planning.cache_speed import with_speeds
+from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.blocks import BlockMoves
@@ -69,12 +70,12 @@ def phase(found: LoadedScenario, kind: str) -> Schedule:
 
 
 def written(schedule: Schedule, name: str) -> int:
-    """Bytes of all ranks on routes whose name begins so."""
+    """Bytes of all ranks on routes whose cause begins so."""
     return sum(
         op.size * block.repeat * schedule.ranks
         for block in schedule.blocks
         for op in block.ops
-        if op.route >= 0 and schedule.routes[op.route].name.startswith(name)
+        if op.route >= 0 and cause_text(schedule.routes[op.route].cause).startswith(name)
     )
 
 

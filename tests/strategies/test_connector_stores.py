@@ -74,7 +74,7 @@ def test_weights_and_stores_slow_each_other_down(strategy: dict[str, Any]) -> No
         assert 0.5 * part / both * (1 - both / 55.5e9) < slower < part / both * (1 - both / 55.5e9)
         return
     assert slower == pytest.approx(part / both * (1 - both / 55.5e9), rel=0.05)
-    busy = next(one.busy_s for one in stored.decode[0].shares if one.cause.startswith("GPU to host"))
+    busy = next(one.busy_s for one in stored.decode[0].shares if one.cause_text.startswith("GPU to host"))
     assert busy == pytest.approx(part / both, rel=0.02)
     assert busy > 1.1 * part / 53.3e9, "alone"
     down, up = carried(without, "decode 1")["down"], carried(stored, "decode 1")

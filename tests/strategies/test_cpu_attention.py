@@ -13,6 +13,7 @@ from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences, load_model
+from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.cpu_attention import cpu_attention, cpu_rate
 
@@ -51,7 +52,7 @@ def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, 
             schedule.streams[op.stream],
             op.kind,
             op.label,
-            schedule.routes[op.route].name if op.size else "",
+            cause_text(schedule.routes[op.route].cause) if op.size else "",
             op.size,
         )
         for block in schedule.blocks

@@ -29,7 +29,7 @@ def plan(*overrides: str) -> ZeroInferencePlan:
 def decode(*overrides: str) -> dict[str, Any]:
     """Return bytes and times of one decode step by cause."""
     result = so.simulate(so.load_scenario(_NAME, overrides=overrides))
-    return {share.cause: share for share in result.decode[0].shares}
+    return {share.cause_text: share for share in result.decode[0].shares}
 
 
 @pytest.mark.parametrize(("bits", "each"), [(4, 0.5625), (8, 1.0625)])

@@ -13,6 +13,7 @@ from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.models import Sequences
+from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 
 BATCH, PROMPT = 4, 1000
@@ -52,7 +53,12 @@ def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, 
     """Stream, kind, route and size of all operations of a pass of the first rank, in the order of writing."""
     schedule = found.plan().step([batch]).schedule({})  # type: ignore[attr-defined]
     return [
-        (schedule.streams[op.stream], op.kind, schedule.routes[op.route].name if op.size else "", op.size)
+        (
+            schedule.streams[op.stream],
+            op.kind,
+            cause_text(schedule.routes[op.route].cause) if op.size else "",
+            op.size,
+        )
         for block in schedule.blocks
         for _ in range(block.repeat)
         for op in block.ops

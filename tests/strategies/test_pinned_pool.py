@@ -15,6 +15,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.cache_updates import CACHE_LABEL
 from simoffload.strategies.pinned_pool import allocation_waits
+from simoffload.strategies.timing import copy_cause
 
 MIB = 1 << 20
 LAYERS, COPY_PS, RATE = 8, 10**9, 10**9
@@ -27,8 +28,10 @@ def step(layers: int = LAYERS, *, copy: int = COPY_PS, launch: int = _LAUNCH_PS)
     launch ``launch`` [ps]."""
     builder = ScheduleBuilder(name="step", ranks=1, streams=("host", "compute", "cache"))
     out, to = (
-        builder.route(name=name, hops=(((0, Fraction(1)),),), cap=10**15)
-        for name in ("GPU to host", "host to GPU")
+        builder.route(
+            cause=copy_cause(to_device=inward, pinned=True), hops=(((0, Fraction(1)),),), cap=10**15
+        )
+        for inward in (False, True)
     )
     for _ in range(layers):
         builder.segment("layer")
@@ -134,7 +137,7 @@ def test_waits_are_part_of_the_times() -> None:
     waited = found.kv_allocation_s
     assert waited
     assert found.allocation is not None
-    assert [share.cause for share in found.allocation.shares] == ["new pinned memory"]
+    assert [share.cause_text for share in found.allocation.shares] == ["new pinned memory"]
     steps = sum(time for one, time in found.spent if one is found.decode[0])
     assert found.decode_total_s == pytest.approx(steps + waited)
     assert found.e2e_s == pytest.approx(sum(time for _, time in found.spent))

@@ -27,7 +27,7 @@ def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
     result, plan = so.simulate(loaded), loaded.plan()
     assert isinstance(plan, ZeroInferencePlan)
     assert sum(2 * one.numel for one in plan.tensors) == loaded.model.weight_bytes
-    copied = {share.cause: share.size for share in result.decode[0].shares}["host to GPU"]
+    copied = {share.cause_text: share.size for share in result.decode[0].shares}["host to GPU"]
     (head,) = loaded.model.modules_after[-1].parameters  # the table, once more
     once = sum(2 * one.numel for one in plan.tensors if not one.persistent)
     assert copied == once + head.stored_bytes(2)

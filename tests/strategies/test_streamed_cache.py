@@ -14,8 +14,9 @@ from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
+from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.schedule import Schedule, way_of
+from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Phase
 from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
@@ -74,9 +75,10 @@ def moved(found: LoadedScenario, *batch: Sequences) -> Moved:
     for block in schedule.blocks:
         for op in block.ops:
             if op.label == "keys and values" and op.size:
-                sizes[schedule.streams[op.stream], way_of(schedule.routes[op.route].name)] += (
-                    op.size * block.repeat
-                )
+                sizes[
+                    schedule.streams[op.stream],
+                    cause_text(schedule.routes[op.route].cause._replace(purpose="")),
+                ] += op.size * block.repeat
     return sizes
 
 

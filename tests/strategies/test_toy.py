@@ -18,7 +18,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule import Cause, Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Strategy, register, strategies
 from simoffload.strategies.base import Placement, refused
@@ -85,7 +85,7 @@ class StreamedPlan(InferencePlan):
         paths = [self.machine.host_to_device(rank, pinned=True) for rank in range(self.ranks)]
         size = self.model.weight_bytes // self.model.num_hidden_layers
         route = builder.route(
-            name="weights", hops=tuple(path.hops for path in paths), cap=paths[0].curve.rate(size)
+            cause=Cause.own("weights"), hops=tuple(path.hops for path in paths), cap=paths[0].curve.rate(size)
         )
         busy = sum(self.durations(forward))
         builder.segment("layer")

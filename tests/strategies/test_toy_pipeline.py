@@ -16,7 +16,7 @@ from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.schedule import Dependency, Device, Op, Program, Schedule
+from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
 from simoffload.strategies.base import Placement, refused
@@ -118,9 +118,11 @@ class PipedPlan(InferencePlan):
         cap, share = cpu_work(size=self.layer_bytes, time=time, cores=cores // 2)
         memory = machine.cpu_work(0, cap).hops
         resources = [(one.name, one.capacity) for one in machine.resources]
-        work = builder.route(name="layers", hops=((*memory, (len(resources), share)), ()), cap=cap)
+        work = builder.route(
+            cause=Cause.own("layers"), hops=((*memory, (len(resources), share)), ()), cap=cap
+        )
         path = machine.gather(1, 2)
-        sent = builder.route(name="hidden states", hops=(path.hops, ()), cap=path.curve.rate(1))
+        sent = builder.route(cause=Cause.own("hidden states"), hops=(path.hops, ()), cap=path.curve.rate(1))
         received = builder.peers(((), (0,)))
         for _ in range(self.cpu_layers):
             builder.segment("layer on the CPU")

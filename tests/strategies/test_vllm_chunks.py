@@ -83,7 +83,7 @@ def test_weights_outside_hbm_come_with_every_chunk() -> None:
     assert (found.prefill_chunks, found.prefill_weight_moves) == (16, 16)
     assert found.prefill is not None
     sizes = [
-        next(one.size for one in each.shares if one.cause == "host to GPU")
+        next(one.size for one in each.shares if one.cause_text == "host to GPU")
         for each in (found.prefill, found.decode[0])
     ]
     assert sizes[0] == 16 * sizes[1]

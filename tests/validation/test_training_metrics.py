@@ -9,6 +9,7 @@ import pytest
 from simoffload.results.passes import PassResult, Share
 from simoffload.results.result import ResultProvenance
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
+from simoffload.schedule import Cause
 from validation.published import RESULT_METRICS
 
 NUMEL = 14_220_000_000
@@ -16,7 +17,9 @@ NUMEL = 14_220_000_000
 
 def phase(name: str, time_s: int, times: int = 1) -> TimedPhase:
     time = time_s * 10**12
-    one = PassResult(name, 1, 1, time, (Share("GPU compute", "GPU", time, time, ""),), (), {"GPU": time_s})
+    one = PassResult(
+        name, 1, 1, time, (Share(Cause("gpu-compute"), "GPU", time, time, ""),), (), {"GPU": time_s}
+    )
     return TimedPhase(name, Fraction(times), one)
 
 

@@ -15,6 +15,7 @@ from simoffload.hardware import LOCAL_KINDS, MEMORY, STORAGE_KINDS, DeviceGroup,
 from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results import Group, PassResult, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
+from simoffload.schedule import CauseKind
 from simoffload.units import format_bytes
 
 _SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
@@ -230,7 +231,7 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
     return tuple(found)
 
 
-_ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling", "CPU overflow check"))
+_ALL_CORES: frozenset[CauseKind] = frozenset(("cpu-adam", "cpu-casts", "cpu-overflow-check"))
 """Host activities that keep every core busy; the others keep one core per rank busy."""
 
 
@@ -293,7 +294,7 @@ def _busy(part: DeviceGroup, one: PassResult, machine: Machine, result: Simulati
     if part.kind == "accelerator":
         return min(1.0, one.gpus_s / one.time_s / machine.gpus)
     if part.kind == "host":
-        all_cores = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
+        all_cores = sum(share.busy_s for share in one.shares if share.cause.kind in _ALL_CORES) / one.time_s
         threads = (_share(one, "host") - all_cores) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
         linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")

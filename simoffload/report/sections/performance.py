@@ -33,6 +33,7 @@ from simoffload.report.formatting import (
 )
 from simoffload.report.presentation import presentation
 from simoffload.results import PassResult, SimulationResult, TrainingResult, definitions
+from simoffload.schedule import Cause
 from simoffload.units import format_seconds
 
 PHASES = "Phases of a step"
@@ -149,7 +150,7 @@ def _by_cause(
     folded: str = "",
     *,
     phases: tuple[str, ...] = (),
-    splits: Mapping[str, tuple[float, ...]] | None = None,
+    splits: Mapping[Cause, tuple[float, ...]] | None = None,
 ) -> ReportTable:
     """Return causes with their share of a pass; those of a step also with their time in each phase."""
     rows: list[tuple[Entry, ...]] = []
@@ -157,7 +158,7 @@ def _by_cause(
         parts = [seconds(part or None) for part in splits[share.cause]] if splits else []
         of_pass = fraction(share.exposed_s / one.time_s)
         rows.append(
-            (share.cause, seconds(share.exposed_s), of_pass, *parts, seconds(share.busy_s), share.limit)
+            (share.cause_text, seconds(share.exposed_s), of_pass, *parts, seconds(share.busy_s), share.limit)
         )
     head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "limited by")
     return ReportTable(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)

@@ -8,7 +8,7 @@ write to a saturated filesystem the predicted sum is a little too long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from simoffload.hardware import Curve, Machine, Path, Resource
 from simoffload.models import ModelShape, Module
-from simoffload.schedule import Dependency, Hops, OpKind, Schedule
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, Dependency, Hops, OpKind, Schedule
 from simoffload.strategies.base import Phase, PhaseKind
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_BACKGROUND,
@@ -25,7 +26,7 @@ from simoffload.strategies.checkpoint.bytes import (
     fresh_share,
 )
 from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
-from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.strategies.timing import copy_cause, picoseconds
 from simoffload.workload import Checkpointing, Writer
 
 STREAMS = ("host", "copy", "comm", "io", "read")
@@ -33,8 +34,6 @@ _, COPY, COMM, IO, READ = range(5)
 
 _KINDS: tuple[OpKind, ...] = ("stage", "stage", "gather", "write", "read")
 """Kinds of transfers, by stream."""
-_WORK: Mapping[str, OpKind] = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
-"""Kinds of work of the host thread, by label; all others are "hook"."""
 
 _COPIED = Fraction(2)
 """[B] of host memory traffic per copied byte: it is read once and written once."""
@@ -86,10 +85,11 @@ class PhaseWriter(StreamWriter):
         no such one."""
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
-    def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
+    def work(
+        self, seconds: float, *, label: str, kind: OpKind = "hook", after: tuple[Dependency, ...] = ()
+    ) -> None:
         """Occupy the host thread for ``seconds`` [s], unless that is zero."""
         if seconds or after:
-            kind = _WORK.get(label, "hook")
             self.add(kind, HOST, fixed=picoseconds(seconds), label=label, after=after)
 
     def from_gpu(
@@ -105,19 +105,19 @@ class PhaseWriter(StreamWriter):
         path, hops = self.way(
             ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
         )
-        name = copy_name(to_device=False, pinned=pinned)
+        cause = copy_cause(to_device=False, pinned=pinned)
         one = min(each or size, size)
         fixed = -(-size // one) * (call_s + path.latency)
-        self._transfer(COPY, name, hops, size, path.curve.rate(one), fixed, after)
+        self._transfer(COPY, cause, hops, size, path.curve.rate(one), fixed, after)
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
         """Copy ``size`` [B] to the GPU."""
         path, hops = self.way(("to GPU", pinned), lambda gpu: self.machine.host_to_device(gpu, pinned=pinned))
-        name = copy_name(to_device=True, pinned=pinned)
+        cause = copy_cause(to_device=True, pinned=pinned)
         rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COPY, name, hops, size, rate, latency, after, kind="copy")
+        self._transfer(COPY, cause, hops, size, rate, latency, after, kind="copy")
 
-    def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
+    def in_host(self, kind: CauseKind, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy within host memory with one thread."""
         machine, rate = self.machine, self.machine.host.memcpy_rate.value
 
@@ -126,7 +126,7 @@ class PhaseWriter(StreamWriter):
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
         _, hops = self.way(("host",), way)
-        self._transfer(HOST, name, hops, size, rate, 0.0, after)
+        self._transfer(HOST, Cause(kind), hops, size, rate, 0.0, after)
 
     def write(
         self,
@@ -152,35 +152,35 @@ class PhaseWriter(StreamWriter):
         if outstanding is not None:
             rate = path.file_rate(one, outstanding=min(outstanding, one), block=min(block, one))
         fixed = -(-size // one) * path.latency
-        self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
+        self._transfer(IO, Cause("write", tier), hops, size, rate, fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
         """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
         path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
         ahead = self.read_ahead(tier, path)
         rate = path.file_rate(size, outstanding=ahead, block=ahead)
-        self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
+        self._transfer(READ, Cause("read", tier), hops, size, rate, path.latency)
 
     def collective(
-        self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
+        self, kind: CauseKind, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
         """Receive ``size`` [B] on every rank from all others."""
         path, hops = self.way(("gather",), lambda gpu: self.machine.gather(gpu, self.ranks))
         rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COMM, name, hops, size, rate, call_s + latency, after, together=True)
+        self._transfer(COMM, Cause(kind), hops, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory while all other ranks wait."""
         path = self.machine.device_to_host(self.gpus[0], pinned=False)
         way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
-        rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
+        rate, cause = path.curve.rate(size), copy_cause(to_device=False, pinned=False)
         _, hops = self._routes.setdefault(("first",), way)
-        self._transfer(COPY, name, hops, size, rate, path.latency, after)
+        self._transfer(COPY, cause, hops, size, rate, path.latency, after)
 
     def _transfer(
         self,
         stream: int,
-        name: str,
+        cause: Cause,
         hops: tuple[Hops, ...],
         size: int,
         rate: int,
@@ -195,8 +195,8 @@ class PhaseWriter(StreamWriter):
             stream,
             fixed=picoseconds(fixed_s),
             size=size,
-            route=self.builder.route(name=name, hops=hops, cap=rate),
-            label=name,
+            route=self.builder.route(cause=cause, hops=hops, cap=rate),
+            label=cause_text(cause),
             after=after,
             collective=together,
         )
@@ -298,7 +298,7 @@ def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, s
     elif part.device == "hbm":
         phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
     else:
-        phase.in_host("into the I/O buffer", size, after=free)
+        phase.in_host("to-io-buffer", size, after=free)
     _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
 
 
@@ -309,9 +309,11 @@ def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseW
     back = 1 if writer.io_buffer_double else 0
     _to_host(phase, part, size)
     _checksum(phase, workload, size)
-    phase.work(size / phase.new_memory.huge_pages.value, label="new pages", after=phase.so_far(COPY))
-    phase.in_host("into a NumPy array", size)
-    phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
+    phase.work(
+        size / phase.new_memory.huge_pages.value, label="new pages", kind="pages", after=phase.so_far(COPY)
+    )
+    phase.in_host("to-array", size)
+    phase.in_host("to-io-buffer", size, after=phase.earlier(IO, back))
     _from_buffer(phase, writer, size, after=phase.so_far(HOST))
 
 
@@ -383,14 +385,14 @@ def _buffered(
         if part.device == "nvme":
             phase.read(size, tier=phase.group.swap)
             copying = size / phase.page_cache.copy_file.value
-            phase.work(copying, label="page cache", after=(*wait, *phase.so_far(READ)))
-            phase.in_host("from file to file", size)
+            phase.work(copying, label="page cache", kind="cached", after=(*wait, *phase.so_far(READ)))
+            phase.in_host("file-to-file", size)
         else:
             _to_host(phase, part, size)
             _checksum(phase, workload, size)
             entering = size / phase.page_cache.write.value
-            phase.work(entering, label="page cache", after=(*wait, *phase.so_far(COPY)))
-            phase.in_host("into the page cache", size)
+            phase.work(entering, label="page cache", kind="cached", after=(*wait, *phase.so_far(COPY)))
+            phase.in_host("to-page-cache", size)
     if begin <= index < begin + flushed:
         phase.write(sizes[index - begin], after=phase.so_far(HOST))
 
@@ -398,14 +400,14 @@ def _buffered(
 def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
     """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data."""
     if part.device == "hbm":
-        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages")
+        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages", kind="pages")
         phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
 
 
 def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
     if workload.writer.checkpoint_serialization:
         rate = phase.machine.host.checksum_rate.value
-        phase.work(size / rate, label="crc32", after=phase.so_far(COPY))
+        phase.work(size / rate, label="crc32", kind="checksum", after=phase.so_far(COPY))
 
 
 # -- before anything is written ------------------------------------------------------------------
@@ -416,12 +418,14 @@ def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter,
     if part.device == "hbm":
         if not workload.pin_memory:
             pages = size * part.fresh / phase.new_memory.from_gpu.value
-            phase.work(pages, label="new pages", after=phase.so_far(COPY))
+            phase.work(pages, label="new pages", kind="pages", after=phase.so_far(COPY))
         phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
     else:
         if not workload.pin_memory:
-            phase.work(size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages")
-        phase.in_host("into the snapshot", size)
+            phase.work(
+                size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages", kind="pages"
+            )
+        phase.in_host("to-snapshot", size)
 
 
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
@@ -444,7 +448,7 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
         call = calls * (costs.fetch_call.value + costs.collective_call.value)
         phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
     new_pages = size * fresh_share(tensors) / phase.new_memory.from_gpu.value
-    phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
+    phase.work(new_pages, label="new pages", kind="pages", after=phase.so_far(COPY, COMM))
     phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
     if ranks > 1:
         phase.collective("broadcast", size, after=phase.so_far(COPY))
@@ -492,8 +496,8 @@ def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -
     together."""
     phase.read(-(-size // sharers), tier=phase.group.tier)
     pages = size * part.fresh / phase.new_memory.from_page_cache.value
-    phase.work(pages, label="new pages", after=phase.so_far(READ))
-    phase.in_host("from the page cache", size)
+    phase.work(pages, label="new pages", kind="pages", after=phase.so_far(READ))
+    phase.in_host("from-page-cache", size)
 
 
 def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
@@ -501,4 +505,4 @@ def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
     if part.device == "hbm":
         phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
     else:
-        phase.in_host("into the optimizer", size)
+        phase.in_host("to-optimizer", size)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simoffload.models import ModelShape
-from simoffload.schedule import Dependency, cache_route
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.cache_updates import CACHE_LABEL
 from simoffload.strategies.cpu_attention import MemoryWork, cpu_attention, cpu_rate, new_memory
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
@@ -21,8 +22,7 @@ class AttentionOnCpu(Hook):
         """``stages``: the part of the model on a GPU of each stage."""
         self.streams, self._cache, self._stages = cache.streams, cache, stages
 
-    def state(self, part: Part) -> None:
-        """Every layer does the same."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Find what each layer does."""
@@ -43,13 +43,13 @@ class AttentionOnCpu(Hook):
             new = picoseconds(new_memory(*work.prompt) / pages)
             behind = out.so_far(HOST, compute)
             self._copy(out, self.first, work.prompt, to_device=False, longer=new, behind=behind)
-            self._on_cpu(out, "storing keys and values", work.stored)
+            self._on_cpu(out, "cache-stores", work.stored)
             out.flush()
             after = (*out.so_far(HOST), *(one for one in after if one.stream != out.first + HOST))
         out.add("compute", compute, fixed=duration, after=after)
         if work.sent:
             self._copy(out, compute, work.sent, to_device=False)
-            self._on_cpu(out, "attention on the CPU", work.attended)
+            self._on_cpu(out, "cpu-attention", work.attended)
             out.flush()
             self._copy(out, compute, (work.returned,), to_device=True, behind=out.so_far(HOST))
         return True
@@ -71,8 +71,9 @@ class AttentionOnCpu(Hook):
         out.host_waits(stream)
         out.spend(out.costs.copy_call.value * len(sizes))
 
-    def _on_cpu(self, out: PassWriter, name: str, work: MemoryWork) -> None:
+    def _on_cpu(self, out: PassWriter, kind: CauseKind, work: MemoryWork) -> None:
         out.flush()
-        route = out.cpu_work(cache_route(name, self._work.tier), cpu_rate(out.machine, work, ranks=out.ranks))
-        out.add("cpu", HOST, size=work.traffic, route=route, label=name)
+        cause = Cause(kind).of_cache(self._work.tier)
+        route = out.cpu_work(cause, cpu_rate(out.machine, work, ranks=out.ranks))
+        out.add("cpu", HOST, size=work.traffic, route=route, label=cause_text(Cause(kind)))
         out.spend(work.returned_pages / out.machine.host.fresh_memory.released.value)

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from simoffload.models import SINGLE
-from simoffload.schedule import OpKind
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.optimizers import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
@@ -39,7 +40,6 @@ ROOT = -1
 """Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""
 _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
-ADAMW = "CPU AdamW of PyTorch"
 _ADAM_OPERATIONS = 8
 """PyTorch operations of AdamW on one tensor (torch/optim/adam.py, ``_single_tensor_adam``)."""
 
@@ -342,7 +342,7 @@ class FsdpUnits(Hook, FsdpSink):
         if self._units.ranks > 1:
             fixed = out.now.timing.hbm_traffic(2 * self._units.numel(unit) * options.element)
             out.add("reduce", self._reduces, fixed=fixed, after=after)
-            self._collective("reduction of gradients", "reduce", numel, behind=self._reduces)
+            self._collective("gradient-reduction", "reduce", numel, behind=self._reduces)
             after = out.so_far(self._comm)
         fixed = out.now.timing.hbm_traffic((3 * options.element + options.shard_element) * numel)
         out.add("reduce", self._reduces, fixed=fixed, after=after)
@@ -351,11 +351,11 @@ class FsdpUnits(Hook, FsdpSink):
             if self._units.ranks == 1:
                 out.host_waits(self._reduces)
 
-    def _collective(self, name: str, kind: OpKind, numel: int, *, behind: int) -> int:
+    def _collective(self, cause: CauseKind, kind: OpKind, numel: int, *, behind: int) -> int:
         """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
         stream."""
         size = numel * (self._units.ranks - 1) * self._options.element
-        return self._out.exchange(kind, name, self._comm, size, behind=(behind,))
+        return self._out.exchange(kind, cause, self._comm, size, behind=(behind,))
 
 
 class FsdpOptimizer(Hook):
@@ -396,11 +396,12 @@ class FsdpOptimizer(Hook):
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(out.ranks))
         new = TORCH_ADAM_NEW * element
         rate = machine.host.fsdp_costs.adamw_rate(self._plan.threads, traffic=traffic, new=new, share=share)
+        cause = Cause("cpu-adamw")
         for unit in self._units.numels:
             out.spend(_ADAM_OPERATIONS * out.costs.operation.value)
             out.flush()
-            size, route = traffic * self._units.slice(unit), out.cpu_work(ADAMW, rate)
-            out.add("cpu", HOST, size=size, route=route, label=ADAMW)
+            size, route = traffic * self._units.slice(unit), out.cpu_work(cause, rate)
+            out.add("cpu", HOST, size=size, route=route, label=cause_text(cause))
 
     def _bitsandbytes(self, bits: int, out: PassWriter) -> None:
         """Write one kernel for each flat parameter, for which the host waits."""

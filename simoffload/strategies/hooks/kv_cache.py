@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from simoffload.schedule import Dependency, OpKind, cache_route
+from simoffload.schedule import Dependency, OpKind
 from simoffload.strategies.cache_updates import CACHE_LABEL, LayerUpdate
 from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.streamed_cache import CacheUpdate, StreamedUpdate, on_tier
 from simoffload.strategies.streams import DEPTH, HOST, REQUEST
-from simoffload.strategies.timing import copy_name
+from simoffload.strategies.timing import copy_cause
 
 Updates = Callable[[StagePass], Sequence[CacheUpdate | None]]
 """Function from what is written of a stage to what each of its layers moves."""
@@ -166,7 +166,7 @@ class MovedCache(Hook):
         if not self._gpus:
             return out.copies(sizes, to_device=to_device, pinned=True, cache=self._tier)
         reach = out.machine.host_to_device if to_device else out.machine.device_to_host
-        path, name = reach(gpu, pinned=True), copy_name(to_device=to_device, pinned=True)
+        path, cause = reach(gpu, pinned=True), copy_cause(to_device=to_device, pinned=True)
         if path.hops != reach(self._main, pinned=True).hops:
-            name = f"{name} {gpu}"
-        return out.transfers(cache_route(name, self._tier), lambda _: path, sizes)
+            cause = cause._replace(gpus=(gpu,))
+        return out.transfers(cause.of_cache(self._tier), lambda _: path, sizes)

@@ -11,8 +11,9 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.hardware import TimeInput, repeated_reads
+from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
+from simoffload.schedule import Cause
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
 from simoffload.strategies.streams import HOST
@@ -90,10 +91,11 @@ class ReadInPlace(_Offloaded):
         reads = out.machine.accelerator.reads
         touched, rows, times = readings(self._plan.model, call.module, out.now.tokens, rows=reads.rows.value)
         size = sum(max(1, round(touched * size)) * times for size in sizes)
-        name = TimeInput.IN_PLACE if times == 1 and rows <= _READ_ONCE else repeated_reads(times)
-        path, hops = out.way((name,), partial(out.machine.host_to_device, pinned=True))
+        once = times == 1 and rows <= _READ_ONCE
+        cause = Cause("in-place", readings=0 if once else min(times, FEW_READINGS))
+        path, hops = out.way((cause,), partial(out.machine.host_to_device, pinned=True))
         rate = int(path.curve.points[-1][1] * reads.rate_share.value)
-        route, stream = out.builder.route(name=name, hops=hops, cap=rate), self.stream("copy")
+        route, stream = out.builder.route(cause=cause, hops=hops, cap=rate), self.stream("copy")
         after = (*out.so_far(HOST), *out.on_gpu())
         out.await_(stream, out.add("copy", stream, size=size, route=route, after=after))
 

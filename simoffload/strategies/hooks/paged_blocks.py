@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from functools import partial
 
-from simoffload.schedule import Dependency, OpKind, cache_route
+from simoffload.schedule import Dependency, OpKind
 from simoffload.strategies.blocks import LOAD, READ, STORE, WRITE, BlockMoves, stream_names
 from simoffload.strategies.connector import THREADS, Blocks, copy_rate, portions
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.strategies.timing import copy_cause, picoseconds
 
 
 class PagedBlocks(Hook):
@@ -146,10 +146,9 @@ class PagedBlocks(Hook):
             )
         else:
             reach = out.machine.host_to_device if inward else out.machine.device_to_host
-            name = copy_name(to_device=inward, pinned=True)
-            path, hops = out.way((name, blocks.part), partial(reach, pinned=True, size=blocks.part))
-            name = cache_route(name, one.tier)
-            route = out.builder.route(name=name, hops=hops, cap=copy_rate(path, blocks))
+            cause = copy_cause(to_device=inward, pinned=True).of_cache(one.tier)
+            path, hops = out.way((cause, blocks.part), partial(reach, pinned=True, size=blocks.part))
+            route = out.builder.route(cause=cause, hops=hops, cap=copy_rate(path, blocks))
             fixed = picoseconds(path.latency)
         if (out.stage_number, way) in self._begun:
             fixed = 0

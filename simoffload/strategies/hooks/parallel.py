@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simoffload.hardware import Path
-from simoffload.schedule import OpKind
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.fused_timing import Graphs, graphs_of
-from simoffload.strategies.passes.pass_writer import Awaited, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.pass_writer import Awaited, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
@@ -28,8 +29,7 @@ class CompiledCode(Hook):
         self._graphs: dict[int, Graphs] = {}
         self.carry: Graphs = "none"
 
-    def state(self, part: Part) -> None:
-        """Every part is launched in the same way."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Prepare a step, or launch its graph."""
@@ -65,27 +65,26 @@ class _Exchange(Hook):
     def __init__(self, plan: InferencePlan, code: CompiledCode | None) -> None:
         self._plan, self._code = plan, code
 
-    def state(self, part: Part) -> None:
-        """What is exchanged depends on the modules alone."""
+    state = Hook.of_modules
 
-    def _launch(self, name: str, out: PassWriter, *, within_graphs: bool) -> None:
+    def _launch(self, cause: Cause, out: PassWriter, *, within_graphs: bool) -> None:
         """Launch an exchange: in transformers' code with its wrappers, in an engine's as a kernel, unless it
         is one within a graph."""
-        host, code = out.machine.host, self._code
+        host, code, label = out.machine.host, self._code, cause_text(cause)
         if not self._plan.fused:
-            out.launch(name, host.eager_costs.all_reduce.value)
+            out.launch(label, host.eager_costs.all_reduce.value)
         elif code is None:
-            out.launch(name, host.compiled_costs.kernel.value)
+            out.launch(label, host.compiled_costs.kernel.value)
         elif not within_graphs or code.carry == "none":
-            code.launch_s(name, host.compiled_costs.kernel.value, out)
+            code.launch_s(label, host.compiled_costs.kernel.value, out)
 
     def _transfer(
-        self, kind: OpKind, name: str, stream: int, elements: float, path: partial[Path], out: PassWriter
+        self, kind: OpKind, cause: Cause, stream: int, elements: float, path: partial[Path], out: PassWriter
     ) -> None:
         """Let every GPU send or receive so many ``elements``, when it has computed them."""
         size = max(1, round(elements * self._plan.model.dtype_bytes))
-        first, hops = out.way((name,), path)
-        route = out.builder.route(name=name, hops=hops, cap=first.curve.rate(size))
+        first, hops = out.way((cause,), path)
+        route = out.builder.route(cause=cause, hops=hops, cap=first.curve.rate(size))
         waits, out.waits = out.waits, []
         after = (*out.so_far(HOST), *out.on_gpu(), *(out.builder.after(*one) for one in waits))
         fixed, collective = picoseconds(first.latency), kind != "send"
@@ -96,7 +95,7 @@ class _Exchange(Hook):
             fixed=fixed,
             size=size,
             route=route,
-            label=name,
+            label=cause_text(cause),
             after=after,
             collective=collective,
         )
@@ -120,11 +119,11 @@ class Collectives(_Exchange):
             sequences = sum(one.number for one in out.now.batch)
             self._over_ring("gather", "all-gather", sequences * module.out_features * tensor * ring, out)
 
-    def _over_ring(self, kind: OpKind, name: str, elements: float, out: PassWriter) -> None:
+    def _over_ring(self, kind: OpKind, cause: CauseKind, elements: float, out: PassWriter) -> None:
         """Let every GPU receive ``elements`` from its predecessor in the ring of its stage."""
-        self._launch(name, out, within_graphs=True)
+        self._launch(Cause(cause), out, within_graphs=True)
         path = partial(_ring, out, self._plan.degrees.tensor)
-        self._transfer(kind, name, self.stream("all-reduce"), elements, path, out)
+        self._transfer(kind, Cause(cause), self.stream("all-reduce"), elements, path, out)
 
 
 def _ring(out: PassWriter, tensor: int, gpu: int) -> Path:
@@ -147,10 +146,10 @@ class Pipeline(_Exchange):
         """Send the hidden states to the next stage."""
         if stage.stage < self._plan.degrees.pipeline - 1:
             out.builder.segment("send")
-            self._launch("stage to stage", out, within_graphs=False)
+            self._launch(Cause("stage-to-stage"), out, within_graphs=False)
             path = partial(_next_stage, out, self._plan.degrees.tensor)
             elements = stage.tokens * self._plan.divided.stages[stage.stage].hidden_size
-            self._transfer("send", "stage to stage", self.stream("send"), elements, path, out)
+            self._transfer("send", Cause("stage-to-stage"), self.stream("send"), elements, path, out)
 
 
 def _next_stage(out: PassWriter, tensor: int, gpu: int) -> Path:

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.schedule import Dependency, OpKind, cache_route
+from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
 from simoffload.strategies.cpu_attention import ONE_QUERY
 from simoffload.strategies.flexgen_layout import BlockSlot, BlockSlots
 from simoffload.strategies.flexgen_timing import is_prefill
@@ -150,12 +150,12 @@ def _loops(
     *,
     new: int = 0,
     share: float = 1.0,
-    name: str = "loops over tensors",
+    kind: CauseKind = "tensor-loops",
     cache: str,
 ) -> int:
     """Return the route of PyTorch's loops over ``traffic`` [B] on all cores (``loops_rate``)."""
     rate = loops_rate(out.machine.host, traffic=traffic, new=new, share=share)
-    return out.cpu_work(cache_route(name, cache), rate)
+    return out.cpu_work(Cause(kind).of_cache(cache), rate)
 
 
 # -- hooks ------------------------------------------------------------------------------------------
@@ -168,8 +168,7 @@ class _SlotHook(Hook):
         self._plan, self._options = plan, plan.options
         self._operation = plan.machine.host.eager_costs.operation.value
 
-    def state(self, part: Part) -> None:
-        """Calls contain all on which the operations depend: the slots around them."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Note the GPU batch, which is the same in each call."""
@@ -235,11 +234,11 @@ class CopyThreads(_SlotHook):
             step("copy", job.to_gpu, *link([job.to_gpu], to_device=True))
         if job.written and stored:  # to a mapped file
             path, hops = out.way((tier, True), partial(out.machine.storage_write, tier))
-            name, rate = cache_route(f"{tier} write", job.cache), path.curve.rate(job.written)
+            cause, rate = Cause("write", tier).of_cache(job.cache), path.curve.rate(job.written)
             step(
                 "write",
                 job.written,
-                out.builder.route(name=name, hops=hops, cap=rate),
+                out.builder.route(cause=cause, hops=hops, cap=rate),
                 picoseconds(path.latency),
             )
 
@@ -471,7 +470,7 @@ class SlotKernels(_SlotHook):
             copied = _CPU_CUT * elements if padded > elements else 0
             _on_cpu("expanding the cache", 2 * (_CPU_EXPANDED * padded + copied), out, cache=tier)
         traffic = 2 * _SINGLE * elements
-        route = _loops(traffic, out, share=ONE_QUERY, name="attention on the CPU", cache=tier)
+        route = _loops(traffic, out, share=ONE_QUERY, kind="cpu-attention", cache=tier)
         out.add("cpu", HOST, size=traffic, route=route, label="attention")
         _copy(COMPUTE, [vector], out, to_device=True, label="result of attention", pinned=False)
         out.host_waits(COMPUTE)

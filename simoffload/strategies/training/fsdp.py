@@ -49,7 +49,7 @@ from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.trace import Trace, micro_step, parts_of_training
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
-from simoffload.strategies.training.step import OPTIMIZER, micro_steps
+from simoffload.strategies.training.step import micro_steps, optimizer_part
 from simoffload.strategies.zero import lora_moves
 from simoffload.workload import Training
 
@@ -230,7 +230,7 @@ class FsdpPlan(StepWork):
         if count > 1 and not self.strategy.reshard_after_forward:
             later = StepPart("forward", "forward, later micro-steps", Fraction(count - 1), micro_step=1)
             passes = [StepPart("forward", "forward, first micro-step"), later]
-        return (*passes, *backward, StepPart("optimizer", OPTIMIZER))
+        return (*passes, *backward, optimizer_part())
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""

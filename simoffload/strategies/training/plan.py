@@ -136,7 +136,7 @@ class ZeroTrainingPlan(StepWork):
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
-        write = self.step.writers.get(part.title)
+        write = self.step.writers.get(part.kind)
         if write is not None:
             swapper = GradientSwapper.of(self.state)
             if swapper is not None:

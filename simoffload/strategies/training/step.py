@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
-from simoffload.schedule import Dependency
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
 from simoffload.strategies.optimizers import (
     DEEPSPEED_ADAM,
@@ -23,7 +24,7 @@ from simoffload.strategies.optimizers import (
     update_traffic,
 )
 from simoffload.strategies.passes.pass_writer import COMPUTE
-from simoffload.strategies.plan import StepPart
+from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import (
@@ -39,13 +40,8 @@ from simoffload.strategies.training.writer import (
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
-OPTIMIZER = "optimizer"
-
 PartWriter = Callable[[MicroStepWriter, StepPart], None]
 
-CPU_ADAM = "CPU Adam"
-CPU_LOOPS = "CPU casts and scaling"
-CPU_CHECK = "CPU overflow check"
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
 
@@ -63,6 +59,11 @@ def micro_steps(accumulation: int, *, cycle: int, writes: bool = False) -> tuple
     return (forward, first, last) if cycle == 2 else (forward, first, middle, last)
 
 
+def optimizer_part(times: Fraction = Fraction(1), *, awaits_work: bool = False) -> StepPart:
+    """Return the part of a step that updates everything, which may wait for work of others."""
+    return StepPart("optimizer", "optimizer", times, awaits_work=awaits_work, kind="optimizer")
+
+
 class StepPlan:
     """A StepPlan is the plain step: gradients of all micro-steps are added up, then everything is updated."""
 
@@ -78,7 +79,7 @@ class StepPlan:
     def parts(self) -> tuple[StepPart, ...]:
         """Parts of one step of a long run, in the order in which they run."""
         accumulation, writes = self.plan.workload.gradient_accumulation_steps, self.writes_gradients
-        update = StepPart("optimizer", OPTIMIZER, awaits_work=writes)
+        update = optimizer_part(awaits_work=writes)
         return (*micro_steps(accumulation, cycle=self.cycle, writes=writes), update)
 
     @property
@@ -87,9 +88,9 @@ class StepPlan:
         return bool(self.plan.state.on_storage)
 
     @property
-    def writers(self) -> Mapping[str, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
-        return {OPTIMIZER: self._optimizer}
+    def writers(self) -> Mapping[PartKind, PartWriter]:
+        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
+        return {"optimizer": self._optimizer}
 
     def hooks(self) -> GradientHooks:
         """Return the additional handling of gradients in one backward pass."""
@@ -336,13 +337,13 @@ class CpuWork:
     def adam(self, traffic: int) -> None:
         """Write DeepSpeed's Adam with ``traffic`` [B]."""
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
-        self._work(CPU_ADAM, traffic, rate)
+        self._work("cpu-adam", traffic, rate)
 
     def scale(self, numel: int) -> None:
         """Write the scaling of gradients in place (``unscale_and_clip_grads``), at the rate of Adam in bytes:
         "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
-        self._work(CPU_LOOPS, _SCALE * numel, rate)
+        self._work("cpu-casts", _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
         """Write ZeRO-3's search for overflow in gradients of ``element`` [B]; the type does not change its
@@ -350,7 +351,7 @@ class CpuWork:
         optimizer = self._machine.host.cpu_optimizer
         rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
-        self._work(CPU_CHECK, traffic * numel, rate * traffic // overflow_check_traffic())
+        self._work("cpu-overflow-check", traffic * numel, rate * traffic // overflow_check_traffic())
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
@@ -361,11 +362,11 @@ class CpuWork:
     def loops(self, traffic: int) -> None:
         """Write element-by-element work of PyTorch with ``traffic`` [B]."""
         rate = self._machine.host.elementwise_rate(self._threads, processes=self._processes)
-        self._work(CPU_LOOPS, traffic, rate)
+        self._work("cpu-casts", traffic, rate)
 
-    def _work(self, name: str, traffic: int, rate: int) -> None:
-        out = self._out
+    def _work(self, kind: CauseKind, traffic: int, rate: int) -> None:
+        out, cause = self._out, Cause(kind)
         out.flush()
-        route = out.cpu_work(name, rate)
+        route = out.cpu_work(cause, rate)
         after = out.so_far(HOST) if self._stream != HOST else ()
-        out.add("cpu", self._stream, size=traffic, route=route, label=name, after=after)
+        out.add("cpu", self._stream, size=traffic, route=route, label=cause_text(cause), after=after)

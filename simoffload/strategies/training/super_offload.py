@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
-from simoffload.strategies.plan import StepPart
+from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.step import (
-    OPTIMIZER,
     CpuWork,
     OptimizerStep,
     PartWriter,
@@ -50,9 +49,9 @@ class SuperOffloadStep(StepPlan):
         )
 
     @property
-    def writers(self) -> Mapping[str, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
-        return {OPTIMIZER: self._write}
+    def writers(self) -> Mapping[PartKind, PartWriter]:
+        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
+        return {"optimizer": self._write}
 
     def hooks(self) -> GradientHooks:
         """Return the hooks that queue a sub-group when its gradients are complete."""

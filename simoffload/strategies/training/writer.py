@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from simoffload.models import SINGLE
-from simoffload.schedule import Dependency, OpKind
+from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
 from simoffload.strategies.passes.pass_writer import COMPUTE, Hook, PassWriter
@@ -213,11 +213,11 @@ class MicroStepWriter(PassWriter, GradientSink):
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
             shared *= 2
-        self.collective("reduce", "reduction of gradients", shared)
+        self.collective("reduce", "gradient-reduction", shared)
 
-    def collective(self, kind: OpKind, name: str, size: int, *, calls: int = 1) -> None:
+    def collective(self, kind: OpKind, cause: CauseKind, size: int, *, calls: int = 1) -> None:
         """Let all ranks receive ``size`` [B] in a collective operation of the gradients' stream."""
-        self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
+        self.exchange(kind, cause, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
     def kernel(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:

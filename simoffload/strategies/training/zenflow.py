@@ -31,16 +31,16 @@ from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import COMPUTE
-from simoffload.strategies.plan import StepPart
+from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.step import (
-    OPTIMIZER,
     CpuWork,
     OptimizerStep,
     PartWriter,
     StepPlan,
     micro_steps,
+    optimizer_part,
     refused,
 )
 from simoffload.strategies.training.writer import COPY, UPDATE, GradientHooks, MicroStepWriter
@@ -112,21 +112,25 @@ class ZenFlowStep(StepPlan):
         """Parts of one step of a long run, in the order in which they run."""
         steps = self.plan.workload.gradient_accumulation_steps
         cycles, writes = Fraction(steps, self.cycle), self.writes_gradients
-        update = StepPart("optimizer", OPTIMIZER, cycles, awaits_work=writes or self._zenflow.overlap_step)
+        update = optimizer_part(cycles, awaits_work=writes or self._zenflow.overlap_step)
         parts = [
             *micro_steps(steps, cycle=self.cycle, writes=writes),
             update,
-            StepPart("optimizer", _SELECTED, cycles),
+            StepPart("optimizer", _SELECTED, cycles, kind="selected-columns"),
         ]
         if self._zenflow.select_interval:
             often = Fraction(steps, self._zenflow.select_interval)
-            parts.insert(-2, StepPart("backward", _SELECTION, often))
+            parts.insert(-2, StepPart("backward", _SELECTION, often, kind="column-selection"))
         return tuple(parts)
 
     @property
-    def writers(self) -> Mapping[str, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the titles of the parts."""
-        return {OPTIMIZER: self._update, _SELECTED: self._selected, _SELECTION: self._selection}
+    def writers(self) -> Mapping[PartKind, PartWriter]:
+        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
+        return {
+            "optimizer": self._update,
+            "selected-columns": self._selected,
+            "column-selection": self._selection,
+        }
 
     def hooks(self) -> GradientHooks:
         """Return the hooks that extract the selected columns and, before the last micro-step, update them."""
@@ -376,4 +380,4 @@ class ColumnWork:
         if not shared:
             return
         out.spend(out.costs.collective_call.value * len(sizes))
-        out.collective("update", "broadcast of selected columns", shared, calls=len(sizes))
+        out.collective("update", "column-broadcast", shared, calls=len(sizes))

@@ -47,7 +47,10 @@ def test_power_lies_between_idle_and_active_as_devices_are_busy(costs: CostList)
     draws = {draw.key: draw for draw in one.energy.draws}
     assert result.step is not None
     compute = sum(
-        share.busy_s for each in result.passes[1:] for share in each.shares if share.cause == "GPU compute"
+        share.busy_s
+        for each in result.passes[1:]
+        for share in each.shares
+        if share.cause_text == "GPU compute"
     )
     assert draws["accelerator/l40s"].busy == pytest.approx(compute / one.energy.time_s)
     assert draws["accelerator/l40s"].watts == pytest.approx(100 + 200 * compute / one.energy.time_s)

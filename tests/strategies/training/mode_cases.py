@@ -12,6 +12,7 @@ from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
+from simoffload.results import cause_text
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
@@ -132,7 +133,7 @@ def carried(schedule: Schedule) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for op, times in operations(schedule):
         if op.size:
-            sizes[schedule.routes[op.route].name] += op.size * times
+            sizes[cause_text(schedule.routes[op.route].cause)] += op.size * times
     return sizes
 
 
@@ -164,7 +165,7 @@ def host_and_gpu(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 def waited(one: PassResult) -> float:
     """[s] in which a pass waits for an update on the CPU."""
-    return {share.cause: share.exposed_s for share in one.shares}["waiting for the CPU update"]
+    return {share.cause_text: share.exposed_s for share in one.shares}["waiting for the CPU update"]
 
 
 def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:

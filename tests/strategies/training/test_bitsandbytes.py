@@ -62,7 +62,9 @@ def test_what_a_gpu_has_no_room_for_is_paged_out() -> None:
     assert hbm[PAGED] == of_tier(fsdp(), "hbm")["moments"] - lacking
     result = simulate(scenario)
     moved = {
-        cause.cause: cause.size for cause in result.passes[-1].shares if "GPU" in cause.cause and cause.size
+        cause.cause_text: cause.size
+        for cause in result.passes[-1].shares
+        if "GPU" in cause.cause_text and cause.size
     }
     assert moved["host to GPU"] == moved["GPU to host"] == 2 * lacking
     assert any("paged optimizer" in one for one in result.warnings)

@@ -241,7 +241,7 @@ def parts_on_a_drive(layers: int) -> tuple[PassResult, PassResult, float]:
 
 def writing(one: PassResult) -> float:
     """[s] for which a part waits for writes."""
-    return sum(share.exposed_s for share in one.shares if share.cause == "nvme write")
+    return sum(share.exposed_s for share in one.shares if share.cause_text == "nvme write")
 
 
 def test_backward_waits_for_writes_of_gradients_only_where_no_buffer_is_free() -> None:
