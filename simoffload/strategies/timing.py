@@ -116,6 +116,14 @@ class Timing:
         (self._seen if depends_on_context(module) else self._same.compute)[module] = found
         return found
 
+    def backward(self, module: Module, /) -> int:
+        """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
+        raise NotImplementedError(module.name)
+
+    def operations(self, module: Module) -> int:
+        """Count the PyTorch operations of one call of ``module``, including the call itself."""
+        return 1 + operations(self._model, module)
+
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
         return tokens_of(module, self._batch, self._cache)
@@ -390,7 +398,3 @@ class TrainingTiming(Timing):
 
     def _tokens(self, _module: Module, /) -> int:
         return self._sequences * self._length
-
-    def operations(self, module: Module) -> int:
-        """Count the PyTorch operations of one call of ``module``, including the call itself."""
-        return 1 + operations(self._model, module)

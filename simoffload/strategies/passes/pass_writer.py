@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
@@ -53,6 +53,8 @@ class Call(NamedTuple):
     """Number of the GPU among those of its process."""
     facts: Hashable = None
     """What hooks need to know of it beside the module, such as the sizes of its offloaded tensors."""
+    kernels: Literal["forward", "backward", "none"] = "forward"
+    """Kernels that are launched: none if the call is only an event for hooks."""
 
 
 class Part(NamedTuple):
@@ -61,7 +63,7 @@ class Part(NamedTuple):
     name: str
     calls: Sequence[Call]
     layer: int = -1
-    """Number of the layer in its stage; -1 outside of the layers."""
+    """Number of the layer in its stage, in the order of the pass; -1 outside of the layers."""
 
 
 def parts_of(model: ModelShape) -> tuple[Part, ...]:
@@ -419,10 +421,17 @@ class PassWriter(StreamWriter):
         self.label = call.module.name
         for before in self._before:
             before(call, self)
-        if duration := self.now.timing.compute(call.module):
+        if duration := self._duration(call):
             self._kernels(call, duration)
         for after in reversed(self._after):
             after(call, self)
+
+    def _duration(self, call: Call) -> int:
+        """Return the GPU time of a call [ps]."""
+        if call.kernels == "none":
+            return 0
+        timing = self.now.timing
+        return (timing.backward if call.kernels == "backward" else timing.compute)(call.module)
 
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""
