@@ -249,9 +249,6 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
             strategy.setdefault("kind", "zero_inference")
     checked = validate(document, RunRequest, at=at)
     shape = checked.model.shape(root=document.root)
-    if shape.num_encoder_layers:
-        text = f"{shape.family} has an encoder; only models that are a decoder alone can be measured"
-        raise InputError([document.problem((*at, "model"), text)])
     if shape.family not in FAMILIES:
         text = "transformers has no class for a draft; only models of a known family can be measured"
         raise InputError([document.problem((*at, "model"), text)])

@@ -233,8 +233,7 @@ class AcceleratePlan(InferencePlan):
     def _on_gpu(self, gpu: int, here: set[int]) -> tuple[MemoryTerm, ...]:
         """Return the memory of one GPU: the cache of the layers ``here``, and all activations."""
         layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
-        encoder = sum(number < self.model.num_encoder_layers for number in here - {-1})
-        part = replace(self.model, groups=layers, num_encoder_layers=encoder)
+        part = replace(self.model, groups=layers)
         cache = self.cache_memory(part, copies=1)
         everywhere = [one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm"]
         on_gpu = (one for one in cache if one.tier == "hbm")

@@ -260,11 +260,6 @@ class KvCache(Frozen):
             key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))
             text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
             raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
-        if model.num_encoder_layers:
-            text = (
-                f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
-            )
-            raise InputError.at("strategy.kv_cache", text)
         if model.state_bytes and self != DEFAULT:
             text = f"{model.family} has linear attention, whose states are simulated in HBM only"
             raise InputError.at("strategy.kv_cache", f"{text}; remove the section")

@@ -73,7 +73,6 @@ class Fsdp(Strategy):
     gathers: ClassVar = "FSDP"
     uses_storage: ClassVar = False
     evidence: ClassVar = "fsdp"
-    calibration: ClassVar = "python -m simoffload.calibration.fsdp"
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
