@@ -143,23 +143,20 @@ class PhaseWriter(StreamWriter):
         Either ``outstanding`` [B] are in flight in requests of ``block`` [B], or as many as the device can
         use (the kernel's writeback).
         """
-        tier = self.group.tier
-        path, hops = self.way(
-            ("write", tier, gds), lambda gpu: self.machine.storage_write(tier, gpu, gds=gds)
-        )
         one = min(each or size, size)
-        rate = path.curve.rate(one)
-        if outstanding is not None:
-            rate = path.file_rate(one, outstanding=min(outstanding, one), block=min(block, one))
-        fixed = -(-size // one) * path.latency
-        self._transfer(IO, Cause("write", tier), hops, size, rate, fixed, after)
+        in_flight = None if outstanding is None else min(outstanding, one)
+        route, fixed = self.file(
+            self.group.tier, one, block=min(block, one), in_flight=in_flight, written=True, gds=gds
+        )
+        cause, times = Cause("write", self.group.tier), -(-size // one)
+        self._add(IO, cause, route, size, times * fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
         """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
-        path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
+        path, _ = self.way((tier, False, False), lambda gpu: self.machine.storage_read(tier, gpu))
         ahead = self.read_ahead(tier, path)
-        rate = path.file_rate(size, outstanding=ahead, block=ahead)
-        self._transfer(READ, Cause("read", tier), hops, size, rate, path.latency)
+        route, fixed = self.file(tier, size, block=ahead, in_flight=ahead)
+        self._add(READ, Cause("read", tier), route, size, fixed)
 
     def collective(
         self, kind: CauseKind, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
@@ -190,12 +187,27 @@ class PhaseWriter(StreamWriter):
         together: bool = False,
         kind: OpKind | None = None,
     ) -> None:
+        route = self.builder.route(cause=cause, hops=hops, cap=rate)
+        self._add(stream, cause, route, size, picoseconds(fixed_s), after, together=together, kind=kind)
+
+    def _add(
+        self,
+        stream: int,
+        cause: Cause,
+        route: int,
+        size: int,
+        fixed: int,
+        after: tuple[Dependency, ...] = (),
+        *,
+        together: bool = False,
+        kind: OpKind | None = None,
+    ) -> None:
         self.add(
             kind or _KINDS[stream],
             stream,
-            fixed=picoseconds(fixed_s),
+            fixed=fixed,
             size=size,
-            route=self.builder.route(cause=cause, hops=hops, cap=rate),
+            route=route,
             label=cause_text(cause),
             after=after,
             collective=together,
