@@ -292,7 +292,7 @@ def _check_cache(
         raise InputError([document.problem((*place, "tier"), text)])
     try:
         check_native(cache, TRANSFORMERS, shape)
-        cache.plain.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape)
+        cache.plain.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape, what_if=False)
     except InputError as error:
         keys = ((*place, *one.key.split(".")[2:]) for one in error.problems)
         found = zip(keys, error.problems, strict=True)

@@ -241,8 +241,9 @@ class KvCache(Frozen):
         plain.check(engine, model, more="" if self.streamed else _WHAT_IF)
         return plain
 
-    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "") -> None:
-        """Raise InputError for a format, an implementation or a model that the program does not have.
+    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "", what_if: bool = True) -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have; of
+        those that only a simulation has, unless ``what_if``.
 
         ``more``: what else is possible with a format that a streamed cache has.
         """
@@ -250,7 +251,7 @@ class KvCache(Frozen):
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise refused("format", self.format, engine.formats, why, more=more)
-        what_if = self.attends_on_cpu and "dynamic" in engine.implementations
+        what_if = what_if and self.attends_on_cpu and "dynamic" in engine.implementations
         if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
