@@ -20,7 +20,7 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.strategies.accelerate_plan import AccelerateOptions, AcceleratePlan
 from simoffload.strategies.base import Placement, Plan
-from simoffload.strategies.device_map import Home, ModuleTree, tree_of
+from simoffload.strategies.device_map import DeviceName, ModuleTree, tree_of
 from simoffload.strategies.kv_cache import CachingStrategy
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.terms import Split
@@ -260,7 +260,7 @@ class Accelerate(CachingStrategy):
         cache = self.cache_of(model, workload, machine)
         return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
 
-    def given_homes(self, tree: ModuleTree) -> Mapping[str, Home] | None:
+    def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.
 
         Raises InputError for a map that does not suit the model.
@@ -338,7 +338,7 @@ def _offloads_buffers(plan: AcceleratePlan) -> bool:
     )
 
 
-def _check_format(stored_as: str | None, homes: set[Home]) -> None:
+def _check_format(stored_as: str | None, homes: set[DeviceName]) -> None:
     """Raise InputError for quantized weights that transformers does not keep quantized in these homes.
 
     Source: transformers 5.23, ``validate_environment`` in quantizers/quantizer_bnb_4bit.py and

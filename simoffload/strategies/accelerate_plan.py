@@ -26,8 +26,9 @@ from simoffload.models.shape import grouped
 from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.schedule import Device
 from simoffload.strategies.base import Plan
-from simoffload.strategies.device_map import Home, ModuleTree, NamedCall, homes_of
+from simoffload.strategies.device_map import DeviceName, ModuleTree, NamedCall, homes_of
 from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.homes import Home
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
@@ -71,7 +72,7 @@ class AcceleratePlan(InferencePlan):
     machine: Machine
     options: AccelerateOptions
     tree: ModuleTree
-    homes: Mapping[str, Home]
+    homes: Mapping[str, DeviceName]
     """Device map: homes by name of module."""
     cache: KvCache = DEFAULT
 
@@ -83,7 +84,7 @@ class AcceleratePlan(InferencePlan):
         return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
 
     @cached_property
-    def placed(self) -> tuple[tuple[NamedCall, Home | None], ...]:
+    def placed(self) -> tuple[tuple[NamedCall, DeviceName | None], ...]:
         """Calls of a pass with the homes of their modules; None for one whose parts have several."""
         calls = self.tree.calls
         return tuple(zip(calls, homes_of((call.name for call in calls), self.homes), strict=True))
@@ -92,24 +93,33 @@ class AcceleratePlan(InferencePlan):
     def stored(self) -> Mapping[Home, Mapping[str, int]]:
         """Tensors by home: size [B] by full name. A tensor of several modules counts where the first of them
         has its home, or on the main GPU if one of them is there."""
-        found: dict[str, tuple[Home, int]] = {}
-        for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True):
-            for name, size in tensors if home is not None else ():
-                if name not in found or home == self.main:
-                    found[name] = home, size  # type: ignore[assignment]  # of a call with tensors it is known
+        found: dict[str, tuple[DeviceName, int]] = {}
+        for (_, device), tensors in zip(self.placed, self.tree.tensors, strict=True):
+            for name, size in tensors if device is not None else ():
+                if name not in found or device == self.main:
+                    found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
         stored: dict[Home, dict[str, int]] = {}
-        for name, (home, size) in found.items():
-            stored.setdefault(home, {})[name] = size
+        for name, (device, size) in found.items():
+            stored.setdefault(self.home(device), {})[name] = size
         return stored
 
-    def bytes_at(self, home: Home) -> int:
-        """Return the size of the weights with a home [B]."""
-        return sum(self.stored.get(home, {}).values())
+    def home(self, device: DeviceName) -> Home:
+        """Return the home of tensors that the map puts on a device."""
+        if isinstance(device, int):
+            return Home("hbm", device)
+        options = self.options
+        return (
+            Home("dram", pinned=options.pin_memory) if device == "cpu" else Home(options.folder, mapped=True)
+        )
+
+    def bytes_at(self, device: DeviceName) -> int:
+        """Return the size of the weights on a device of the map [B]."""
+        return sum(self.stored.get(self.home(device), {}).values())
 
     @cached_property
     def copied(self) -> tuple[tuple[int, ...], ...]:
         """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
-        kept = self.stored.get(self.main, {})
+        kept = self.stored.get(self.home(self.main), {})
         return tuple(
             tuple([size for name, size in tensors if name not in kept]) if home in ("cpu", "disk") else ()
             for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True)
@@ -209,7 +219,7 @@ class AcceleratePlan(InferencePlan):
     def memory(self) -> tuple[MemoryTerm, ...]:
         """Memory that each tier must hold at its peak; on the GPUs that of the fullest one."""
         terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
-        if in_memory := self.stored.get("cpu", {}):
+        if in_memory := self.stored.get(self.home("cpu"), {}):
             pinned = self.options.pin_memory
             size = sum(in_memory.values())
             terms.append(MemoryTerm("dram", "weights", size, pinned=pinned, remedy=_MORE))
@@ -217,7 +227,7 @@ class AcceleratePlan(InferencePlan):
                 rounding = pinned_rounding(list(in_memory.values()))
                 name = "rounding of pinned allocations"
                 terms.append(MemoryTerm("dram", name, rounding, pinned=True, remedy=_MORE))
-        if on_disk := self.stored.get("disk", {}):
+        if on_disk := self.stored.get(self.home("disk"), {}):
             terms.append(MemoryTerm("dram", "tensor read from disk", max(on_disk.values())))
             terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))
         return tuple(terms)

@@ -19,7 +19,8 @@ from simoffload.models import Layer, ModelShape, Module
 from simoffload.models.shape import stored_bytes
 from simoffload.units import format_bytes
 
-Home = int | Literal["cpu", "disk"]
+DeviceName = int | Literal["cpu", "disk"]
+"""Value of a device map: the number of a GPU, host memory, or the disk."""
 Limits = Mapping[str, int]
 """Memory [B] by the number of a GPU as text, and of "cpu"."""
 KEY = "strategy.device_map"
@@ -118,11 +119,11 @@ class ModuleTree:
 
     # -- maps -----------------------------------------------------------------------------------
 
-    def everywhere(self, home: Home) -> dict[str, Home]:
+    def everywhere(self, home: DeviceName) -> dict[str, DeviceName]:
         """Return the map with all modules at one home."""
         return {unit.name: home for unit in self.units}
 
-    def first_layers(self, count: int, *, gpus: int, rest: Home) -> dict[str, Home]:
+    def first_layers(self, count: int, *, gpus: int, rest: DeviceName) -> dict[str, DeviceName]:
         """Return the map with ``count`` layers, divided evenly in order, and all other modules on GPUs.
 
         Norm and output layer follow the last layer if all layers are on GPUs; otherwise, and if the output
@@ -133,18 +134,18 @@ class ModuleTree:
             raise InputError.at(
                 KEY, f"{count} layers on the GPU, but the model has {total}; write 0 to {total}"
             )
-        layer_homes: list[Home] = [number * gpus // count for number in range(count)]
+        layer_homes: list[DeviceName] = [number * gpus // count for number in range(count)]
         layer_homes += [rest] * (total - count)
         last = layer_homes[-1] if count == total and not self.tied else 0
         before = sum(1 for one in self.model.modules_before if one.parameters)
         after = len(self.units) - before - total
-        homes: list[Home] = [0] * before
+        homes: list[DeviceName] = [0] * before
         return {
             unit.name: home
             for unit, home in zip(self.units, homes + layer_homes + [last] * after, strict=True)
         }
 
-    def inferred(self, limits: Limits) -> dict[str, Home]:
+    def inferred(self, limits: Limits) -> dict[str, DeviceName]:
         """Return the map of ``infer_auto_device_map`` for memory limits: first GPUs, then "cpu", then "disk".
 
         Modules are placed in order, each on the first device from the current one on that has room for it.
@@ -153,12 +154,12 @@ class ModuleTree:
         which case Accelerate would run the model on the CPU.
         """
         gpus = sorted(int(key) for key in limits if key != "cpu")
-        devices: list[Home] = [*gpus, *(["cpu"] if "cpu" in limits else []), "disk"]  # type: ignore[list-item]
+        devices: list[DeviceName] = [*gpus, *(["cpu"] if "cpu" in limits else []), "disk"]  # type: ignore[list-item]
         units, current, used = self.units, 0, 0
         largest = [0]  # of the units behind each one
         for unit in reversed(units[1:]):
             largest.append(max(largest[-1], unit.size))
-        homes: dict[str, Home] = {}
+        homes: dict[str, DeviceName] = {}
         for unit, reserve in zip(units, reversed(largest), strict=True):
             if not unit.size:  # tied
                 homes[unit.name] = homes[units[0].name]
@@ -205,7 +206,7 @@ class ModuleTree:
                 sizes[number, owner] += 0 if one.tied else one.stored_bytes(self.model.dtype_bytes)
         return max(sizes.values())
 
-    def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
+    def shortened(self, homes: Mapping[str, DeviceName]) -> Mapping[str, DeviceName]:
         """Return an equal map, in which all layers are one entry if they have one home."""
         inside = {name: home for name, home in homes.items() if self._in_layers(name)}
         if len(set(homes.values())) == 1:
@@ -218,7 +219,7 @@ class ModuleTree:
         """Return whether a module is a layer or in one."""
         return name.startswith(f"{self.model.layer_list}.")
 
-    def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
+    def checked(self, homes: Mapping[str, DeviceName], *, gpus: int) -> Mapping[str, DeviceName]:
         """Return a given map itself.
 
         Raises InputError for names that no module has, modules without a home, GPUs beyond those used, and a
@@ -259,11 +260,11 @@ def parents(name: str) -> Iterator[str]:
     yield ""
 
 
-def homes_of(names: Iterable[str], homes: Mapping[str, Home]) -> tuple[Home | None, ...]:
+def homes_of(names: Iterable[str], homes: Mapping[str, DeviceName]) -> tuple[DeviceName | None, ...]:
     """Return the homes of modules: that of the longest name in the map that is its own or a parent's."""
-    found: dict[str, Home | None] = {"": None, **homes}
+    found: dict[str, DeviceName | None] = {"": None, **homes}
 
-    def home_of(name: str) -> Home | None:
+    def home_of(name: str) -> DeviceName | None:
         if name not in found:
             found[name] = home_of(name.rpartition(".")[0])
         return found[name]

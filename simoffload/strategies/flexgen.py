@@ -25,7 +25,7 @@ from simoffload.strategies.flexgen_layout import (
     BlockCache,
     BlockSlots,
     FlexGenOptions,
-    Home,
+    Place,
     Shares,
     slots_of,
 )
@@ -162,7 +162,7 @@ class FlexGen(Strategy):
         if not self.compress_weight:
             edit = Edit.at("strategy.compress_weight", True)
             yield Change("precision", "weights in 4 bits (compress_weight)", (edit,), quality=FLEXGEN_4BIT)
-        if not self.compress_cache and self.cache.home is not None:
+        if not self.compress_cache and self.cache.place is not None:
             edit = Edit.at("strategy.compress_cache", True)
             yield Change("precision", "cache in 4 bits (compress_cache)", (edit,), quality=FLEXGEN_4BIT)
 
@@ -204,7 +204,7 @@ class FlexGen(Strategy):
         present shares."""
         tiers = plan.machine.tiers
         disks = [self.disk] if self.disk else [name for name, tier in tiers.items() if tier.is_storage]
-        places: list[tuple[Home, str]] = [("gpu", "hbm"), ("cpu", "dram"), *(("disk", one) for one in disks)]
+        places: list[tuple[Place, str]] = [("gpu", "hbm"), ("cpu", "dram"), *(("disk", one) for one in disks)]
         found = []
         for (home, tier), packed, attends in product(places, (False, True), (False, True)):
             wanted = {
@@ -249,7 +249,7 @@ class FlexGen(Strategy):
         if workload.batch_size % self.gpu_batches:
             text = f"workload.batch_size {workload.batch_size} is not a multiple of {self.gpu_batches}"
             raise InputError.at("strategy.gpu_batches", f"{text}; change one of them")
-        home = self.activations.home
+        home = self.activations.place
         assert home is not None  # checked above
         options = FlexGenOptions(
             weights=self.weights,
@@ -276,10 +276,10 @@ class FlexGen(Strategy):
                 raise InputError.at(f"strategy.{name}_cpu_percent", text)
             if share.disk:
                 self._disk(name)
-        if self.activations.home is None:
+        if self.activations.place is None:
             text = "hidden states are in one place: set this or activations_cpu_percent to 100, or both 0"
             raise InputError.at("strategy.activations_gpu_percent", text)
-        if self.compress_cache and self.cache.home is None:
+        if self.compress_cache and self.cache.place is None:
             text = "FlexGen does not compress a cache in several places; put 100 % of it in one"
             raise InputError.at("strategy.compress_cache", f"{text}, or set it to false")
         stored = max(self.weights.disk, self.cache.disk, self.activations.disk)
@@ -325,9 +325,9 @@ _STEP = 20
 """Percentage points by which ``advise`` moves weights between GPU and host memory."""
 
 
-def _all_in(what: str, home: Home) -> tuple[Edit, ...]:
+def _all_in(what: str, home: Place) -> tuple[Edit, ...]:
     """Return edits that put all weights, all of the cache or all hidden states in one home."""
-    places: tuple[Home, ...] = ("gpu", "cpu")
+    places: tuple[Place, ...] = ("gpu", "cpu")
     return tuple(Edit.at(f"strategy.{what}_{one}_percent", 100 * (one == home)) for one in places)
 
 
@@ -432,19 +432,17 @@ class FlexGenPlan(InferencePlan):
     @property
     def target(self) -> str:
         """Tier that holds weights, the slowest if there are several."""
-        if self.slots.weight_bytes("disk"):
-            return self.options.disk
-        return "dram" if self.slots.weight_bytes("cpu") else "hbm"
+        names = (self.options.disk, "dram")
+        return next((tier for tier in names if self.slots.weight_bytes(tier)), "hbm")
 
     @property
     def tiers(self) -> frozenset[str]:
         """All tiers that hold weights, cache or hidden states."""
-        names: dict[Home, str] = {"gpu": "hbm", "cpu": "dram", "disk": self.options.disk}
-        homes = {one.home for one, _ in self.slots.tensors} | {self.options.activations}
+        names: dict[Place, str] = {"gpu": "hbm", "cpu": "dram", "disk": self.options.disk}
+        found = {one.home.tier for one, _ in self.slots.tensors} | {names[self.options.activations]}
         cache = self.block_cache.sequences(self.gpu_batch_size)
-        order: tuple[Home, ...] = ("gpu", "cpu", "disk")
-        homes |= {home for home, number in zip(order, cache, strict=True) if number}
-        return frozenset(names[home] for home in homes)
+        found |= {name for name, number in zip(names.values(), cache, strict=True) if number}
+        return frozenset(found)
 
     @property
     def whole_copies(self) -> Plan | None:
@@ -485,7 +483,7 @@ class FlexGenPlan(InferencePlan):
         if not self.cached:
             less = 1 if self.options.cpu_attention and not self.options.compress_cache else 0
             contexts = range(prompt + 1 - less, prompt + steps + 1 - less)
-            read = (1 + steps) * slots.weight_bytes("disk") + (number - 1) * hidden
+            read = (1 + steps) * slots.weight_bytes(self.options.disk) + (number - 1) * hidden
             read += sum(self.cache_bytes(2, context) for context in contexts)
         return (StorageTraffic(self.options.disk, read, written),)
 
@@ -566,7 +564,7 @@ class FlexGenPlan(InferencePlan):
         written = (2 if options.overlap else 1) * sum(cache.sizes(prompt))
         kept = options.gpu_batches if options.activations == "gpu" else 3
         terms = (
-            ("weights", slots.weight_bytes("gpu"), _FEWER),
+            ("weights", slots.weight_bytes("hbm"), _FEWER),
             ("weights in use and of the next slot", max(pairs), _FEWER),
             ("weights written in full", expanded, ""),
             (
@@ -591,17 +589,17 @@ class FlexGenPlan(InferencePlan):
 
     def _in_host(self) -> tuple[MemoryTerm, ...]:
         options, slots = self.options, self.slots
-        here = [(one, count) for one, count in slots.tensors if one.home == "cpu"]
-        sizes = [size for one, count in here if one.pinned for size in one.sizes * count]
+        here = [(one, count) for one, count in slots.tensors if one.home.tier == "dram"]
+        sizes = [size for one, count in here if one.home.pinned for size in one.sizes * count]
         sizes += [self._hidden] * (options.gpu_batches if options.activations == "cpu" else 0)
-        pageable = sum(count * one.size for one, count in here if not one.pinned)
+        pageable = sum(count * one.size for one, count in here if not one.home.pinned)
         workspace = 0
         if options.cpu_attention:  # keys and values of one GPU batch in single precision
             batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
             workspace = 2 * 4 * self.block_cache.padded(sum(self.block_cache.parts(batch)))
         held = self._hidden * options.gpu_batches if options.activations == "cpu" else 0
         terms = (
-            ("weights", slots.weight_bytes("cpu") - pageable, True),
+            ("weights", slots.weight_bytes("dram") - pageable, True),
             ("pageable weights", pageable, False),
             ("key-value cache", self.cache_bytes(1, self.workload.max_context), False),
             ("hidden states", held, True),
@@ -616,7 +614,7 @@ class FlexGenPlan(InferencePlan):
         options = self.options
         held = self._hidden * options.gpu_batches if options.activations == "disk" else 0
         terms = (
-            ("weights", self.slots.weight_bytes("disk")),
+            ("weights", self.slots.weight_bytes(self.options.disk)),
             ("key-value cache", self.cache_bytes(2, self.workload.max_context)),
             ("hidden states", held),
         )

@@ -14,8 +14,10 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module, Sequences
+from simoffload.strategies.homes import HBM, Home
 
-Home = Literal["disk", "cpu", "gpu"]
+Place = Literal["disk", "cpu", "gpu"]
+"""FlexGen's name of a place; its disk is the storage tier of ``--offload-dir``."""
 
 GROUP = 64
 """Number of elements that share a scale and a minimum."""
@@ -37,10 +39,10 @@ class Shares(NamedTuple):
         return 100 - self.gpu - self.cpu
 
     @property
-    def home(self) -> Home | None:
+    def place(self) -> Place | None:
         """Where all of it is; None if it is divided."""
-        percents: dict[Home, int] = {"gpu": self.gpu, "cpu": self.cpu, "disk": self.disk}
-        return next((home for home, percent in percents.items() if percent == 100), None)
+        percents: dict[Place, int] = {"gpu": self.gpu, "cpu": self.cpu, "disk": self.disk}
+        return next((place for place, percent in percents.items() if percent == 100), None)
 
 
 class FlexGenOptions(NamedTuple):
@@ -48,7 +50,7 @@ class FlexGenOptions(NamedTuple):
 
     weights: Shares
     cache: Shares
-    activations: Home
+    activations: Place
     disk: str
     """Storage tier; "" if nothing is on disk."""
     gpu_batches: int
@@ -73,8 +75,6 @@ class PlacedTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     home: Home
-    pinned: bool
-    """Whether it is page-locked if it is in host memory: always for vectors."""
     compressed: bool
 
     @property
@@ -114,7 +114,7 @@ class BlockSlot(NamedTuple):
     @property
     def loaded(self) -> tuple[PlacedTensor, ...]:
         """Tensors that are brought to the GPU for each use."""
-        return tuple(one for one in self.tensors if one.home != "gpu")
+        return tuple(one for one in self.tensors if one.home.tier != HBM.tier)
 
     @property
     def loaded_bytes(self) -> int:
@@ -152,9 +152,9 @@ class BlockSlots(NamedTuple):
         """The tensors of all slots, each with its number."""
         return tuple((tensor, count) for slot, count in self.kinds for tensor in slot.tensors)
 
-    def weight_bytes(self, home: Home) -> int:
-        """Return the size of the weights with a home [B]."""
-        return sum(count * one.size for one, count in self.tensors if one.home == home)
+    def weight_bytes(self, tier: str) -> int:
+        """Return the size of the weights on a tier [B]."""
+        return sum(count * one.size for one, count in self.tensors if one.home.tier == tier)
 
 
 def placed(specs: Sequence[tuple[str, tuple[int, ...]]], options: FlexGenOptions) -> tuple[PlacedTensor, ...]:
@@ -169,10 +169,13 @@ def placed(specs: Sequence[tuple[str, tuple[int, ...]]], options: FlexGenOptions
     for (name, shape), size, end in zip(specs, sizes, ends, strict=True):
         middle = 100 * (end - size / 2) / total
         disk = options.weights.disk
-        home: Home = "disk" if middle < disk else "cpu" if middle < disk + options.weights.cpu else "gpu"
-        matrix = len(shape) > 1
+        matrix, home = len(shape) > 1, HBM
+        if middle < disk:
+            home = Home(options.disk, mapped=True)
+        elif middle < disk + options.weights.cpu:  # vectors are always pinned
+            home = Home("dram", pinned=options.pin_weight or not matrix)
         compressed = matrix and options.compress_weight
-        found.append(PlacedTensor(name, shape, home, options.pin_weight or not matrix, compressed))
+        found.append(PlacedTensor(name, shape, home, compressed))
     return tuple(found)
 
 

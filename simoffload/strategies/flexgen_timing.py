@@ -145,7 +145,7 @@ class SlotTiming(Timing):
             work += [(PAD, new)] * 2 if padded > new else []
             if not prefill and not options.cpu_attention:
                 # What is on the GPU is expanded with the room for all tokens.
-                least = cache.length if options.cache.home == "gpu" else 0
+                least = cache.length if options.cache.place == "gpu" else 0
                 held = [one._replace(context=max(one.context, least)) for one in batch]
                 cached = sum(cache.parts(held))
                 padded = cache.padded(cached)

@@ -453,10 +453,10 @@ def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
         hidden = 0 if home[0] else turns * work.batch * new * shape.hidden * 2
         old, fresh = ([one * shape.layers * token * n for one in cached] for n in (before, new))
         on_disk = 0 if sum(home) else hidden
-        weights = slots.weight_bytes("cpu") + slots.weight_bytes("disk")
+        weights = slots.weight_bytes("dram") + slots.weight_bytes("nvme")
         assert booked(found, own)[:4] == (
             weights + sum(old) + hidden,
             sum(fresh) + hidden,
-            slots.weight_bytes("disk") + old[1] + on_disk,
+            slots.weight_bytes("nvme") + old[1] + on_disk,
             fresh[1] + on_disk,
         )

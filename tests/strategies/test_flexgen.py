@@ -80,22 +80,22 @@ def tpot(**keys: Any) -> float:
 def test_the_middle_of_each_tensor_decides_its_home() -> None:
     """Of 20 %, attention puts its last matrix, a quarter, on the GPU, and the MLP only vectors."""
     attention, mlp = plan(batch=3, gpu_batches=3, **PUBLISHED).slots.layer
-    homes = {one.name: one.home for one in (*attention.tensors, *mlp.tensors) if len(one.shape) > 1}
+    homes = {one.name: one.home.tier for one in (*attention.tensors, *mlp.tensors) if len(one.shape) > 1}
     assert homes == {
-        "q_proj.weight": "cpu",
-        "k_proj.weight": "cpu",
-        "v_proj.weight": "cpu",
-        "out_proj.weight": "gpu",
-        "fc1.weight": "cpu",
-        "fc2.weight": "cpu",
+        "q_proj.weight": "dram",
+        "k_proj.weight": "dram",
+        "v_proj.weight": "dram",
+        "out_proj.weight": "hbm",
+        "fc1.weight": "dram",
+        "fc2.weight": "dram",
     }
     assert attention.loaded_bytes == 3 * SQUARE + 3 * 2 * HIDDEN, "three matrices and their biases"
 
 
 def test_the_disk_comes_first_then_host_memory_then_the_gpu() -> None:
     (attention, _) = plan(weights_gpu_percent=25, weights_cpu_percent=25, disk="nvme").slots.layer
-    matrices = [one.home for one in attention.tensors if len(one.shape) > 1]
-    assert matrices == ["disk", "disk", "cpu", "gpu"]
+    matrices = [one.home.tier for one in attention.tensors if len(one.shape) > 1]
+    assert matrices == ["nvme", "nvme", "dram", "hbm"]
 
 
 def test_the_embedding_is_kept_twice() -> None:
@@ -247,7 +247,7 @@ def test_compressed_states_and_files() -> None:
     assert terms["dram", "key-value cache"].size == 16 * 515 * 2 * HIDDEN * LAYERS * 0.5625
     assert not terms["dram", "key-value cache"].pinned
     assert (
-        terms["nvme", "weights"].size == found.slots.weight_bytes("disk") < 0.6 * found.model.num_parameters
+        terms["nvme", "weights"].size == found.slots.weight_bytes("nvme") < 0.6 * found.model.num_parameters
     )
     assert terms["hbm", "weights written in full"].size == 8 * SQUARE, "the MLP"
 

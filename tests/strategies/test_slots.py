@@ -112,7 +112,7 @@ def test_what_repeats_is_equal_and_no_byte_is_lost(
         tokens = (0 if new == 64 or found.options.cpu_attention else 65, new)
         states = 2 * (sum(count for _, count in found.slots.kinds) - 1) * 12 * new * 2048 * 2
         assert moved == [
-            found.slots.weight_bytes("cpu") + found.slots.weight_bytes("disk"),
+            sum(map(found.slots.weight_bytes, ("dram", found.options.disk))),
             sum(found.cache_bytes(home, number) for home in (1, 2) for number in tokens),
             states if found.options.activations != "gpu" else 0,
         ]

@@ -300,9 +300,9 @@ class SlotWeights(_MovedStates):
         slot, pinned = _of(call).weights, list[int]()
         stream = self._on("load weights")
         for tensor in slot.loaded if slot is not None else ():
-            if tensor.home == "cpu" and tensor.pinned:
+            if tensor.home.pinned:
                 pinned += tensor.sizes
-            elif tensor.home == "cpu":
+            elif not tensor.home.mapped:
                 for size in tensor.sizes:
                     self._to_gpu(stream, size, out, label="weights")
             else:
