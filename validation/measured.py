@@ -2,8 +2,8 @@
 
 The runs in ``measured/fit/<machine>/`` were available while costs of the host thread and efficiencies were
 determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine contains ``runs*.json``
-(``calibrate deepspeed`` or ``simoffload.calibration.fsdp``) and the profile that ``calibrate micro`` made on
-the same machine, unless its folder in the other set has it.
+(from ``calibrate deepspeed``, or of FSDP: docs/measurements/fsdp.md) and the profile that ``calibrate micro``
+made on the same machine, unless its folder in the other set has it.
 """
 
 from __future__ import annotations

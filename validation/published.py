@@ -17,7 +17,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from validation.references import PublishedRow, Reference, Value, load_references
 

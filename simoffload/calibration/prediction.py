@@ -19,7 +19,7 @@ from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan

@@ -1,6 +1,6 @@
 """Recorded runs: their files are read, and their decode steps are compared with a simulated timeline.
 
-``calibrate deepspeed`` and ``simoffload.calibration.fsdp`` write the files.
+``calibrate deepspeed`` writes the files, but for those of FSDP (docs/measurements/fsdp.md).
 """
 
 from __future__ import annotations

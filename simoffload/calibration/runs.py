@@ -249,9 +249,6 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
             strategy.setdefault("kind", "zero_inference")
     checked = validate(document, RunRequest, at=at)
     shape = checked.model.shape(root=document.root)
-    if shape.num_encoder_layers:
-        text = f"{shape.family} has an encoder; only models that are a decoder alone can be measured"
-        raise InputError([document.problem((*at, "model"), text)])
     if shape.family not in FAMILIES:
         text = "transformers has no class for a draft; only models of a known family can be measured"
         raise InputError([document.problem((*at, "model"), text)])
@@ -295,7 +292,7 @@ def _check_cache(
         raise InputError([document.problem((*place, "tier"), text)])
     try:
         check_native(cache, TRANSFORMERS, shape)
-        cache.plain.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape)
+        cache.plain.model_copy(update={"tier": kind}).check(TRANSFORMERS, shape, what_if=False)
     except InputError as error:
         keys = ((*place, *one.key.split(".")[2:]) for one in error.problems)
         found = zip(keys, error.problems, strict=True)

@@ -150,8 +150,6 @@ def _per_token(model: ModelShape) -> str:
     """Return what one token passes through and what the cache keeps of it."""
     active = f"{model.active_parameters:,} parameters active per token"
     cache = f"{model.kv_cache_bytes(batch=1, tokens=1):,} bytes of cache per token"
-    if model.num_encoder_layers:
-        cache += f" of the prompt or the result ({model.num_encoder_layers} layers of the encoder keep none)"
     if model.num_sliding_layers:
         cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
     if model.state_bytes:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import wraps
+from threading import local
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -38,6 +42,33 @@ _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
 
 
 _Slots = Annotated[int, Field(strict=True, ge=0, le=1000)]
+
+T = TypeVar("T")
+_REMEMBERED = 64
+"""Number of hosts whose numbers are kept."""
+
+
+class _Known(local):
+    """Numbers of a thread, by the identity of hosts, which are immutable and slow to hash."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[int, tuple[Host, object]] = OrderedDict()
+
+
+def remembered(of_host: Callable[[Host], T]) -> Callable[[Host], T]:
+    """Return a function that keeps its answers for the last hosts."""
+    known = _Known()
+
+    @wraps(of_host)
+    def found(host: Host) -> T:
+        answers = known.found
+        if id(host) not in answers:
+            answers[id(host)] = host, of_host(host)
+            if len(answers) > _REMEMBERED:
+                answers.popitem(last=False)
+        return answers[id(host)][1]  # type: ignore[return-value]  # of this function only
+
+    return found
 
 
 class CpuOptimizer(Frozen):
@@ -183,6 +214,7 @@ class Host(Profile):
         return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
 
     @property
+    @remembered
     def fsdp_costs(self) -> FsdpCosts:
         """The host's own costs under FSDP, or those of the reference host scaled to it."""
         if self.fsdp is not None:
@@ -197,6 +229,7 @@ class Host(Profile):
         )
 
     @property
+    @remembered
     def eager_costs(self) -> EagerCosts:
         """The host's own costs without DeepSpeed, or estimates from its time of a PyTorch operation."""
         if self.eager is not None:
@@ -204,6 +237,7 @@ class Host(Profile):
         return estimated_eager_costs(self._elsewhere.eager, operation_s=self.deepspeed.operation.value)
 
     @property
+    @remembered
     def compiled_costs(self) -> CompiledCosts:
         """The host's own costs in a serving engine, or estimates from its time of a PyTorch operation."""
         if self.compiled is not None:

@@ -38,10 +38,6 @@ def grouped(layers: Sequence[Layer]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup((layer,), len(list(run))) for layer, run in groupby(layers))
 
 
-_LISTS = {"transformer": "h", "encoder": "block", "decoder": "block"}
-"""Names of lists of layers that are not called "layers", by the module that has them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The properties of a model that the simulation needs.
@@ -77,9 +73,6 @@ class ModelShape:
     latent_width: int | None = None
     """Elements that latent attention (MLA) caches for each token and layer, from which every pass computes
     keys and values; None where keys and values themselves are cached."""
-    num_encoder_layers: int = 0
-    """Number of layers, the first ones, that process the prompt once and cache nothing. Those after them, the
-    decoder's, cache keys and values of the prompt for cross-attention and of the result for their own."""
     latent_rank: int | None = None
     """Part of ``latent_width`` from which values, and keys without positions, are computed; the rest are the
     rotated elements of keys, which all heads share."""
@@ -117,24 +110,17 @@ class ModelShape:
         return sum(len(group.layers) * group.repeat for group in self.groups)
 
     @property
-    def layer_lists(self) -> dict[str, int]:
-        """The names of the lists of layers, each next to its embedding, with their lengths."""
-        encoder = self.num_encoder_layers
-        parts = [(self.modules_before, encoder or self.num_hidden_layers)]
-        if encoder:  # the decoder's embedding is called after the encoder
-            parts.append((self.modules_after, self.num_hidden_layers - encoder))
-        found = {}
-        for modules, length in parts:
-            *_, owner = (one.name for one in modules if one.kind == "embedding")
-            parent = owner.rpartition(".")[0]
-            found[f"{parent}.{_LISTS.get(parent, 'layers')}"] = length
-        return found
+    def layer_list(self) -> str:
+        """The name of the list of layers, next to the embedding: "h" in a ``transformer``, else "layers"."""
+        *_, owner = (one.name for one in self.modules_before if one.kind == "embedding")
+        parent = owner.rpartition(".")[0]
+        return f"{parent}.{'h' if parent == 'transformer' else 'layers'}"
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         """The full name of every layer."""
-        lists = self.layer_lists.items()
-        return tuple(f"{name}.{index}" for name, length in lists for index in range(length))
+        name = self.layer_list
+        return tuple(f"{name}.{index}" for index in range(self.num_hidden_layers))
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -225,15 +211,13 @@ class ModelShape:
 
     def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True, block: int = 1) -> int:
         """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
-        layers but those of an encoder; positions are those of the prompt and of the result.
+        layers.
 
         A sliding layer keeps those of its window, or without ``windows`` all of them. Every sequence has
         whole blocks of ``block`` positions; a window that begins within a block touches one more.
         """
-        decoder = self.layers[self.num_encoder_layers :] if self.num_encoder_layers else ()
-        counted = [(layer, 1) for layer in decoder] if decoder else self.kinds
         positions = 0
-        for layer, count in counted:
+        for layer, count in self.kinds:
             window = window_of(layer)
             if window == 0:
                 continue

@@ -173,10 +173,9 @@ class Confidence:
         host = next((term for term in self.terms() if term.part == TimeInput.HOST), None)
         if host is None or host.spread.measured or host.share <= _DECIDES:
             return ""
-        _, strategy = _strategy(self.result)
         return (
             f"{host.share * 100:.0f} % of this time is the host thread's, whose speed was not measured on "
-            f"this machine (±{host.spread.value * 100:.0f} %); {strategy.calibration} measures it"
+            f"this machine (±{host.spread.value * 100:.0f} %); simoffload calibrate micro measures it"
         )
 
     @property

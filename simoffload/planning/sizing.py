@@ -13,7 +13,7 @@ from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
 from simoffload.strategies import Placement
-from simoffload.strategies.training.memory.states import white_paper_rule
+from simoffload.strategies.training.memory import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000

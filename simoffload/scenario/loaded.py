@@ -141,20 +141,11 @@ class LoadedScenario:
         return saving
 
     def check_passes(self) -> None:
-        """Raise InputError for a model with an encoder, whose passes are not modelled, and for the training
-        of one with linear attention."""
+        """Raise InputError for the training of a model with linear attention, which is not modelled."""
         if self.model.state_bytes and self.scenario.workload.kind == "training":
             text = (
                 f"{self.model.name} has linear attention, of whose training neither time nor memory is "
                 "modelled; inference is, with a lower bound of the time"
-            )
-            raise InputError([self.document.problem(("model",), text)])
-        if self.model.num_encoder_layers:
-            text = (
-                f"{self.model.family} has an encoder, which only the prompt passes through; times and "
-                "training of such models are not modelled. `simoffload models show` prints sizes, "
-                "`simoffload fit` the memory of inference; to simulate, use a model without encoder, such as "
-                "mixtral-8x7b"
             )
             raise InputError([self.document.problem(("model",), text)])
 

@@ -221,7 +221,7 @@ def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]
     return tuple(
         Block(
             distinct[numbers[start]][0],
-            tuple(op for number in numbers[start : start + period] for op in distinct[number][1]),
+            tuple([op for number in numbers[start : start + period] for op in distinct[number][1]]),
             repeat,
         )
         for start, period, repeat in groups

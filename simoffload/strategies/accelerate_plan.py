@@ -233,8 +233,7 @@ class AcceleratePlan(InferencePlan):
     def _on_gpu(self, gpu: int, here: set[int]) -> tuple[MemoryTerm, ...]:
         """Return the memory of one GPU: the cache of the layers ``here``, and all activations."""
         layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
-        encoder = sum(number < self.model.num_encoder_layers for number in here - {-1})
-        part = replace(self.model, groups=layers, num_encoder_layers=encoder)
+        part = replace(self.model, groups=layers)
         cache = self.cache_memory(part, copies=1)
         everywhere = [one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm"]
         on_gpu = (one for one in cache if one.tier == "hbm")
@@ -279,10 +278,16 @@ class AcceleratePlan(InferencePlan):
         hooked = self.hooked and (without or bool(module.parameters))
         return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
 
+    @cached_property
+    def _new_memory(self) -> dict[Hashable, tuple[float, float]]:
+        """Times [s] of new memory for the results of modules."""
+        return {}
+
     def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hooks that bring tensors and hidden states to the GPUs of the modules."""
         align = AlignDevices(
             self.new_tensors,
+            known=self._new_memory,
             pinned=self.options.pin_memory,
             initialized=self.options.initialized,
             folder=self.options.folder,

@@ -212,8 +212,6 @@ class Strategy(Frozen, ABC):
     """Group of the real runs with which its predictions were compared; "" for none."""
     unseen: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Values of settings with which no run of that group was made; None: without this key."""
-    calibration: ClassVar[str] = "simoffload calibrate micro"
-    """Command that measures the host thread's costs under it."""
     method: ClassVar[str] = ""
     """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
     cached: ClassVar[tuple[str, str]] = ("hbm", "")

@@ -27,8 +27,7 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.new_memory import KEPT_BY_MALLOC
+from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding
 from simoffload.workload import Inference
 
 ONE_QUERY = 0.31

@@ -207,16 +207,16 @@ class ModuleTree:
 
     def shortened(self, homes: Mapping[str, Home]) -> Mapping[str, Home]:
         """Return an equal map, in which all layers are one entry if they have one home."""
-        inside = {name: home for name, home in homes.items() if self._list_of(name)}
+        inside = {name: home for name, home in homes.items() if self._in_layers(name)}
         if len(set(homes.values())) == 1:
             return {"": next(iter(homes.values()))}
         if len(set(inside.values())) != 1:
             return dict(homes)
-        return {self._list_of(name) or name: home for name, home in homes.items()}
+        return {self.model.layer_list if name in inside else name: home for name, home in homes.items()}
 
-    def _list_of(self, name: str) -> str | None:
-        """Return the list of layers that a module is in; None outside of the layers."""
-        return next((one for one in self.model.layer_lists if name.startswith(f"{one}.")), None)
+    def _in_layers(self, name: str) -> bool:
+        """Return whether a module is a layer or in one."""
+        return name.startswith(f"{self.model.layer_list}.")
 
     def checked(self, homes: Mapping[str, Home], *, gpus: int) -> Mapping[str, Home]:
         """Return a given map itself.
@@ -227,9 +227,8 @@ class ModuleTree:
         names = {"", *(name for call in self.calls for name in parents(call.name))}
         for name, home in homes.items():
             if name not in names:
-                outer = ", ".join(one.name for one in self.units if self._list_of(one.name) is None)
-                lists = self.model.layer_lists.items()
-                has = f"{outer}, and {', '.join(f'{one}.0 to .{length - 1}' for one, length in lists)}"
+                outer = ", ".join(one.name for one in self.units if not self._in_layers(one.name))
+                has = f"{outer}, and {self.model.layer_list}.0 to .{self.model.num_hidden_layers - 1}"
                 raise InputError.at(KEY, f"the model has no module {quoted(name)}; it has {has}")
             if isinstance(home, int) and home >= gpus:
                 text = f"{quoted(name)} is on GPU {home}, but num_gpus is {gpus}; raise it to {home + 1}"

@@ -145,7 +145,6 @@ def _stage(model: ModelShape, number: int, stages: int) -> ModelShape:
     return replace(
         model,
         groups=grouped(model.layers[number * count : (number + 1) * count]),
-        num_encoder_layers=min(count, max(0, model.num_encoder_layers - number * count)),
         modules_before=model.modules_before if number == 0 else (),
         modules_after=after,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
@@ -45,8 +46,16 @@ class HookedStrategy(CachingStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> HookedPlan:
         """Apply the strategy. Raises InputError for what the program refuses."""
-        cache = self.cache_of(model, workload, machine)
-        return HookedPlan(model, workload, machine, self, self.homes(model, machine), cache)
+        homes, cache = self.homes(model, machine), self.cache_of(model, workload, machine)
+        for home in homes.all:
+            tier = machine.tiers.get(home.tier)
+            if tier is None:
+                text = f'"{home.tier}" is no tier of {machine.platform} (has: {", ".join(machine.tiers)})'
+                raise InputError.at("strategy.kind", f"{self.kind} keeps weights there, and {text}")
+            if home.in_place and tier.kind != "dram":
+                text = f"{self.kind} reads weights on {home.tier} in place, but kernels read host memory only"
+                raise InputError.at("strategy.kind", text)
+        return HookedPlan(model, workload, machine, self, homes, cache)
 
     def places(self, machine: Machine) -> Placement:
         """Return the tier that the first of its keys of tiers names; without such keys, host memory."""

@@ -288,8 +288,9 @@ class KvCache(Frozen):
         plain.check(engine, model, more="" if self.streamed else _WHAT_IF)
         return plain
 
-    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "") -> None:
-        """Raise InputError for a format, an implementation or a model that the program does not have.
+    def check(self, engine: CacheEngine, model: ModelShape, *, more: str = "", what_if: bool = True) -> None:
+        """Raise InputError for a format, an implementation or a model that the program does not have; of
+        those that only a simulation has, unless ``what_if``.
 
         ``more``: what else is possible with a format that a streamed cache has.
         """
@@ -297,7 +298,7 @@ class KvCache(Frozen):
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise refused("format", self.format, engine.formats, why, more=more)
-        what_if = self.attends_on_cpu and "dynamic" in engine.implementations
+        what_if = what_if and self.attends_on_cpu and "dynamic" in engine.implementations
         if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
@@ -307,11 +308,6 @@ class KvCache(Frozen):
             key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))
             text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
             raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
-        if model.num_encoder_layers:
-            text = (
-                f"{model.family} has an encoder, whose caches are simulated in HBM only; remove the section"
-            )
-            raise InputError.at("strategy.kv_cache", text)
         if model.state_bytes and self != DEFAULT:
             text = f"{model.family} has linear attention, whose states are simulated in HBM only"
             raise InputError.at("strategy.kv_cache", f"{text}; remove the section")

@@ -28,20 +28,18 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
     return host.fsdp_costs.adamw_rate(share * cpu.cores.value, traffic=traffic, new=new, share=memory)
 
 
-def mapped_read(
-    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = ""
-) -> tuple[int, int]:
+def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "") -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
     memory that is in use, by loops that move ``traffic`` [B].
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """
-    host = out.machine.host
+    host, resources = out.machine.host, out.machine.resources
     path, _ = out.way((tier, False, False), partial(out.machine.storage_read, tier))
     block = out.read_ahead(tier, path)
     ahead = min(_FAULTING, host.cpu_optimizer.cores.value) * block
     # A drive that is faster than its slot hides no less of the copying.
-    limits = [int(out.capacity(out.machine.resources[link]) / each) for link, each in path.hops]
+    limits = [out.capacity(resources[link]) * each.denominator // each.numerator for link, each in path.hops]
     limits.append(loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
         limits.append(host.mapped_read.value)

@@ -17,6 +17,9 @@ from simoffload.models import SINGLE, Layer, ModelShape, Module
 from simoffload.results import MemoryTerm
 from simoffload.workload import Inference, Training
 
+KEPT_BY_MALLOC = 32 * 2**20
+"""[B] Largest block of freed memory that malloc keeps and uses again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX
+on 64 bits; pages of larger ones are mapped and cleared anew (``new_memory`` of a host)."""
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
 _CHUNK = 16 << 10

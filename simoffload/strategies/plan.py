@@ -229,7 +229,7 @@ class InferencePlan(Plan):
         """Whether the cache is in pages, as in vLLM."""
         return False
 
-    @property
+    @cached_property
     def cache_form(self) -> CacheForm:
         """What attention pays for the way in which keys and values are kept."""
         paged = self.paged_cache

@@ -118,14 +118,15 @@ class StreamWriter:
         size: int,
         *,
         block: int,
-        in_flight: int,
+        in_flight: int | None,
         written: bool = False,
         gds: bool = False,
         most: int | None = None,
         cache: str = "",
     ) -> tuple[int, int]:
         """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier, in requests of
-        ``block`` [B] of which ``in_flight`` [B] are under way at a time; at most at ``most`` [B/s].
+        ``block`` [B] of which ``in_flight`` [B] are under way at a time, by default as many as the device can
+        use; at most at ``most`` [B/s].
 
         The rate on storage is that measured for a transfer of this size, at most what Little's law leaves:
         the bytes in flight over the latency of a request. ``gds``: directly to, or from, the GPU's memory.
@@ -136,7 +137,7 @@ class StreamWriter:
             reach = self.machine.storage_write if written else self.machine.storage_read
             path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds))
             rate = path.curve.rate(size)
-            if self.machine.tiers[tier].is_storage:
+            if in_flight is not None and self.machine.tiers[tier].is_storage:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)
             cause = Cause("write" if written else "read", tier).of_cache(cache)
             route = self.builder.route(cause=cause, hops=hops, cap=rate if most is None else min(rate, most))
@@ -188,7 +189,7 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple(self.after(stream, ordinal) for stream, ordinal in self._awaited)
+            after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
             fixed, self._pending = self._pending, 0
             self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path, Sourced
 from simoffload.models import (
@@ -55,6 +56,15 @@ aten/src/ATen/native/GroupedMMUtils.h): 16.1 and 3.5 us, where an addition takes
 docs/measurements/hugging-face.md)."""
 
 
+class OfTokens(NamedTuple):
+    """OfTokens are times of modules that are equal in all passes with as many tokens of as many sequences."""
+
+    compute: dict[Module, int]
+    """GPU times [ps]."""
+    launch_s: dict[Module, float]
+    """Times of the host thread [s]."""
+
+
 class Timing:
     """Timing gives the durations of one model's modules on one machine, for a given pass.
 
@@ -76,13 +86,16 @@ class Timing:
         launch_factor: float = 1.0,
         cache: CacheForm = GROWING,
         known: Mapping[Module, int] | None = None,
+        shared: OfTokens | None = None,
     ) -> None:
-        """``known``: GPU times of modules [ps] that are given, not found."""
+        """``known``: GPU times of modules [ps] that are given, not found; ``shared``: those of passes with as
+        many tokens."""
         self.machine = machine
         self._cache = cache
         self._model, self._batch, self._zero3 = model, batch, zero3
         self._launch_factor = launch_factor
         self._seen = dict(known or {})
+        self._same = OfTokens(self._seen, {}) if shared is None else shared
 
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``."""
@@ -91,14 +104,25 @@ class Timing:
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline plus the latency of its
         kernels."""
-        known = self._seen.get(module)
-        if known is not None:
-            return known
+        found = self._same.compute.get(module)
+        if found is None:
+            found = self._seen.get(module)
+        if found is not None:
+            return found
         seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
         if self._replaced(self._quantized(module)) and not module.flat:
             seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
-        self._seen[module] = picoseconds(seconds)
-        return self._seen[module]
+        found = picoseconds(seconds)
+        (self._seen if depends_on_context(module) else self._same.compute)[module] = found
+        return found
+
+    def backward(self, module: Module, /) -> int:
+        """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
+        raise NotImplementedError(module.name)
+
+    def operations(self, module: Module) -> int:
+        """Count the PyTorch operations of one call of ``module``, including the call itself."""
+        return 1 + operations(self._model, module)
 
     def _tokens(self, module: Module, /) -> int:
         """Return the number of tokens that ``module`` processes."""
@@ -218,6 +242,14 @@ class Timing:
 
     def launch_s(self, module: Module) -> float:
         """Return the host time for calling ``module`` and launching its kernels [s]."""
+        found = self._same.launch_s.get(module)
+        if found is None:
+            found = self._launch_s(module)
+            if not depends_on_context(module):
+                self._same.launch_s[module] = found
+        return found
+
+    def _launch_s(self, module: Module) -> float:
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
         weights = self._quantized(module)
@@ -272,6 +304,17 @@ def operations(model: ModelShape, module: Module) -> int:
     return count + own.eager if eager else count
 
 
+def depends_on_context(module: Module) -> bool:
+    """Return whether the time of a module depends on the earlier tokens of the sequences."""
+    return module.kind == "attention" or module.cached
+
+
+def of_tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of sequences and of their new tokens, which decide all times but those that depend
+    on the context."""
+    return tuple([(one.number, one.new_tokens) for one in batch])
+
+
 class PassTimings:
     """PassTimings are the durations of a model's modules on one machine for any pass.
 
@@ -292,10 +335,9 @@ class PassTimings:
         same = host.deepspeed.operation.value
         self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
         self._modules = tuple(modules)
-        self._by_context = [
-            index for index, one in enumerate(modules) if one.kind == "attention" or one.cached
-        ]
+        self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+        self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
@@ -306,12 +348,13 @@ class PassTimings:
             zero3=self._zero3,
             launch_factor=self._launch_factor,
             cache=self._cache,
+            shared=self._shared.setdefault(of_tokens(batch), OfTokens({}, {})),
         )
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
         timing = self.timing(batch)
-        tokens = tuple((one.number, one.new_tokens) for one in batch)
+        tokens = of_tokens(batch)
         known = self._known.get(tokens)
         if known is None:
             known = self._known[tokens] = tuple(map(timing.compute, self._modules))
@@ -355,7 +398,3 @@ class TrainingTiming(Timing):
 
     def _tokens(self, _module: Module, /) -> int:
         return self._sequences * self._length
-
-    def operations(self, module: Module) -> int:
-        """Count the PyTorch operations of one call of ``module``, including the call itself."""
-        return 1 + operations(self._model, module)

@@ -15,6 +15,10 @@ from typing import Literal, NamedTuple
 
 from simoffload.models import Layer, ModelShape, Module, loss_module
 from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
+from simoffload.strategies.passes.pass_writer import Call, Part
+
+KERNELS: dict[str, Literal["forward", "backward"]] = {"launch": "forward", "back": "backward"}
+"""Kernels that are launched at an event, by its kind; none at others."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -144,6 +148,27 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     if events:
         events[0] = events[0]._replace(segment="head backward")
     return Trace(tuple(forward), tuple(begins), tuple(backward + events), tuple(begins_back))
+
+
+def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool) -> tuple[Part, ...]:
+    """Return the parts of a pass of training, which have a call for each event; equal layers have the same
+    calls, with the number of the layer in the order of the pass."""
+    layers: dict[int, tuple[Call, ...]] = {}
+    parts = []
+    for visit, events in trace.pieces(backward=backward):
+        if 0 <= visit < trace.layers:
+            known = id(model.layers[trace.layers - 1 - visit if backward else visit])
+            if known not in layers:
+                layers[known] = tuple(map(_call, events))
+            parts.append(Part(events[0].segment, layers[known], visit))
+        elif events:
+            parts.append(Part(events[0].segment, tuple(map(_call, events))))
+    return tuple(parts)
+
+
+def _call(event: Event) -> Call:
+    module = event.instance.kernels if event.kind == "launch" else event.instance.module
+    return Call(module, facts=event.kind, kernels=KERNELS.get(event.kind, "none"))
 
 
 def _instances(model: ModelShape, modules: Layer, layer: int) -> list[Instance]:

@@ -9,8 +9,7 @@ It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
 
 * ``sizes``: for every name in ``sizes.yaml``, built on the meta device at full depth: the total (tied
   weights once), and the tensors outside the layers and in each of them; where layers differ, ``runs`` lists
-  the tensors of each run of equal layers with its length, or those of one period where kinds alternate, or
-  ``kinds`` and ``order`` those of every kind and the kind of every layer.
+  the tensors of each run of equal layers with its length, or those of one period where kinds alternate.
 * ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only);
   ``within``: the same as ``text_config`` of a model that takes more than text.
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
@@ -31,7 +30,7 @@ import torch
 import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 HERE = Path(__file__).parent
 SIZES = HERE.parents[1] / "simoffload" / "models" / "sizes.yaml"
@@ -43,7 +42,7 @@ WRITTEN = (
     *("phi-3-mini", "phi-4-mini", "pythia-70m", "gpt-neox-20b", "falcon-7b", "falcon-40b"),
     *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
-    *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2", "switch-base-8"),
+    *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
@@ -173,14 +172,7 @@ TINY |= {
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""
 PROMPT = 5
-SEQUENCE_TO_SEQUENCE = ("switch_transformers",)
-"""Families with an encoder and a decoder, of which the order of hooks differs between passes."""
-GATED_EXPERTS = ("switch-xxl-128",)
-"""Sizes of which transformers' class lacks a part."""
-LAYER = re.compile(r"^.*?\.(?:h|layers|(?P<block>block))\.(\d+)(?:\.|$)")
-EXPERT = re.compile(r"\.experts\.expert_\d+")
-DECODER = 1000
-"""Number of a decoder's first layer, above those of an encoder."""
+LAYER = re.compile(r"^.*?\.(?:h|layers)\.(\d+)(?:\.|$)")
 
 
 def place(name: str, class_name: str) -> tuple[int | None, str]:
@@ -188,8 +180,7 @@ def place(name: str, class_name: str) -> tuple[int | None, str]:
     match = LAYER.match(name)
     if match is None:
         return None, name or class_name
-    above = DECODER if match["block"] and name.startswith("decoder.") else 0
-    return above + int(match[2]), name[match.end() :] or class_name
+    return int(match[1]), name[match.end() :] or class_name
 
 
 def own_tensors(module: torch.nn.Module, name: str) -> dict[str, int]:
@@ -198,32 +189,21 @@ def own_tensors(module: torch.nn.Module, name: str) -> dict[str, int]:
     }
 
 
-def add(tensors: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add tensors; those of experts that are modules of their own are one tensor for all."""
-    for name, numel in more.items():
-        joined = EXPERT.sub(".experts", name)
-        tensors[joined] = tensors.get(joined, 0) + numel if joined != name else numel
-
-
 def size_entry(model: torch.nn.Module) -> dict[str, object]:
     outside: dict[str, int] = {}
     layers: dict[int, dict[str, int]] = {}
     for full_name, module in model.named_modules():
         layer, name = place(full_name, type(module).__name__)
         tensors = outside if layer is None else layers.setdefault(layer, {})
-        add(tensors, own_tensors(module, name))
+        tensors.update(own_tensors(module, name))
     total = sum(parameter.numel() for parameter in model.parameters())  # a shared tensor comes once
     runs = [(tensors, len(list(run))) for tensors, run in groupby(layers[index] for index in sorted(layers))]
     if len(runs) == 1:
         return {"total": total, "outside": outside, "layer": layers[0]}
-    if len(runs) > 2:  # kinds in turn, or in any order
+    if len(runs) > 2:  # kinds in turn
         every = [layers[index] for index in sorted(layers)]
         count = len(every)
-        period = next(p for p in range(1, count + 1) if all(every[i] == every[i % p] for i in range(count)))
-        if period == count:
-            kinds = [one for at, one in enumerate(every) if one not in every[:at]]
-            order = [kinds.index(one) for one in every]
-            return {"total": total, "outside": outside, "kinds": kinds, "order": order}
+        period = next(p for p in range(1, count) if all(every[i] == every[i % p] for i in range(count)))
         runs = [(one, 1) for one in every[:period]]
     return {"total": total, "outside": outside, "runs": runs}
 
@@ -266,11 +246,9 @@ def configured(family: str, config: Mapping[str, object]) -> PretrainedConfig:
 
 def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn.Module:
     hf_config = configured(family, config)
-    if family not in SEQUENCE_TO_SEQUENCE:
-        hf_config.pad_token_id = None  # tiny vocabularies do not have it
+    hf_config.pad_token_id = None  # tiny vocabularies do not have it
     with torch.device(device):
-        auto = AutoModelForSeq2SeqLM if family in SEQUENCE_TO_SEQUENCE else AutoModelForCausalLM
-        model = auto.from_config(hf_config, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     model.tie_weights()
     return model.eval()
 
@@ -279,7 +257,7 @@ def main() -> None:
     sizes = {
         name: size
         for name, size in yaml.safe_load(SIZES.read_text(encoding="utf-8")).items()
-        if (MAJOR != "4" or size["family"] in BEFORE_5) and name not in GATED_EXPERTS
+        if MAJOR != "4" or size["family"] in BEFORE_5
     }
     oracle: dict[str, Any] = {
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

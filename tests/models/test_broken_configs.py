@@ -121,8 +121,7 @@ def test_quantized_checkpoints_of_every_family(family: str, name: str, tmp_path:
     plain = read(config, tmp_path)
     assert found.quantization == name
     assert found.num_parameters == plain.num_parameters
-    separate = family == "switch_transformers"  # linear layers, which one module stands for
-    fused = not separate and any(module.parallel == "experts" for module in found.distinct_modules)
+    fused = any(module.parallel == "experts" for module in found.distinct_modules)
     if not fused and name == "mxfp4":  # of the experts only
         assert found.weight_bytes == plain.weight_bytes
     elif fused and name in ("int8", "nf4-dq"):  # bitsandbytes leaves experts in one tensor as they are

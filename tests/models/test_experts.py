@@ -27,11 +27,6 @@ PUBLISHED = {
     "llama-4-maverick": (400.71, 17.18, 196_608),
     "glm-4.5": (352.8, 33.6, 376_832),
     "glm-4.5-air": (106.85, 13.4, 188_416),
-    # arXiv 2101.03961, table 9; the dense part of Switch-Base and Large is that of T5 (arXiv 1910.10683).
-    "switch-base-128": (7.415, 0.223, 36_864),
-    "switch-large-128": (26.31, 0.74, 98_304),
-    "switch-xxl-128": (395.0, 11.4, 393_216),
-    "switch-c-2048": (1571.0, 1.93, 122_880),
 }
 CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("oracle-5.json").read_text())[
     "configs"

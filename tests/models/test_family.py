@@ -145,7 +145,7 @@ VERIFIED = dict.fromkeys(("rank_symmetry", "steady_state", "decode_extrapolation
 
 
 @pytest.mark.parametrize("scenario", [INFERENCE, TRAINING], ids=["inference", "training"])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "switch_transformers"])
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_family_runs_with_and_without_shortcuts(
     family: str, scenario: dict[str, Any], tmp_path: Path
 ) -> None:

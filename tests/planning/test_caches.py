@@ -205,14 +205,6 @@ def test_other_work_has_no_cache(name: str) -> None:
     assert cache_limits(name) == ()
 
 
-def test_without_a_choice_there_is_no_table(folder: Path) -> None:
-    """Caches of models with an encoder stay in HBM."""
-    work = "workload.prompt_length=64"
-    found = scenario(folder, "kind: resident", work, "model=switch-base-8", "workload.output_length=8")
-    assert cache_limits(found) == ()
-    assert fit(found).caches == ()
-
-
 def test_fit_tells_it_in_a_table_and_a_run_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", FLEXGEN, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -96,15 +96,6 @@ def test_a_host_bound_step_is_as_uncertain_as_the_host(simulated: InferenceResul
     )
 
 
-def test_the_advice_names_the_command_that_measures_the_host_under_fsdp(simulated: InferenceResult) -> None:
-    assert simulated.prefill
-    whole = a_pass(simulated.prefill, host_thread=100)
-    result = generated(simulated, whole, whole, 7)
-    fsdp = replace(result.provenance, scenario={"strategy": {"kind": "fsdp"}})
-    caution = confidence(replace(result, provenance=fsdp)).caution
-    assert caution.endswith("(±20 %); python -m simoffload.calibration.fsdp measures it")
-
-
 @pytest.mark.parametrize(("origin", "measured"), [("measured", True), ("estimate", False)])
 def test_a_measured_factor_is_the_speed_of_estimated_costs(
     origin: str, measured: bool, repository: Path

@@ -57,7 +57,7 @@ SHAPES = {
     "minimax_m2": Shape("minimax-m2", 62, 2 * 8 * 128),
     "qwen3_next": Shape("qwen3-next-80b-a3b", 12, 2 * 2 * 256, state=36 * (32 * 128**2 * 4 + 8192 * 4 * 2)),
 }
-"""Models by family; Switch Transformers is in ``tests/models/test_switch_transformers.py``."""
+"""Models by family."""
 WITHOUT_STATE = [family for family, shape in SHAPES.items() if not shape.state]
 
 
@@ -76,7 +76,7 @@ def positions(shape: Shape, *, full: int, sliding: int) -> int:
 
 
 def test_every_family_has_a_closed_form() -> None:
-    assert set(SHAPES) == set(FAMILIES) - {"switch_transformers"}
+    assert set(SHAPES) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -279,8 +279,6 @@ def test_the_command_is_that_of_the_example() -> None:
             "implementation",
             "use dynamic or static, or a model such as llama-3",
         ),
-        ({"strategy": {"kind": "resident"}}, "implementation", "use dynamic or static, or leave it out"),
-        ({"strategy": {"kind": "accelerate"}}, "implementation", "use dynamic or static, or leave it out"),
         (
             {"strategy": {"kind": "vllm_cpu_offload"}, "cache": {"implementation": "cpu_attention"}},
             "implementation",

@@ -543,7 +543,6 @@ CONNECTED = {**cache("raid"), "connector": {"tier": "dram"}}
         ({"cache": {"tier": "dram", "format": "int4"}}, "tier", "implementation: streamed"),
         ({"cache": {**cache(), "pin_memory": True}}, "pin_memory", "remove it"),
         ({"cache": CONNECTED, "strategy": KINDS["vllm"]}, "implementation", "a connector stores blocks"),
-        ({"cache": cache(), "model": "switch-base-8"}, "kv_cache", "has an encoder"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -32,7 +32,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
 from simoffload.models import load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, overflow_check_traffic
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan

@@ -1,8 +1,8 @@
 """What PyTorch's FSDP and AdamW cost on the host, from steps of tiny models and from AdamW by itself.
 
-The section ``fsdp`` of a record is what ``python -m simoffload.calibration.fsdp.record`` keeps of the times
-of FSDP's functions: medians over their calls, each without what it calls. What the thread does apart from
-FSDP is in the same models' steps without it.
+The section ``fsdp`` of a record, which the records of two machines have (docs/measurements/fsdp.md), are the
+times of FSDP's functions: medians over their calls, each without what it calls. What the thread does apart
+from FSDP is in the same models' steps without it.
 """
 
 from __future__ import annotations

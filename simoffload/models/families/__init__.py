@@ -39,7 +39,6 @@ _OWN = {
     "olmo2": "Olmo2",
     "minimax_m2": "MiniMaxM2",
     "qwen3_next": "Qwen3Next",
-    "switch_transformers": "SwitchTransformers",
 }
 """The package's own families: the class of each, in the module of its name."""
 

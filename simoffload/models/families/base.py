@@ -44,7 +44,6 @@ class Derived(NamedTuple):
     softcapped: bool = False
     value_head_dim: int | None = None
     latent_width: int | None = None
-    num_encoder_layers: int = 0
     latent_rank: int | None = None
     num_experts: int = 0
     experts_per_token: int = 0

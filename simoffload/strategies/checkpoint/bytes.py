@@ -24,7 +24,7 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.models import SINGLE, ModelShape
 from simoffload.results import StateDevice
-from simoffload.strategies.new_memory import KEPT_BY_MALLOC
+from simoffload.strategies.memory import KEPT_BY_MALLOC
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload import Checkpointing, Optimizer
 

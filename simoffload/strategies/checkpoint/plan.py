@@ -17,8 +17,7 @@ from simoffload.strategies.checkpoint.bytes import (
     checkpoint_parts,
     written_bytes,
 )
-from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
-from simoffload.strategies.checkpoint.schedule_writer import RankGroup
+from simoffload.strategies.checkpoint.schedule import RankGroup, restore_phases, save_phases
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing

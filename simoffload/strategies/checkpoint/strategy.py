@@ -76,7 +76,7 @@ _OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
     "adam8bit": "adam_8bit",
     "paged_adam": "adam",
     "paged_adam8bit": "adam_8bit",
-    # On ZeRO's flat partitions Adafactor keeps one element each (strategies/training/memory/states.py).
+    # On ZeRO's flat partitions Adafactor keeps one element each (strategies/training/memory.py).
     "adafactor": "momentum",
 }
 

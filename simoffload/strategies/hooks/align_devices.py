@@ -5,7 +5,7 @@ Reference: accelerate 1.15.0, ``AlignDevicesHook`` in ``hooks.py``; ``accelerate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ from simoffload.hardware import Curve, Path
 from simoffload.models import Module, Sequences
 from simoffload.schedule import Cause
 from simoffload.strategies.mapped_files import loops_rate, mapped_read
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
+from simoffload.strategies.timing import depends_on_context, of_tokens
 
 _SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
 """[B] Tensors up to the first size are small; those up to the second share blocks of the third
@@ -72,18 +73,20 @@ class AlignDevices(Hook):
         self,
         results: Results,
         *,
+        known: dict[Hashable, tuple[float, float]] | None = None,
         pinned: bool = False,
         initialized: bool = True,
         folder: str = "",
         page_cache: bool = True,
     ) -> None:
-        """``pinned`` and ``initialized``: the weights in host memory; ``folder`` and ``page_cache``: the tier
-        of files, and whether they are in the page cache."""
+        """``known``: times of new memory that other passes have found; ``pinned`` and ``initialized``: the
+        weights in host memory; ``folder`` and ``page_cache``: the tier of files, and whether they are in the
+        page cache."""
+        self._known = {} if known is None else known
         self._results, self._pinned, self._initialized = results, pinned, initialized
         self._folder, self._page_cache = folder, page_cache
 
-    def state(self, part: Part) -> None:
-        """What is brought depends on the calls alone."""
+    state = Hook.of_modules
 
     def start(self, out: PassWriter) -> None:
         """Find what hooks and new memory cost."""
@@ -147,10 +150,21 @@ class AlignDevices(Hook):
         launches it."""
         emptied, releasing = self.carry
         if call.gpu == emptied:
-            made = self._results(call.module, out.now.batch)
-            out.spend(sum(one.seconds(*self._allocate) for one in made))
-            self.carry = emptied, releasing + sum(one.seconds(*self._release) for one in made)
+            allocating, release = self._new_memory_s(call.module, out.now)
+            out.spend(allocating)
+            self.carry = emptied, releasing + release
         return False
+
+    def _new_memory_s(self, module: Module, stage: StagePass) -> tuple[float, float]:
+        """Return the times [s] of allocating and of releasing the results of a module."""
+        key = module, None if depends_on_context(module) else of_tokens(stage.batch)
+        if key not in self._known or key[1] is None:
+            made = self._results(module, stage.batch)
+            self._known[key] = (
+                sum(one.seconds(*self._allocate) for one in made),
+                sum(one.seconds(*self._release) for one in made),
+            )
+        return self._known[key]
 
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """End the work of the host thread in a part."""
@@ -166,8 +180,7 @@ class HiddenStates(Hook):
         self.carry: int = gpu
         """Number of the GPU that has them."""
 
-    def state(self, part: Part) -> None:
-        """The calls of a part say on which GPUs they are."""
+    state = Hook.of_modules
 
     def launched(self, call: Call, out: PassWriter) -> None:
         """Copy the hidden states before the kernels of a module."""

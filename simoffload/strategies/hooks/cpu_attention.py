@@ -10,7 +10,7 @@ from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.cache_updates import CACHE_LABEL
 from simoffload.strategies.cpu_attention import MemoryWork, cpu_attention, cpu_rate, new_memory
 from simoffload.strategies.kv_cache import KvCache
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
@@ -22,8 +22,7 @@ class AttentionOnCpu(Hook):
         """``stages``: the part of the model on a GPU of each stage."""
         self.streams, self._cache, self._stages = cache.streams, cache, stages
 
-    def state(self, part: Part) -> None:
-        """Every layer does the same."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Find what each layer does."""

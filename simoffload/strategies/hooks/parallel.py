@@ -9,7 +9,7 @@ from simoffload.hardware import Path
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.fused_timing import Graphs, graphs_of
-from simoffload.strategies.passes.pass_writer import Awaited, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.pass_writer import Awaited, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import picoseconds
 
@@ -29,8 +29,7 @@ class CompiledCode(Hook):
         self._graphs: dict[int, Graphs] = {}
         self.carry: Graphs = "none"
 
-    def state(self, part: Part) -> None:
-        """Every part is launched in the same way."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Prepare a step, or launch its graph."""
@@ -66,8 +65,7 @@ class _Exchange(Hook):
     def __init__(self, plan: InferencePlan, code: CompiledCode | None) -> None:
         self._plan, self._code = plan, code
 
-    def state(self, part: Part) -> None:
-        """What is exchanged depends on the modules alone."""
+    state = Hook.of_modules
 
     def _launch(self, cause: Cause, out: PassWriter, *, within_graphs: bool) -> None:
         """Launch an exchange: in transformers' code with its wrappers, in an engine's as a kernel, unless it

@@ -168,8 +168,7 @@ class _SlotHook(Hook):
         self._plan, self._options = plan, plan.options
         self._operation = plan.machine.host.eager_costs.operation.value
 
-    def state(self, part: Part) -> None:
-        """Calls contain all on which the operations depend: the slots around them."""
+    state = Hook.of_modules
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Note the GPU batch, which is the same in each call."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
@@ -53,6 +53,8 @@ class Call(NamedTuple):
     """Number of the GPU among those of its process."""
     facts: Hashable = None
     """What hooks need to know of it beside the module, such as the sizes of its offloaded tensors."""
+    kernels: Literal["forward", "backward", "none"] = "forward"
+    """Kernels that are launched: none if the call is only an event for hooks."""
 
 
 class Part(NamedTuple):
@@ -61,7 +63,7 @@ class Part(NamedTuple):
     name: str
     calls: Sequence[Call]
     layer: int = -1
-    """Number of the layer in its stage; -1 outside of the layers."""
+    """Number of the layer in its stage, in the order of the pass; -1 outside of the layers."""
 
 
 def parts_of(model: ModelShape) -> tuple[Part, ...]:
@@ -133,6 +135,10 @@ class Hook:
         """Return all on which its operations in a part depend, beside the modules and ``carry``; by default
         the number of the layer, so that no layer repeats another one."""
         return part.layer
+
+    def of_modules(self, part: Part) -> Hashable:  # noqa: ARG002
+        """Return nothing: the ``state`` of hooks whose operations depend on modules and ``carry`` only."""
+        return None
 
     def start(self, out: PassWriter) -> None:
         """Begin a pass, before its first stage."""
@@ -220,6 +226,7 @@ class PassWriter(StreamWriter):
         self._before, self._launch, self._launched, self._run, self._after = map(
             self._acting, ("before", "launch", "launched", "kernels", "after")
         )
+        self._states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
         ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
         self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
@@ -243,6 +250,9 @@ class PassWriter(StreamWriter):
         self._seen: dict[Hashable, _Written] = {}
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
+        self._steady: tuple[tuple[Hashable, ...], range] | None = (
+            None  # the last part, if it leaves its state
+        )
         self.waits: list[Awaited] = []
         """What the next kernels wait for."""
         self.stage_number = 0
@@ -296,7 +306,7 @@ class PassWriter(StreamWriter):
             hook.start(self)
         for one in stages:
             self.go_to(one.stage)
-            self.now = one
+            self.now, self._steady = one, None
             for hook in self.hooks:
                 hook.begin(one, self)
             for part in one.parts:
@@ -323,17 +333,25 @@ class PassWriter(StreamWriter):
         self._layer = part.layer
         self.waits += self._promised.pop((self.stage_number, part.layer), ())
         if self.now.recurrence is not None:
-            state, position = partial(self._state, part), self.builder.segments
+            state, position = partial(self._state_of, part), self.builder.segments
             if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
                 self.builder.repeat(*period)
         if not self._repeats:
             self._write_part(part)
             return
-        key = self._state(part)
+        own = self._own(part)
+        if self._steady is not None and self._steady[0] == own and not self.waits:
+            for segment in self._steady[1]:
+                self.builder.again(segment)
+            return
+        self._steady = None
+        key = self._state(own)
         known = self._seen.get(key)
         if known is not None and not self.verify:
             self.builder.segment(part.name)  # also of what follows it
             self._repeat(known)
+            if self._state(own) == key and not (known.host_waits or known.waits or known.promised):
+                self._steady = own, known.segments
             return
         begin, self._new = self.builder.segments, []
         self._write_part(part)
@@ -353,18 +371,24 @@ class PassWriter(StreamWriter):
         for hook in reversed(self.hooks):
             hook.leave(part, self)
 
-    def _state(self, part: Part) -> Hashable:
+    def _own(self, part: Part) -> tuple[Hashable, ...]:
+        """Return what the part and the states of the hooks say."""
+        return (part.name, id(part.calls), *[state(part) for state in self._states])
+
+    def _state_of(self, part: Part) -> Hashable:
+        return self._state(self._own(part))
+
+    def _state(self, own: tuple[Hashable, ...]) -> Hashable:
         """Return the state in which a part begins, relative to what was written."""
         written = self.builder.written
         return (
             self.stage_number,
             self.now.batch,
-            part.name,
-            id(part.calls),
             self._pending,
             *self._distances(),
             tuple(map(bool, written[self.first : self.first + self.width])),
-            *[(hook.state(part), hook.carry) for hook in self.hooks],
+            own,
+            tuple([hook.carry for hook in self.hooks]),
         )
 
     def _distances(self) -> tuple[tuple[tuple[int, int], ...], tuple[Awaited, ...]]:
@@ -397,21 +421,35 @@ class PassWriter(StreamWriter):
         self.label = call.module.name
         for before in self._before:
             before(call, self)
-        if duration := self.now.timing.compute(call.module):
+        if duration := self._duration(call):
             self._kernels(call, duration)
         for after in reversed(self._after):
             after(call, self)
 
+    def _duration(self, call: Call) -> int:
+        """Return the GPU time of a call [ps]."""
+        if call.kernels == "none":
+            return 0
+        timing = self.now.timing
+        return (timing.backward if call.kernels == "backward" else timing.compute)(call.module)
+
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""
-        if not any(launch(call, self) for launch in self._launch):
+        for launch in self._launch:
+            if launch(call, self):
+                break
+        else:
             self.launch(call.module.name, self.now.timing.launch_s(call.module))
         waits, self.waits = self.waits, []
         for launched in self._launched:
             launched(call, self)
         after = self.so_far(HOST, *self.in_order)
-        after += tuple([self.builder.after(*one) for one in waits])
-        if not any(run(call, duration, after, self) for run in self._run):
+        if waits:
+            after += tuple([self.builder.after(*one) for one in waits])
+        for run in self._run:
+            if run(call, duration, after, self):
+                break
+        else:
             self.add("compute", COMPUTE + call.gpu, fixed=duration, after=after)
 
     def stage(

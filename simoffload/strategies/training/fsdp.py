@@ -1,9 +1,8 @@
 """PyTorch's FSDP with its states on the GPU or in host memory, for comparison with offloading under ZeRO.
 
-``fsdp_runtime`` replays the decisions of its hooks, ``fsdp_writer`` writes the operations. Reference: Zhao et
-al., PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit (``transformer_auto_wrap_policy``), all
-other modules are the root unit. With gradient accumulation, unsharded gradients are added up on the GPU
-(``no_sync``), as PyTorch requires with offloading.
+Its hooks are in ``hooks/fsdp_units``. Reference: Zhao et al., PyTorch FSDP, arXiv 2304.11277. Every decoder
+layer is a unit (``transformer_auto_wrap_policy``), all other modules are the root unit. With gradient
+accumulation, unsharded gradients are added up on the GPU (``no_sync``), as PyTorch requires with offloading.
 """
 
 from __future__ import annotations
@@ -19,19 +18,25 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Provenance
-from simoffload.models import SINGLE, ModelShape, parameters_of
+from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.extrapolation import ranks_beyond
+from simoffload.strategies.hooks.fsdp_units import (
+    ROOT,
+    FsdpOptimizer,
+    FsdpOptions,
+    FsdpRuntime,
+    FsdpUnits,
+    Prefetch,
+    Units,
+)
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
-from simoffload.strategies.optimizer_traffic import TORCH_ADAM_NEW
-from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.trace import Trace, micro_step
-from simoffload.strategies.training.bitsandbytes import (
+from simoffload.strategies.optimizers import (
     PAGED,
     PAGING_RATE,
+    TORCH_ADAM_NEW,
     moments,
     optimizer_changes,
     optimizer_script,
@@ -39,9 +44,11 @@ from simoffload.strategies.training.bitsandbytes import (
     paged_out,
     with_paging,
 )
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
-from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
-from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.timing import TrainingTiming
+from simoffload.strategies.trace import Trace, micro_step, parts_of_training
+from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import micro_steps, optimizer_part
 from simoffload.strategies.zero import lora_moves
 from simoffload.workload import Training
@@ -66,7 +73,6 @@ class Fsdp(Strategy):
     gathers: ClassVar = "FSDP"
     uses_storage: ClassVar = False
     evidence: ClassVar = "fsdp"
-    calibration: ClassVar = "python -m simoffload.calibration.fsdp"
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
@@ -235,16 +241,17 @@ class FsdpPlan(StepWork):
             length=work.sequence_length,
             zero3=False,
         )
-        out = FsdpWriter(name=part.title, units=self.units, options=self.options, timing=timing)
-        if part.phase == "forward":
-            out.forward(self.trace, self._runtime(part))
-        elif part.phase == "backward":
-            runtime, accumulates = self._runtime(part), part.micro_step > 0
-            runtime.forward()
-            out.backward(self.trace, runtime, accumulates=accumulates, boundary=part.boundary)
-        else:
-            out.optimizer(self.strategy.optimizer, threads=self.threads, paged_out=self.paged_out)
-        return out.build()
+        parts: tuple[Part, ...] = (Part(part.phase, ()),)
+        hook: Hook = FsdpOptimizer(self)
+        if part.phase != "optimizer":
+            backward = part.phase == "backward"
+            parts = parts_of_training(self.model, self.trace, backward=backward)
+            hook = FsdpUnits(self.units, self._runtime(part), part)
+        out = PassWriter(
+            name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
+        )
+        length = work.sequence_length
+        return out.write([StagePass(parts, timing, (Sequences(work.batch_size, length, length),))])
 
     @cached_property
     def trace(self) -> Trace:

@@ -6,22 +6,25 @@ gradients in a bucket and in swap buffers have a period of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape
+from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.passes.period import Period, SkippedLayers, period_of
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Part, PassWriter, StagePass
+from simoffload.strategies.passes.period import Period, period_of
+from simoffload.strategies.plan import StepPart
 from simoffload.strategies.replay import LayeredModel, LayerStack, Parameters, Passes, hook
 from simoffload.strategies.streams import HOST
 from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
-from simoffload.strategies.training.writer import ACTIVATIONS, COMPUTE, MicroStepWriter
+from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter, TrainingStreams
 from simoffload.workload import Training
 
 _LONGEST = 1000
@@ -70,83 +73,113 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
-class MicroStepReplay:
-    """A MicroStepReplay writes one micro-step after DeepSpeed has recorded its trace, hook by hook.
+class MicroStep(TrainingStreams):
+    """A MicroStep does what DeepSpeed's hooks do at the events of a pass, after it has recorded its trace.
 
     Below stage 3 parameters are not partitioned, and nothing is fetched.
     """
 
-    def __init__(self, stack: LayerStack, state: TrainingState, out: MicroStepWriter) -> None:
-        self._stack, self._out = stack, out
+    _out: MicroStepWriter
+
+    def __init__(
+        self, stack: LayerStack, state: TrainingState, activations: ActivationOffload | None, part: StepPart
+    ) -> None:
+        """Write a ``part`` of a step, forward or backward."""
+        self._stack, self._state, self._activations = stack, state, activations
+        self._backward = part.phase == "backward"
         self._coordinator = None
         if state.fetching is not None:
-            self._coordinator = stack.coordinator(state.fetching, out.ranks, CoordinatorSink(), warm=True)
+            ranks = state.places.ranks
+            self._coordinator = stack.coordinator(state.fetching, ranks, CoordinatorSink(), warm=True)
         self._passes = Passes(stack, self._coordinator)
-        self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
-        self._backward = False
+        self._pieces = (events for _, events in stack.trace.pieces(backward=self._backward) if events)
+        self.recurs = True
+        """Whether the layers that are left out before the pass, in forward, repeat those before them."""
 
-    def forward(self) -> bool:
-        """Write the forward pass; return whether the layers that are not replayed repeat those before
-        them."""
-        right = self._write(self._happen, self._stack.forward)
-        self._out.host_waits(COMPUTE)  # it needs the loss
-        return right
-
-    def backward(self) -> bool:
-        """Write the backward pass, after a replay of forward without writing.
-
-        Return whether the layers of both that are not replayed repeat those before them.
-        """
-        right = True
+    def start(self, out: PassWriter) -> None:
+        """Replay forward without writing it, if backward is written."""
+        assert isinstance(out, MicroStepWriter)
+        self._out, self._label = out, out.label
+        self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         if self._coordinator is not None:
-            right = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
-        self._backward = True
-        right &= self._write(self._back, self._stack.backward)
-        self._bucket.flush()
-        self._out.end_backward()
-        return right
+            if self._backward:
+                self.recurs = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
+            self._coordinator.restart(out.fetches)
 
-    def _write(self, happen: Callable[[Event], None], skip: SkippedLayers | None) -> bool:
-        builder = self._out.builder
-        if self._coordinator is not None:
-            self._coordinator.restart(self._out.fetches)
-        return self._passes.go(
-            happen,
-            backward=self._backward,
-            skip=skip,
-            more=self._state,
-            position=lambda: builder.segments,
-            repeat=builder.repeat,
-        )
-
-    def _state(self) -> State:
-        """Return the state that determines which operations are written and which gradients are reduced
-        together."""
+    def state(self, part: Part) -> Hashable:
+        """Return the state of coordinator and gradients relative to the layer; the number of the layer if a
+        decision has depended on what follows the layers."""
+        relative = self._passes.state(part.layer, backward=self._backward) if part.layer >= 0 else None
+        if relative is None:
+            return part.layer
         handles = self._coordinator.handles() if self._coordinator is not None else []
-        return (*self._out.state(handles), self._bucket.state)
+        return relative, self._out.state(handles), self._bucket.state
+
+    def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """Take the events of a part, which are those of its calls; the first after the layers ends the
+        last."""
+        self._events = iter(next(self._pieces))
+        if part.name == "tail" and self._activations is not None:
+            self._activations.leave(self._out)
+
+    def before(self, call: Call, out: PassWriter) -> None:
+        """Do what DeepSpeed does at the event of a call."""
+        event, costs = next(self._events), out.costs
+        if event.kind == "fetch":
+            self._label = call.module.name
+            self._out.fetches.begin()
+            if not event.backward and self._state.settings.stage == 3:
+                out.spend(costs.hook.value + costs.hook_input.value * call.module.touched)
+        out.label = self._label
+        self._hook(event)
+        if event.kind == "launch":  # autograd records it
+            out.spend(out.now.timing.launch_s(call.module) * (1 + out.machine.host.training.graph.value))
+        elif event.kind == "checkpoint":
+            self._checkpoint(event.instance.layer)
+        elif event.kind == "gradients" and self._backward and self._out.reduces:
+            self._bucket.add_all(self._stack.parameters.completed(event))
+
+    def launch(self, call: Call, out: PassWriter) -> bool:
+        """Launch kernels, which wait for the module's parameters."""
+        if call.kernels == "backward" and self._state.settings.stage == 3:
+            out.spend(out.machine.host.training.backward_call.value)
+        elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
+            out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))
+        out.flush()
+        for stream, ordinal in self._out.fetches.awaited():
+            out.await_(stream, ordinal)
+        out.label = call.module.name
+        return True
+
+    def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:  # noqa: ARG002
+        """Count kernels for which gradients wait; in backward for those of the input and of the weights."""
+        self._out.kernel_waits.launched(duration, kernels=2 if call.kernels == "backward" else 1)
+        return False
+
+    def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
+        """Reduce the last gradients, and let the host wait for the loss or the gradients."""
+        out.label = self._label
+        if self._backward:
+            self._bucket.flush()
+            self._out.end_backward()
+        else:
+            out.host_waits(COMPUTE)
+
+    def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
+        """Nothing else is at the end of a pass."""
+        return True
 
     def _hook(self, event: Event) -> None:
         if self._coordinator is not None:
             hook(event, self._coordinator, self._stack.parameters)
 
-    def _back(self, event: Event) -> None:
-        self._happen(event)
-        if self._out.reduces:
-            self._bucket.add_all(self._stack.parameters.completed(event))
-
-    def _happen(self, event: Event) -> None:
-        out, module = self._out, event.instance.module
-        if event.kind == "fetch":
-            out.begin(module, segment=event.segment, backward=event.backward)
-        elif event.segment:
-            out.part(event.segment)
-        self._hook(event)
-        if event.kind == "launch":
-            out.launch_forward(event.instance.kernels)
-        elif event.kind == "back":
-            out.launch_backward(module)
-        elif event.kind == "checkpoint":
-            out.checkpoint(event.instance.layer, again=self._backward)
+    def _checkpoint(self, layer: int) -> None:
+        """Save the input of a layer in forward, or restore it in backward."""
+        out = self._out
+        out.spend(out.machine.host.training.checkpoint.value)
+        if self._activations is not None:
+            act = self._activations.restore if self._backward else self._activations.enter
+            act(out, layer)
 
 
 _SIDE_STREAM = (0, 19, 6)

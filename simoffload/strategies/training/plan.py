@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Sequences
 from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
@@ -18,17 +18,19 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.extrapolation import ranks_beyond
+from simoffload.strategies.optimizers import paged_out, with_paging
+from simoffload.strategies.passes.pass_writer import StagePass
+from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Routes
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.training.bitsandbytes import paged_out, with_paging
-from simoffload.strategies.training.memory.stages import training_stages
-from simoffload.strategies.training.memory.states import estimates_for
+from simoffload.strategies.trace import parts_of_training
+from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
-    MicroStepReplay,
+    MicroStep,
     ReplayPeaks,
     TrainedLayers,
     buckets,
@@ -45,7 +47,7 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.writer import MicroStepStage, MicroStepWriter
+from simoffload.strategies.training.writer import MicroStepWriter, TrainingStreams
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -139,27 +141,34 @@ class ZeroTrainingPlan(StepWork):
             swapper = GradientSwapper.of(self.state)
             if swapper is not None:
                 self._fill(swapper)
-            out = self._writer(part, swapper)
+            out = self._writer(part, swapper, TrainingStreams())
             write(out, part)
             return out.build()
+        backward, work = part.phase == "backward", self.workload
+        batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
         for stack in self._stacks(part):
-            out = self._writer(part, GradientSwapper.of(self.state), stack.trace.layers)
-            replay = MicroStepReplay(stack, self.state, out)
-            if replay.forward() if part.phase == "forward" else replay.backward():
+            layers = stack.trace.layers
+            hook = MicroStep(stack, self.state, self._activations(layers), part)
+            out = self._writer(part, GradientSwapper.of(self.state), hook)
+            parts = parts_of_training(self.model.of_layers(layers), stack.trace, backward=backward)
+            recurrence = Recurrence(stack.backward if backward else stack.forward)
+            schedule = out.write([StagePass(parts, self.timing, batch, recurrence=recurrence)])
+            if hook.recurs and recurrence.found:
                 break
-        return out.build()
+        return schedule
 
-    def _writer(self, part: StepPart, swapper: GradientSwapper | None, layers: int = 0) -> MicroStepWriter:
-        """Return the writer of a part, for a stack with the given number of ``layers``."""
+    def _writer(
+        self, part: StepPart, swapper: GradientSwapper | None, hook: TrainingStreams
+    ) -> MicroStepWriter:
+        """Return the writer of a part."""
         return MicroStepWriter(
-            name=part.title,
+            part=part,
             state=self.state,
             timing=self.timing,
-            stage=MicroStepStage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
-            hooks=self.step.hooks(),
+            gradients=self.step.hooks(),
             routes=self._routes,
-            activations=self._activations(layers),
+            hook=hook,
         )
 
     @cached_property

@@ -17,14 +17,18 @@ from simoffload.models import SINGLE
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM, TORCH_ADAM, overflow_check_traffic
+from simoffload.strategies.optimizers import (
+    DEEPSPEED_ADAM,
+    TORCH_ADAM,
+    overflow_check_traffic,
+    update_traffic,
+)
+from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.streams import HOST
-from simoffload.strategies.training.bitsandbytes import update_traffic
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import (
     COMM,
-    COMPUTE,
     COPY,
     IO,
     PARAMETERS,
@@ -124,7 +128,7 @@ class OptimizerStep:
         self.begin()
         out, updates = self._out, self._plan.state.updates
         for index, update in enumerate(updates):
-            out.part("sub-group")
+            out.builder.segment("sub-group")
             out.spend(self._costs.sub_group_call.value)
             following = updates[index + 1] if index + 1 < len(updates) else None
             if update.on_gpu and not update.swapped:
@@ -141,7 +145,7 @@ class OptimizerStep:
         (``_flush_gradient_swapper``).
         """
         out, costs, updates = self._out, self._costs, self._plan.state.updates
-        out.part("optimizer")
+        out.builder.segment("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         swapped = out.swapper is not None and any(update.swapped for update in updates)
@@ -158,12 +162,12 @@ class OptimizerStep:
         if self._plan.state.offloads_optimizer:
             self._cpu.overflow_check(numel, element)
         else:
-            self._out.on_gpu("update", overflow_check_traffic(element) * numel, stream=COMPUTE)
+            self._out.kernel("update", overflow_check_traffic(element) * numel, stream=COMPUTE)
 
     def gather(self) -> None:
         """Gather the updated parameters that every rank holds completely."""
         out = self._out
-        out.part("after the step")
+        out.builder.segment("after the step")
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU
@@ -229,7 +233,9 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = self._settings.params.aligned(tensor.slice_numel * self._size)
-                    out.write(written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS)
+                    out.write_file(
+                        written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS
+                    )
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
@@ -295,7 +301,7 @@ class OptimizerStep:
             self._writing = False
         size = self._settings.params.aligned(update.group.numel * SINGLE)
         for _ in range(3):
-            out.write(size, tier=self._plan.places.optimizer, label="optimizer states")
+            out.write_file(size, tier=self._plan.places.optimizer, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:

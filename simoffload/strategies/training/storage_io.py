@@ -145,7 +145,7 @@ class GradientSink:
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         """Copy gradients from the GPU into a buffer."""
 
-    def write(self, size: int, /, *, tier: str, label: str) -> None:
+    def write_file(self, size: int, /, *, tier: str, label: str) -> None:
         """Begin to write a buffer."""
 
     def wait_writes(self) -> None:
@@ -227,7 +227,7 @@ class GradientSwapper:
 
     def _submit(self, sink: GradientSink) -> None:
         if self._filled:
-            sink.write(self._filled, tier=self._tier, label="gradients")
+            sink.write_file(self._filled, tier=self._tier, label="gradients")
         self._filled = None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.step import (
@@ -112,7 +112,7 @@ class _UpdatedStep(OptimizerStep):
     def begin(self) -> None:
         """Wait for the last sub-groups."""
         if not self._settings.gradient_clipping:
-            self._out.part("last updates")
+            self._out.builder.segment("last updates")
             self._out.add("wait", UPDATE, fixed=picoseconds(self._unfinished_s), label="CPU update")
             self._out.host_waits(UPDATE)
         super().begin()

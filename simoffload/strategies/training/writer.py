@@ -13,27 +13,22 @@ Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import ClassVar
 
-from simoffload.models import SINGLE, Module
+from simoffload.models import SINGLE
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
-from simoffload.strategies.streams import HOST, Routes, StreamWriter
+from simoffload.strategies.passes.pass_writer import COMPUTE, Hook, PassWriter
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
-from simoffload.strategies.training.kernel_waits import KernelWaits
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
-if TYPE_CHECKING:
-    from simoffload.strategies.training.micro_step import ActivationOffload
-
-_STREAMS = (
-    *("host", "copy", "comm", "compute", "io"),
-    *("reduce", "write", "update", "activations", "parameters"),
-)
-COPY, COMM, COMPUTE, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(1, len(_STREAMS))
+COPY, COMM, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(COMPUTE + 1, COMPUTE + 9)
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
 """[B] of traffic per element for the norm of a gradient in addition to reading it: a double-precision copy is
@@ -43,13 +38,60 @@ _BOUNDARY_KERNELS = 5
 single precision."""
 
 
-class MicroStepStage(NamedTuple):
-    """A MicroStepStage states the position of a micro-step in its step."""
+class TrainingStreams(Hook):
+    """TrainingStreams are the streams of a rank in training beside those of the driver."""
 
-    accumulates: bool
-    """Whether gradients are added to those of earlier micro-steps."""
-    boundary: bool
-    """Whether gradients go to the optimizer after the micro-step."""
+    streams = ("copy", "comm", "io", "reduce", "write", "update", "activations", "parameters")
+    listed_first = ("copy", "comm")
+    carried: ClassVar[bool] = False
+
+
+WAITS_PER_GRADIENT = 0.88
+"""Wait of a gradient's kernels at the boundary in durations of a product, while products run without a pause:
+26.7 ms for 49.8 gradients next to products of 0.606 ms on an H100 (docs/measurements/training.md)."""
+
+
+@dataclass(slots=True)
+class KernelWaits:
+    """KernelWaits estimate how long the gradients of a bucket wait for kernels of the compute stream.
+
+    A matrix product occupies the registers and shared memory of all SMs, and all its thread blocks start
+    before those of a kernel that was launched later on another stream. A kernel of the gradients' stream thus
+    starts with the last blocks of the product that is running, and the copies after it wait with it.
+
+    The host launches kernels of the next layers while the gradients' stream moves a bucket, and both begin
+    at about the same time: gradients wait in the part of that time in which the compute stream is busy.
+    """
+
+    gradients: int = 0
+    """Number of gradients of the last bucket."""
+    alone: int = 0
+    """Time that the last bucket takes on the gradients' stream without waits [ps]."""
+    busy: int = 0
+    """Time of kernels of the compute stream since the last bucket [ps]."""
+    kernels: int = 0
+    """Number of kernels of the compute stream since the last bucket."""
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The state that determines all further waits."""
+        return (self.gradients, self.alone, self.busy, self.kernels)
+
+    def launched(self, duration: int, *, kernels: int) -> None:
+        """Count ``kernels`` of the compute stream that take ``duration`` [ps] in total."""
+        if self.gradients and duration:
+            self.busy += duration
+            self.kernels += kernels
+
+    def bucket(self, gradients: int, alone: int) -> int:
+        """Return the wait of the last bucket [ps], and begin a bucket of ``gradients`` that takes ``alone``
+        [ps]."""
+        wait = 0
+        if self.kernels:
+            longest = self.gradients * WAITS_PER_GRADIENT * self.busy / self.kernels
+            wait = round(longest * min(1.0, self.busy / (self.alone + longest)))
+        self.gradients, self.alone, self.busy, self.kernels = gradients, alone, 0, 0
+        return wait
 
 
 class GradientHooks:
@@ -73,34 +115,31 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
-class MicroStepWriter(StreamWriter, GradientSink):
+class MicroStepWriter(PassWriter, GradientSink):
     """A MicroStepWriter writes a micro-step: forward, and the kernels, gradients and checkpoints of
     backward."""
 
     def __init__(
         self,
         *,
-        name: str,
+        part: StepPart,
         state: TrainingState,
         timing: TrainingTiming,
-        stage: MicroStepStage,
         swapper: GradientSwapper | None,
-        hooks: GradientHooks,
-        activations: ActivationOffload | None,
+        gradients: GradientHooks,
         routes: Routes,
+        hook: TrainingStreams,
     ) -> None:
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
-        super().__init__(
-            name=name, gpus=range(places.ranks), streams=_STREAMS, machine=timing.machine, routes=routes
-        )
+        gpus = (range(places.ranks),)
+        super().__init__(name=part.title, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
         self._settings, self._element = settings, placement.dtype_bytes
         self._time = timing
-        self._stage = stage
+        self._accumulates, self._last = part.micro_step > 0, part.boundary
         self.swapper = swapper
-        self._hooks = hooks
-        self._activations = activations
+        self._handling = gradients
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
         # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
@@ -108,89 +147,35 @@ class MicroStepWriter(StreamWriter, GradientSink):
         """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
-        self._waits = KernelWaits()
+        self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
     def state(self, handles: Sequence[int]) -> State:
-        """Return the state that determines all further operations, relative to those already written.
+        """Return the state that determines further operations, beside that of the streams, relative to those
+        already written.
 
         ``handles`` are the gathers that have not been waited for.
         """
-        written = self.builder.written
-        reduces = self._reduces[-1 - _MAX_REDUCE_EVENTS :]
+        written = self.count(self.gradients)
         return (
-            self._pending,
-            tuple(map(bool, written)),
-            tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
             self.fetches.state(handles),
-            tuple(written[self.gradients] - ordinal for ordinal in reduces),
+            tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]),
             self.swapper.state if self.swapper is not None else None,
-            self._waits.state,
+            self.kernel_waits.state,
         )
-
-    # -- hooks and kernels ----------------------------------------------------------------------
-
-    def part(self, segment: str) -> None:
-        """Begin a new segment if ``segment`` names one; the segment after the layers ends the last layer."""
-        if segment:
-            self.builder.segment(segment)
-        if segment == "tail" and self._activations is not None:
-            self._activations.leave(self)
-
-    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
-        """Begin the hook before a module; the first module of a layer also begins a new segment."""
-        self.part(segment)
-        self.label = module.name
-        self.fetches.begin()
-        if not backward and self._settings.stage == 3:
-            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
-
-    def checkpoint(self, layer: int, *, again: bool) -> None:
-        """Save the input of a layer in forward, or restore it in backward (``again``)."""
-        self.spend(self._more.checkpoint.value)
-        if self._activations is None:
-            return
-        if again:
-            self._activations.restore(self, layer)
-        else:
-            self._activations.enter(self, layer)
-
-    def launch_forward(self, module: Module) -> None:
-        """Launch forward kernels, which autograd records."""
-        self.spend(self._time.launch_s(module) * (1 + self._more.graph.value))
-        duration = self._time.compute(module)
-        self._waits.launched(duration, kernels=1)
-        self._kernels(module, duration)
-
-    def launch_backward(self, module: Module) -> None:
-        """Launch the kernels of backward."""
-        duration = self._time.backward(module)
-        if duration and self._settings.stage == 3:
-            self.spend(self._more.backward_call.value)
-        elif duration:  # no Python code, but a node of autograd for each operation (an estimate)
-            self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
-        self._waits.launched(duration, kernels=2)  # gradients of the input and of the weights
-        self._kernels(module, duration)
-
-    def _kernels(self, module: Module, duration: int) -> None:
-        if not duration:
-            return
-        self.flush()
-        after = (*self.so_far(HOST), *(self.after(*one) for one in self.fetches.awaited()))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=after)
 
     # -- gradients ------------------------------------------------------------------------------
 
     @property
     def reduces(self) -> bool:
         """Whether gradients are reduced in this micro-step, not only added up in HBM by autograd."""
-        return self._settings.stage >= 2 or self._stage.boundary or self._hooks.always
+        return self._settings.stage >= 2 or self._last or self._handling.always
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
         """Copy a complete gradient into the bucket, unless it is larger than the bucket."""
         self.spend(self._more.gradient.value)
         self.flush()
-        passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
+        passes = (2 if contiguous else 0) + self._handling.passes(tensor)
         size = passes * tensor.numel * self._element
         after = self.so_far(HOST, COMPUTE)
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
@@ -202,7 +187,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.spend(self._more.reduce_call.value)
         self.flush()
         self._scatter(tensors)
-        self._hooks.reduced(self, tensors, boundary=self._stage.boundary)
+        self._handling.reduced(self, tensors, boundary=self._last)
         offloaded = self._settings.optimizer_device != "none"
         if offloaded and self._settings.stage == 3:
             self._partition(tensors)
@@ -210,7 +195,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
             self._accumulate_on_cpu(tensors)
         else:
             self._accumulate_on_gpu(tensors)
-        self._hooks.stored(self, tensors, boundary=self._stage.boundary)
+        self._handling.stored(self, tensors, boundary=self._last)
         self._reduces.append(self.builder.written[self.gradients] - 1)
 
     def end_backward(self) -> None:
@@ -221,9 +206,9 @@ class MicroStepWriter(StreamWriter, GradientSink):
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
         """Average over the ranks: reorder (2 passes), divide (2 passes), and reduce over the ring."""
         size = sum(tensor.numel for tensor in tensors) * self._element
-        self.on_gpu("reduce", 4 * size)
+        self.kernel("reduce", 4 * size)
         if self.ranks == 1:
-            self.on_gpu("reduce", 2 * size)
+            self.kernel("reduce", 2 * size)
             return
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
@@ -235,15 +220,15 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self.exchange(kind, cause, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
-    def on_gpu(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:
+    def kernel(self, kind: OpKind, traffic: float, *, stream: int | None = None) -> None:
         """Occupy the GPU for ``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream
         self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
 
     def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
-        passes = 3 if self._stage.accumulates else 2
-        self.on_gpu("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
+        passes = 3 if self._accumulates else 2
+        self.kernel("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
 
     def _owned(self, tensors: Sequence[Tensor]) -> int:
         """Return the number of elements of a bucket that this rank keeps [elements]."""
@@ -260,15 +245,15 @@ class MicroStepWriter(StreamWriter, GradientSink):
         element = self._settings.gradient_bytes
         sizes = [tensor.slice_numel * element for tensor in tensors]
         pinned = self._settings.pin_memory
-        if self._stage.accumulates:
+        if self._accumulates:
             self.move(sizes, to_device=True, pinned=pinned)
-            self.on_gpu("reduce", 3 * sum(sizes))
+            self.kernel("reduce", 3 * sum(sizes))
             self.move(sizes, to_device=False, pinned=pinned)
         else:
             self.move(sizes, to_device=False, pinned=pinned)
             self.move(sizes, to_device=True, pinned=pinned)
         self._by_tensor(len(sizes), to_and_fro=True)
-        if self._stage.boundary:
+        if self._last:
             self._boundary(tensors)
 
     @cached_property
@@ -283,9 +268,8 @@ class MicroStepWriter(StreamWriter, GradientSink):
         docs/measurements/training.md). ``to_and_fro``: gradients that are not accumulated are also copied to
         the host and back.
         """
-        stage = self._stage
-        kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
-        changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
+        kernels = self._accumulates + _BOUNDARY_KERNELS * self._last
+        changes = (2 if self._accumulates else int(to_and_fro)) + (2 if self._last else 1)
         latency = self.machine.accelerator.kernel_latency_s
         seconds = kernels * latency + changes * self._copy_latency
         self.flush()
@@ -296,7 +280,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         self._single_precision(tensors)
         staying = sum(tensor.slice_numel for tensor in tensors if id(tensor) in self._staying)
         if staying:
-            self.on_gpu("reduce", 2 * SINGLE * staying)
+            self.kernel("reduce", 2 * SINGLE * staying)
         leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
         in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
         if in_memory:
@@ -308,7 +292,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
     @property
     def _singles_pinned(self) -> bool:
         """Whether the buffers of gradients in single precision are pinned."""
-        return self._settings.pin_memory and not self._hooks.shared
+        return self._settings.pin_memory and not self._handling.shared
 
     @property
     def _blocking(self) -> bool:
@@ -332,7 +316,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         copies = (settings.gradient_bytes + SINGLE) / to_host + settings.gradient_bytes / to_gpu
         kernels = (2 * settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel
         alone = picoseconds(numel * copies) + self._time.hbm_traffic(kernels)
-        wait = self._waits.bucket(len(tensors), alone)
+        wait = self.kernel_waits.bucket(len(tensors), alone)
         if wait:
             self.add("reduce", self.gradients, fixed=wait, label="wait for kernels of compute")
 
@@ -340,7 +324,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         """Write the norm of this rank's gradients and their cast; return the sizes [B]."""
         self.spend(self._more.boundary_gradient.value * len(tensors))
         numel = sum(tensor.slice_numel for tensor in tensors)
-        self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
+        self.kernel("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
         return [SINGLE * tensor.slice_numel for tensor in tensors]
 
     def to_swap_buffer(self, sizes: Sequence[int]) -> None:
@@ -348,7 +332,7 @@ class MicroStepWriter(StreamWriter, GradientSink):
         pinned = self._settings.params.swap_buffers_pinned
         self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
 
-    def write(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
+    def write_file(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
         """Write a buffer with the aio handle of a ``stream`` while the host continues."""
         self.flush()
         route, latency = self.fetches.storage(tier, size, written=True)
@@ -373,12 +357,12 @@ class MicroStepWriter(StreamWriter, GradientSink):
         """
         settings = self._settings
         kept = [tensor.slice_numel * self._element for tensor in tensors]
-        if self._stage.accumulates:
+        if self._accumulates:
             self.move(kept, to_device=True, pinned=settings.pin_memory)
-            self.on_gpu("reduce", 3 * sum(kept))
-        if self._stage.accumulates or not self._stage.boundary:
+            self.kernel("reduce", 3 * sum(kept))
+        if self._accumulates or not self._last:
             self.move(kept, to_device=False, pinned=settings.pin_memory)
-        if self._stage.boundary:
+        if self._last:
             mine = self._single_precision(tensors)
             self.move(mine, to_device=False, pinned=self._singles_pinned)
         self._by_tensor(len(kept), to_and_fro=False)

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.optimizer_traffic import DEEPSPEED_ADAM
+from simoffload.strategies.optimizers import DEEPSPEED_ADAM
+from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.plan import PartKind, StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.state import Update
@@ -42,7 +43,7 @@ from simoffload.strategies.training.step import (
     optimizer_part,
     refused,
 )
-from simoffload.strategies.training.writer import COMPUTE, COPY, UPDATE, GradientHooks, MicroStepWriter
+from simoffload.strategies.training.writer import COPY, UPDATE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -168,20 +169,20 @@ class ZenFlowStep(StepPlan):
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Restore the columns that the update has overwritten, then update them
         (``selective_optimizer_step``)."""
-        out.part(_SELECTED)
+        out.builder.segment(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Copy the GPU's weights to the master weights, and select columns by the sums of their gradients."""
-        out.part(_SELECTION)
+        out.builder.segment(_SELECTION)
         plan = self.plan
         numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
         cpu = CpuWork(out, plan)
         if plan.settings.params.device == "cpu":
             cpu.loops((size + SINGLE) * numel)
         else:
-            out.on_gpu("reduce", (size + SINGLE) * numel, stream=COMPUTE)
+            out.kernel("reduce", (size + SINGLE) * numel, stream=COMPUTE)
             out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
             if plan.settings.stage < 3:
                 cpu.loops(2 * SINGLE * numel)
@@ -221,7 +222,7 @@ class _OverlappedStep(OptimizerStep):
         out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
         out.host_waits(UPDATE)
         for update in updates:
-            out.part("sub-group")
+            out.builder.segment("sub-group")
             self._stale(update)
         self.gather()
         for update in updates:
@@ -236,7 +237,7 @@ class _OverlappedStep(OptimizerStep):
         numel = update.group.numel
         if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
-            self._out.on_gpu("update", (SINGLE + self._size) * numel, stream=COPY)
+            self._out.kernel("update", (SINGLE + self._size) * numel, stream=COPY)
         else:
             self.give_back(update, pinned=False)
 
@@ -303,11 +304,11 @@ class ColumnWork:
         self._spend(tensors)
         sizes = self._sizes(tensors)
         if self._plan.settings.stage == 3:
-            self._out.on_gpu("reduce", 2 * _COPY * sum(sizes))
+            self._out.kernel("reduce", 2 * _COPY * sum(sizes))
             return
-        self._out.on_gpu("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
+        self._out.kernel("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
         self._broadcast(sizes)
-        self._out.on_gpu("reduce", _COPY * sum(sizes))
+        self._out.kernel("reduce", _COPY * sum(sizes))
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """Keep the selected columns unchanged, as in the last micro-step."""
@@ -316,7 +317,7 @@ class ColumnWork:
             self._out.host_waits(self._out.gradients)
             self._host.loops(2 * _COPY * sum(sizes))
             return
-        self._out.on_gpu("update", 2 * _COPY * sum(sizes))
+        self._out.kernel("update", 2 * _COPY * sum(sizes))
         if self._offloads:
             self._out.move(sizes, to_device=False, pinned=False)
 
@@ -339,7 +340,7 @@ class ColumnWork:
             if snapshot and self._offloads:
                 out.move(sizes, to_device=True, pinned=False)
             copies = 3 if snapshot else 2
-            out.on_gpu("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
+            out.kernel("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
         if self._offloads:
             out.move(sizes * 2, to_device=False, pinned=pinned)
 
@@ -355,7 +356,7 @@ class ColumnWork:
         self._host.loops(_COPY * sum(sizes))
         for _ in range(2 if snapshot else 1):
             out.move(sizes, to_device=True, pinned=False)
-        out.on_gpu("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
+        out.kernel("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
         out.move(sizes, to_device=False, pinned=False)
         self._host.loops(_COPY * sum(sizes))
 
@@ -365,7 +366,7 @@ class ColumnWork:
         matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)
-        out.on_gpu("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
+        out.kernel("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
         picked = [self._columns.picked(tensor) for tensor in matrices]
         if plan.settings.stage == 3:
             out.spend(_SCALAR_READS * out.costs.operation.value * sum(picked))

@@ -27,8 +27,8 @@ from simoffload.strategies.ds_config.export import FILE, Work, stages, training_
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.terms import Tunable
-from simoffload.strategies.training.bitsandbytes import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.fsdp.record import costs_section, own_times
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
 from simoffload.calibration.micro.profiles import profile_from_micro
 from simoffload.hardware import Machine, load_platform
@@ -106,28 +105,6 @@ def test_passes_without_fsdp_give_launches_backward_and_checkpointing(machine: M
     recomputed = float(found["recompute"].value.removesuffix(" us"))
     assert 0 < recomputed < 3000, "six milliseconds for two layers, less their launches"
     assert float(found["operation"].value.removesuffix(" us")) > 0
-
-
-def test_a_functions_own_time_leaves_out_what_it_calls() -> None:
-    events = [
-        ["outer", 0.0, 100.0, 1],
-        ["inner", 10.0, 40.0, 1],
-        ["wait for event", 20.0, 35.0, 1],
-        ["inner", 50.0, 60.0, 1],
-        ["outer", 200.0, 240.0, 0],
-    ]
-    own = own_times(events)
-    assert own["forward"] == {"outer": 60.0, "inner": 12.5, "wait for event": 15.0}
-    assert own["backward"] == {"outer": 40.0}
-
-
-def test_the_section_of_a_record_has_medians_of_passes() -> None:
-    passes = [{"name": "forward", "seconds": seconds} for seconds in (0.3, 0.1, 0.2)]
-    one = {**run(None, {}), "passes": passes}
-    costs = {"adamw": {"operations": [], "threads": [], "gpu": []}, "runs": [one]}
-    (kept,) = costs_section(costs)["runs"]
-    assert kept["seconds"] == {"forward": 0.2}
-    assert "passes" not in kept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
-from simoffload.strategies.training.memory.stages import training_stages
+from simoffload.strategies.training.memory import training_stages
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training

@@ -7,7 +7,7 @@ import pytest
 from simoffload.models import load_model
 from simoffload.models.lora import with_lora
 from simoffload.results import Estimate
-from simoffload.strategies.training.memory.states import (
+from simoffload.strategies.training.memory import (
     estimates_for,
     largest_module_numel,
     white_paper_rule,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simoffload.models import load_model
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.strategies.training.memory.states import StateBytes, moment_bytes, state_bytes
+from simoffload.strategies.training.memory import StateBytes, moment_bytes, state_bytes
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 
 

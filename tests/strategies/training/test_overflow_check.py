@@ -10,7 +10,7 @@ import pytest
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.results.capacity import MemoryStage, peak_uses
-from simoffload.strategies.training.memory.stages import OVERFLOW_CHECK
+from simoffload.strategies.training.memory import OVERFLOW_CHECK
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from tests.strategies.training.memory_cases import account, sizes
 from tests.strategies.training.mode_cases import (

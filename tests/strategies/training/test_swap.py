@@ -27,7 +27,7 @@ class Log:
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         self.calls.append(("copy", sum(sizes)))
 
-    def write(self, size: int, /, *, tier: str, label: str) -> None:
+    def write_file(self, size: int, /, *, tier: str, label: str) -> None:
         assert (tier, label) == ("nvme", "gradients")
         self.calls.append(("write", size))
 

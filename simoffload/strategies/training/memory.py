@@ -1,0 +1,927 @@
+"""Memory that a training run needs on each tier at start-up, in a micro-step and in the optimizer step.
+
+The states of each optimizer were read in DeepSpeed 0.19.8 (``DeepSpeedCPUAdam``), PyTorch (SGD), bitsandbytes
+and transformers (Adafactor). What they are kept in was read in DeepSpeed 0.19.8,
+deepspeed/runtime/zero/stage3.py (``_create_param_groups_fp16_flat_cpu_memory``, ``_create_fp32_partitions``,
+``_setup_for_real_optimizer``, ``initialize_optimizer_states``), stage_1_and_2.py (``__init__``,
+``initialize_optimizer_states``, ``async_accumulate_grad_in_cpu_via_gpu``), partition_parameters.py,
+runtime/comm/coalesced_collectives.py, swap_tensor/, zenflow/, superoffload/. On the GPU only tensors are
+counted; PyTorch's allocator may keep more memory that was freed, and returns it before an allocation fails.
+
+Page-locked memory that PyTorch frees stays page-locked in its cache
+(aten/src/ATen/core/CachingHostAllocator.h). Files on storage: one for every parameter partition of at least
+``max(1 MiB, aio.block_size)``, three for every sub-group (master weights and both moments), and one for every
+gradient partition of at least that size.
+
+The module also has published estimates for comparison: DeepSpeed's estimators of model states and a rule of
+thumb, none of which counts activations, buckets, pinned memory or swap buffers. Source:
+``estimate_zero2_model_states_mem_needs`` (deepspeed/runtime/zero/stage_1_and_2.py) and
+``estimate_zero3_model_states_mem_needs`` (stage3.py), identical at 0.18.3 and 0.19.8. At 0.9.1 ZeRO-2 without
+offload was 4P + 16P/G.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from simoffload.hardware import Machine
+from simoffload.models import SINGLE, ModelShape
+from simoffload.results import Estimate, MemoryStage, MemoryTerm
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind, TrainingSettings
+from simoffload.strategies.memory import Activations, activations_of, pinned_rounding, system_memory
+from simoffload.strategies.optimizers import PAGED, moments, paged
+from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
+from simoffload.workload import Training
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.micro_step import ReplayPeaks
+
+_FLATTENS_ON_GPU = (0, 19, 0)
+_ALL_REDUCE_BUCKET = 500_000_000
+"""[elements] that stage 0 reduces at a time (``allreduce_bucket_size``, deepspeed/runtime/engine.py)."""
+
+
+class StateBytes(NamedTuple):
+    """StateBytes are the sizes of one rank's states [B]."""
+
+    parameters: int
+    gradients: int
+    master: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        """Total size of all four states [B]."""
+        return sum(self)
+
+
+def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
+    """Return the size of the optimizer moments of ``numel`` elements [B].
+
+    Adam keeps two values in single precision per element, SGD one (momentum), and 8-bit Adam two bytes, with
+    two scales per block of 256. Adafactor keeps only sums over rows and columns of a matrix, but one value
+    per element of the flat partitions (``flat``) that ZeRO gives the optimizer.
+    """
+    if kind == "adam":
+        return 2 * SINGLE * numel
+    if kind == "sgd":
+        return SINGLE * numel
+    if kind in BITSANDBYTES:
+        tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
+        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in tensors)
+    return SINGLE * (numel if flat else sum(weight.sums for weight in weights if weight.trainable))
+
+
+def paged_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
+    """Return the part of ``moment_bytes`` that bitsandbytes pages [B]."""
+    if not kind.startswith("paged"):
+        return 0
+    tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
+    return sum(paged(one, bits=BITSANDBYTES[kind]) for one in tensors)
+
+
+def state_bytes(
+    partitions: Partitions,
+    *,
+    kind: OptimizerKind,
+    dtype_bytes: int,
+    gradient_bytes: int,
+    weight_bits: float | None = None,
+) -> StateBytes:
+    """Return the size of the states of one rank [B] on all tiers.
+
+    Stage 1 divides master weights and moments among the ranks, stage 2 also gradients, stage 3 also
+    parameters. A model in single precision has no master weights in stages 0 and 3
+    (``_create_fp32_partitions`` aliases them).
+    """
+    stage, part = partitions.stage, partitions.part
+    aliased = dtype_bytes == SINGLE and stage in (0, 3)
+    return StateBytes(
+        parameters=sum(_parameters(partitions, dtype_bytes, weight_bits)),
+        gradients=gradient_bytes * (part if stage >= 2 else partitions.trained_numel),
+        master=0 if aliased else SINGLE * part,
+        moments=moment_bytes(kind, partitions.weights, numel=part, flat=stage > 0),
+    )
+
+
+def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | None) -> list[int]:
+    """Return the size that one rank keeps of every tensor [B]; frozen matrices have ``weight_bits`` [bit] if
+    given."""
+
+    def size(weight: Weight) -> int:
+        numel = partitions.slice_numel(weight.numel) if partitions.stage == 3 else weight.numel
+        if weight_bits is not None and weight.quantizable and not weight.trainable:
+            return -(-int(numel * weight_bits) // 8)
+        return numel * dtype_bytes
+
+    each = {weight: size(weight) for weight in set(partitions.weights)}
+    return [each[weight] for weight in partitions.weights]
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """TrainingMemory combines the state of a run, its workload and the machine, to compute the memory
+    needed."""
+
+    state: TrainingState
+    workload: Training
+    machine: Machine
+    peak: ReplayPeaks | None = None
+    """Peaks of a replayed micro-step of stage 3; by default upper bounds are used."""
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """DeepSpeed's settings of the run."""
+        return self.state.settings
+
+    @property
+    def partitions(self) -> Partitions:
+        """Partitions of the model's tensors among the ranks."""
+        return self.state.partitions
+
+    @property
+    def stage(self) -> int:
+        """Stage of ZeRO, 0 to 3."""
+        return self.settings.stage
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that share the states."""
+        return self.state.places.ranks
+
+    @property
+    def per_host(self) -> int:
+        """Number of ranks on one host."""
+        return self.machine.ranks_per_node(self.ranks)
+
+    @property
+    def size(self) -> int:
+        """Size of a parameter's element [B]."""
+        return self.state.model.dtype_bytes
+
+    @cached_property
+    def activations(self) -> Activations:
+        """Memory of the activations of one micro-step."""
+        return activations_of(
+            self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
+        )
+
+    @cached_property
+    def states(self) -> StateBytes:
+        """Sizes of the parameters, gradients, master weights and moments of one rank, on any tier."""
+        return state_bytes(
+            self.partitions,
+            kind=self.settings.optimizer,
+            dtype_bytes=self.size,
+            gradient_bytes=self.settings.gradient_bytes,
+            weight_bits=self.state.weight_bits,
+        )
+
+    @cached_property
+    def paged(self) -> int:
+        """[B] of one rank's moments that may be paged out of its GPU; none unless the optimizer is there."""
+        cut, kind = self.partitions, self.settings.optimizer
+        if self.state.offloads_optimizer:
+            return 0
+        return paged_bytes(kind, cut.weights, numel=cut.part, flat=self.stage > 0)
+
+    @cached_property
+    def parameter_sizes(self) -> list[int]:
+        """Size that one rank keeps of every tensor [B]."""
+        return _parameters(self.partitions, self.size, self.state.weight_bits)
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    @cached_property
+    def largest(self) -> int:
+        """Size of the largest tensor with a gradient [elements]."""
+        return max((weight.numel for weight in self.partitions.trained), default=0)
+
+    def part_of(self, numel: int) -> int:
+        """Return the elements that a rank keeps of a gradient of ``numel`` elements; below stage 3 it may be
+        all."""
+        cut = self.partitions
+        return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
+
+    @property
+    def overflow_check(self) -> int:
+        """[B] of one rank's new memory in ``has_overflow``, at its peak: the magnitudes of all accumulated
+        gradients, and 1 B for each."""
+        return (self.settings.gradient_bytes + 1) * self.partitions.part
+
+    @property
+    def bucket(self) -> int:
+        """Size of a bucket of gradients that are reduced together [elements]."""
+        return self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
+
+    # -- copies and buffers ---------------------------------------------------------------------
+
+    @property
+    def flattens_on_host(self) -> bool:
+        """Whether stages 1 and 2 make their flat copy of the parameters in host memory: if the GPU has no
+        room for it, and always before DeepSpeed 0.19.0."""
+        capacity = self.machine.tiers["hbm"].capacity - self.machine.accelerator.reserved_bytes
+        room = capacity >= self.states.parameters + self.size * self.partitions.trained_numel
+        return self.stage in (1, 2) and (not room or self.settings.params.version < _FLATTENS_ON_GPU)
+
+    def aligned(self, size: int) -> int:
+        """Size of a file or swap buffer, padded for every aio thread [B]."""
+        return self.settings.params.aligned(size)
+
+    @property
+    def parameter_buffers(self) -> int:
+        """Size of the swap buffers of parameters [B]."""
+        params = self.settings.params
+        return params.buffer_count * self.aligned(params.buffer_size * self.size)
+
+    @cached_property
+    def largest_update(self) -> int:
+        """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
+        return max((self._padded(update.group) for update in self.state.updates), default=0)
+
+    def _padded(self, group: SubGroup) -> int:
+        numels = Counter(tensor.slice_numel for tensor in group.tensors)
+        return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
+
+
+_BUFFER_FACTOR = 1.5
+"""Default of ``additional_buffer_factor`` of both estimators."""
+
+
+def zero2_estimate(
+    total_params: int, *, num_gpus_per_node: int = 1, num_nodes: int = 1, cpu_offload: bool = True
+) -> Estimate:
+    """Return what ``estimate_zero2_model_states_mem_needs`` returns, to the byte."""
+    total_gpus, factor = num_nodes * num_gpus_per_node, _BUFFER_FACTOR
+    if cpu_offload:
+        host = total_params * max(4 * total_gpus, 16) * factor
+        gpu = 2 * total_params
+        formula = f"GPU 2P; host P x max(4G, 16) x {factor}"
+    else:
+        host = total_params * 4 * num_gpus_per_node * factor
+        gpu = 2 * total_params + int(18 * total_params / total_gpus)
+        formula = f"GPU 2P + 18P/G; host 4P x g x {factor}"
+    return Estimate("DeepSpeed's estimate for ZeRO-2", int(host), int(gpu), None, formula)
+
+
+def zero3_estimate(
+    total_params: int,
+    largest_layer_params: int,
+    *,
+    num_gpus_per_node: int = 1,
+    num_nodes: int = 1,
+    cpu_offload: bool = True,
+    cpu_offload_params: bool = True,
+) -> Estimate:
+    """Return what ``estimate_zero3_model_states_mem_needs`` returns under ``zero.Init``, to the byte.
+
+    ``largest_layer_params`` is the size of the largest module without its children, as ``model_to_params``
+    finds it (:func:`largest_module_numel`).
+    """
+    total_gpus, factor, largest = num_nodes * num_gpus_per_node, _BUFFER_FACTOR, 4 * largest_layer_params
+    if not cpu_offload:
+        gpu = largest + int(18 * total_params / total_gpus)
+        host = largest * num_gpus_per_node * factor
+        return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU 4L + 18P/G; host 4L x g x {factor}")
+    states = 18 if cpu_offload_params else 16
+    gpu = largest if cpu_offload_params else largest + int(2 * total_params / total_gpus)
+    host = total_params * states * (1 / num_nodes) * factor
+    on_gpu = "4L" if cpu_offload_params else "4L + 2P/G"
+    return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {states}P/n x {factor}")
+
+
+_ZERO_3 = "DeepSpeed's estimate for ZeRO-3"
+
+
+def white_paper_rule(model: ModelShape) -> Estimate:
+    """Return 240 x layers x hidden^2 [B]: 12 h^2 parameters per layer, 20 B for each.
+
+    Source: Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857, equations 1 and 2, repeated in DDN's white
+    paper "Large Language Models". The rule ignores embeddings and activations; layers with a gated
+    feed-forward network or grouped queries do not have 12 h^2 parameters.
+    """
+    total = 240 * model.num_hidden_layers * model.hidden_size**2
+    return Estimate("white paper's rule", None, None, total, "240 x layers x hidden^2 over all tiers")
+
+
+def estimates_for(
+    model: ModelShape, *, stage: int, ranks: int, nodes: int, offload_optimizer: bool, offload_params: bool
+) -> tuple[Estimate, ...]:
+    """Return published estimates for a run: DeepSpeed's estimator for its stage (from 1), and the rule of
+    thumb.
+
+    DeepSpeed's estimators do not know storage; states there count as in host memory. None of them knows
+    frozen weights; with adapters they are labelled as estimates for full training.
+    """
+    per_node, total = -(-ranks // nodes), model.num_parameters
+    found = [white_paper_rule(model)]
+    if stage in (1, 2):
+        rule = zero2_estimate(
+            total, num_gpus_per_node=per_node, num_nodes=nodes, cpu_offload=offload_optimizer
+        )
+        found.insert(0, rule)
+    elif stage == 3:
+        rule = zero3_estimate(
+            total,
+            largest_module_numel(model),
+            num_gpus_per_node=per_node,
+            num_nodes=nodes,
+            cpu_offload=offload_optimizer,
+            cpu_offload_params=offload_params,
+        )
+        found.insert(0, rule)
+    if model.all_trainable:
+        return tuple(found)
+    return tuple(one._replace(name=f"{one.name}, if all weights were trained") for one in found)
+
+
+def largest_module_numel(model: ModelShape) -> int:
+    """Return the number of elements of the module that owns the most, without its children."""
+    return max(module.num_parameters for module in model.distinct_modules)
+
+
+# -- on the GPU ----------------------------------------------------------------------------------------
+
+_DOUBLE = 8
+"""[B] per element of gradient norms, which are computed in double precision from a cast of the whole
+tensor."""
+_NORM_CHUNK = 250_000_000
+"""[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
+_COPIES_ON_GPU = (0, 18, 3)
+"""Version from which stages 1 and 2 copy a rank's gradients on the GPU before they go to the host."""
+_SELECTED = 4
+"""Number of 16-bit tensors that ZenFlow keeps for the selected columns: two moments, a copy, the gradient."""
+
+_BATCH = "lower batch_size or sequence_length"
+_KEPT = f"{_BATCH}, or set gradient_checkpointing"
+_CHECKPOINTS = "lower batch_size or sequence_length, or set activation_checkpointing.cpu_checkpointing"
+_BUCKET = "lower reduce_bucket_size"
+_FETCH = "lower stage3_max_live_parameters, stage3_max_reuse_distance or stage3_prefetch_bucket_size"
+_OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
+_SUB_GROUP = "lower sub_group_size"
+
+
+def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the need at start-up: stage 3 partitions each parameter when it is made; moments do not exist
+    yet."""
+    return (
+        *_gpu_states(memory, moments=False),
+        *_swap_pool(memory),
+        *(_start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)),
+        _context(memory),
+    )
+
+
+def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the need of a micro-step, the largest of four: during the loss, the gradient of the output
+    layer, the backward pass of a layer while gradients are reduced, and the gradient of the embedding."""
+    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
+    return (
+        *_gpu_states(memory, moments=True),
+        *_swap_pool(memory),
+        *_buckets(memory),
+        *worst,
+        _context(memory),
+    )
+
+
+def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the need of the optimizer step, in which only stage 3 keeps its bucket."""
+    return (
+        *_gpu_states(memory, moments=True),
+        *_swap_pool(memory),
+        *(_buckets(memory) if memory.stage == 3 else ()),
+        *_update(memory),
+        _context(memory),
+    )
+
+
+def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the need of the search for overflow, which is in host memory if the optimizer is offloaded."""
+    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
+    return (
+        *_gpu_states(memory, moments=True),
+        *_swap_pool(memory),
+        *_buckets(memory),
+        *(() if memory.state.offloads_optimizer else (check,)),
+        _context(memory),
+    )
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
+    states, settings = memory.states, memory.settings
+    if memory.stage < 3 or memory.state.weights_on == "hbm":
+        name = "parameters" if memory.stage < 3 else "parameter partition"
+        yield _term(name, states.parameters, "set stage 3, or offload_param.device")
+    if memory.state.weight_bits is not None:
+        frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
+        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0), "")
+    if not memory.state.offloads_optimizer:
+        # Below stage 3 gradients are allocated in the first backward pass.
+        present = moments or memory.stage == 3
+        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER)
+        yield _term("master weights", states.master, _OPTIMIZER)
+        yield _term("optimizer moments", states.moments - memory.paged if moments else 0, _OPTIMIZER)
+        yield _term(PAGED, memory.paged if moments else 0, _OPTIMIZER)
+    elif memory.state.on_gpu:
+        numel = sum(group.numel for group in memory.state.on_gpu)
+        adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0
+        size = 2 * SINGLE * numel + adam
+        yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
+    if memory.stage in (1, 2) and memory.state.offloads_optimizer:
+        yield _term("gradient on its way to the host", memory.largest * memory.size, "")
+    if settings.zenflow is not None and moments:
+        columns = settings.zenflow.topk_ratio * (
+            memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
+        )
+        copies = 1 if settings.zenflow.offload else _SELECTED
+        size = int(copies * columns) * memory.size
+        yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
+
+
+def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+    """Return the buckets of ``reduce_bucket_size`` in which gradients are collected
+    (``contiguous_gradients``)."""
+    settings = memory.settings
+    if memory.stage in (1, 2):
+        # Stage 1 reduces what was accumulated, in its type.
+        size = settings.gradient_bytes if memory.stage == 1 else memory.size
+        count = 2 if settings.overlap_comm else 1
+        more = " or unset overlap_comm" if count > 1 else ""
+        yield _term("reduce buckets", count * settings.reduce_bucket_size * size, f"{_BUCKET}{more}")
+    elif memory.stage == 3:
+        yield _term("reduce bucket", settings.reduce_bucket_size * memory.size, _BUCKET)
+
+
+def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
+    acts, checkpoints = memory.activations, memory.workload.gradient_checkpointing
+    fewer = _BATCH if checkpoints else _KEPT
+    name = "checkpoints" if checkpoints else "activations of the other layers"
+    kept = _term(name, acts.kept, _CHECKPOINTS if checkpoints else fewer)
+    loss = _term("logits and loss", acts.loss, fewer)
+    yield *_gathered(memory, reducing=False), kept, loss
+
+    head = _largest(one for one in memory.partitions.trained if one.place == "after")
+    logits = memory.workload.tokens * memory.state.model.vocab_size * memory.size
+    gradient = _term("gradient of the logits", logits, fewer)
+    yield *_gathered(memory, reducing=False), kept, gradient, *_reduction(memory, head, full=False)
+
+    # A bucket that is reduced amid the layers may hold what came before them.
+    inside = _largest(
+        one
+        for one in memory.partitions.trained
+        if one.place == "layer" or (one.place == "after" and one.numel <= memory.bucket)
+    )
+    layer = _term("activations of one layer", acts.layer, fewer)
+    yield *_gathered(memory, reducing=True), kept, layer, *_reduction(memory, inside, full=True)
+
+    embedding = _largest(one for one in memory.partitions.trained if one.place == "before")
+    yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
+
+
+def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
+    """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers nothing."""
+    params, peak = memory.settings.params, memory.peak
+    direct = params.copies_directly(memory.ranks)
+    if memory.stage < 3 or (direct and memory.state.weights_on == "hbm"):
+        return
+    if peak is not None:
+        held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
+    else:
+        total = sum(weight.numel for weight in memory.partitions.weights)
+        batch = params.prefetch_bucket_size + largest_module_numel(memory.state.model)
+        kept = max(params.max_live_parameters, params.max_reuse_distance)
+        held, batch = min(total, kept + batch), min(total, batch)
+    name = "gathered parameters" if reducing else "gathered parameters, peak"
+    yield _term(name, held * memory.size, _FETCH)
+    if not direct:
+        yield _term("all-gather buffer", batch * memory.size, _FETCH)
+
+
+def _largest(weights: Iterable[Weight]) -> int:
+    return max((one.numel for one in weights), default=0)
+
+
+def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
+    """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and the
+    norm of its largest part.
+
+    Stage 3 interleaves the tensors of a bucket for its reduce-scatter, even on one rank; stages 0 to 2
+    flatten those that belong to several ranks. A gradient larger than the bucket is reduced alone and without
+    a copy.
+    """
+    alone = largest > memory.bucket
+    yield _term("largest gradient", largest * memory.size, "")
+    if not full and not alone:
+        return
+    if not alone and (memory.stage == 3 or memory.ranks > 1):
+        yield _term(
+            "gradients being reduced",
+            min(memory.bucket, memory.partitions.trained_numel) * memory.size,
+            _BUCKET,
+        )
+    if memory.state.offloads_optimizer:
+        part = memory.part_of(largest)
+        chunk = min(part, _NORM_CHUNK) if memory.stage == 3 else part
+        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk, "")
+
+
+def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+    """Return the need of flattening and casting gradients for the optimizer: by sub-group in stage 3, else
+    all."""
+    gradient = memory.settings.gradient_bytes
+    norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
+    numel = max((group.numel for group in memory.state.on_gpu), default=0)
+    if memory.state.offloads_optimizer:
+        copies = SINGLE * numel  # of PyTorch's AdamW, which updates them
+    else:
+        copies = (gradient + SINGLE) * numel if gradient < SINGLE else 0
+    remedy = _SUB_GROUP if memory.stage == 3 else _OPTIMIZER
+    yield _term("gradients in single precision", max(norm, copies), remedy)
+
+
+def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+    """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
+    yield _term(
+        "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
+    )
+    yield from _buckets(memory)
+    if not memory.state.offloads_optimizer:
+        size = SINGLE * memory.state.largest_group
+        yield _term("gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP)
+
+
+def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+    """Return the need of the model and of a second, flat copy if there is room for it (since DeepSpeed
+    0.19.0)."""
+    if memory.stage and not memory.flattens_on_host:
+        name = "second copy of the parameters, while they are flattened"
+        yield _term(name, memory.size * memory.partitions.trained_numel, "")
+    if memory.stage and not memory.state.offloads_optimizer:
+        yield _term("gradient buffer", SINGLE * memory.partitions.part, _OPTIMIZER)
+    elif memory.stage and memory.settings.params.version >= _COPIES_ON_GPU:
+        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part, "")
+
+
+def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+    """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
+    if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
+        yield _term(
+            "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"
+        )
+
+
+def _context(memory: TrainingMemory) -> MemoryTerm:
+    return _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes, "")
+
+
+def _term(name: str, size: int, remedy: str) -> MemoryTerm:
+    return MemoryTerm("hbm", name, size, remedy=remedy)
+
+
+# -- on all tiers --------------------------------------------------------------------------------------
+
+
+INITIALISATION = "initialisation"
+MICRO_STEP = "forward and backward"
+OPTIMIZER_STEP = "optimizer step"
+OVERFLOW_CHECK = "overflow check"
+_STATES = 3
+
+
+def training_stages(
+    state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
+) -> tuple[MemoryStage, ...]:
+    """Return the memory of a run at three stages, at stage 3 in float16 also in the search for overflow.
+
+    ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
+    used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
+    from the prefetch bucket and the largest module for a single call.
+    """
+    memory = TrainingMemory(state, workload, machine, peak)
+    begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
+    check = MemoryStage(OVERFLOW_CHECK, (*gpu_overflow_check(memory), *_host_overflow_check(memory), *steady))
+    return (
+        MemoryStage(
+            INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
+        ),
+        MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
+        *([check] if state.checks_overflow else []),
+        MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
+    )
+
+
+def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
+    """Return the storage that all ranks need; at start-up (not ``started``) moments and gradients do not
+    exist."""
+    state, places = memory.state, memory.state.places
+    if state.weights_on == "nvme":
+        # Files of partitions that max_in_cpu keeps in memory are not removed.
+        sizes = Counter(memory.parameter_sizes)
+        size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
+        yield MemoryTerm(places.weights, "parameters", places.ranks * size)
+    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
+    if not states:
+        return
+    name = "master weights and moments" if started else "master weights"
+    count = _STATES if started else 1
+    yield MemoryTerm(places.optimizer, name, places.ranks * count * states)
+    if started:
+        smallest = state.settings.params.min_swap_bytes
+        pieces = Counter(
+            SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors
+        )
+        size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
+        yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)
+
+
+_BUFFERS = "lower offload_param.buffer_count or buffer_size"
+_OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
+_NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
+_HOSTS = "set dtype to bfloat16, or use more hosts"
+_PINNED = "unset offload_param.pin_memory"
+_GRADIENT_PIN_SETTING = (0, 10, 1)
+"""Version from which stages 1 and 2 pin gradients only if ``pin_memory`` is set; before, they always do."""
+_MASTER_PINNED, _MASTER_PIN_SETTING = (0, 14, 1), (0, 18, 3)
+"""Versions in which stages 1 and 2 changed the pinning of master weights. Before the first they are not
+pinned, from the first they are always pinned, and from the second ``pin_memory`` decides."""
+_COPY_IN_16_BIT = (0, 17, 0)
+"""Version from which stages 1 and 2 cast updated parameters into a separate buffer."""
+_CACHED = "page-locked memory that PyTorch keeps after start-up"
+
+
+def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
+    model.
+
+    Stage 3 is assumed to make the model under ``zero.Init``. Reading a checkpoint meanwhile is not counted.
+    """
+    ledger = _state_ledger(memory, moments=False)
+    _transient(memory, ledger)
+    if memory.stage == 3:
+        return ledger.terms()
+    before = _ledger(memory)
+    copies = 2 if memory.flattens_on_host else 1
+    before.add(
+        "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
+    )
+    return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
+
+
+def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the host memory in forward and backward of a later step."""
+    ledger = _state_ledger(memory, moments=True)
+    ledger.add(
+        "checkpoints",
+        memory.activations.on_host,
+        remedy="lower batch_size or sequence_length, or unset cpu_checkpointing",
+    )
+    return ledger.terms()
+
+
+def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
+    yet on storage."""
+    ledger = _state_ledger(memory, moments=True)
+    updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
+    if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
+        # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
+        ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
+    swapped = max((group.numel for group in memory.state.on_storage), default=0)
+    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
+    return ledger.terms()
+
+
+def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Return the host memory in the search for overflow, before any sub-group is updated."""
+    ledger = _state_ledger(memory, moments=True)
+    if memory.state.offloads_optimizer:
+        ledger.add("temporary copies in the overflow check", memory.overflow_check, remedy=_HOSTS)
+    return ledger.terms()
+
+
+def _state_ledger(memory: TrainingMemory, *, moments: bool) -> _Ledger:
+    """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
+    step."""
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=moments)
+    return ledger
+
+
+def _ledger(memory: TrainingMemory) -> _Ledger:
+    ledger = _Ledger(memory.per_host)
+    ledger.once(system_memory(memory.machine))
+    return ledger
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
+    if memory.state.weights_on == "hbm":
+        return
+    params, sizes = memory.settings.params, memory.parameter_sizes
+    if memory.state.weights_on == "dram":
+        element = memory.size
+        trained = [numel * element for numel in memory.partitions.slices]
+        frozen = [
+            size
+            for size, weight in zip(sizes, memory.partitions.weights, strict=True)
+            if not weight.trainable
+        ]
+        ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
+        # One flat buffer, which is always pinned, replaces the partitions.
+        ledger.add("parameters", sum(trained), pinned=True)
+        if params.pin_memory:
+            ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
+        return
+    staying = {size for size in set(sizes) if not memory.state.swapped(size)}
+    small = [size for size in sizes if size in staying]
+    ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
+    add = _locking(memory, ledger)
+    if not params.use_gds:
+        add("swap buffers of parameters", memory.parameter_buffers, _BUFFERS)
+    kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
+    ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
+    add("swap buffer of updated parameters", memory.largest_update, _SUB_GROUP)
+
+
+def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
+    """Return the method that adds swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed
+    since."""
+    if memory.settings.params.swap_buffers_pinned:
+        return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
+    return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
+
+
+# -- optimizer ------------------------------------------------------------------------------------
+
+
+def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
+    if not memory.state.offloads_optimizer:
+        return
+    groups = [group.numel for group in memory.state.in_memory]
+    if memory.stage == 3:
+        _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
+        gradients = memory.settings.gradient_bytes * memory.partitions.part
+        ledger.add("accumulated gradients", gradients, pinned=memory.settings.pin_memory, remedy=_NVME)
+    else:
+        _states_in_memory(memory, ledger, groups, pinned_master=_pins_master(memory), moments=moments)
+        _buffers_below_stage_3(memory, ledger, accumulates=moments)
+    if memory.state.on_storage:
+        largest = memory.aligned(SINGLE * memory.state.largest_group)
+        pool = memory.settings.buffer_count * largest
+        _locking(memory, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
+
+
+def _states_in_memory(
+    memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
+) -> None:
+    """Add master weights, gradients and moments in single precision, and the copies of ZenFlow and
+    SuperOffload."""
+    settings, numel = memory.settings, sum(groups)
+    single = [SINGLE * group for group in groups]
+    overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
+    ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
+    if overlapped or settings.super_offload:
+        _shared_gradients(memory, ledger, single, twice=overlapped)
+    else:
+        ledger.add("gradients in single precision", single, pinned=_pins_gradients(memory), remedy=_NVME)
+    if not moments:
+        return
+    size = moment_bytes("adam", (), numel=numel, flat=True)
+    if overlapped:
+        unset = "unset zenflow.overlap_step"
+        ledger.add("optimizer moments, twice (ZenFlow)", 2 * size, remedy=unset)
+        ledger.add("master weights as last updated (ZenFlow)", sum(single), remedy=unset)
+    else:
+        ledger.add("optimizer moments", size, remedy=_NVME)
+    if settings.zenflow is not None and settings.zenflow.offload:
+        columns = memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
+        selected = int(3 * settings.zenflow.topk_ratio * columns) * memory.size
+        ledger.add("moments and copy of selected columns (ZenFlow)", selected)
+
+
+def _pins_gradients(memory: TrainingMemory) -> bool:
+    if memory.stage < 3 and memory.settings.params.version < _GRADIENT_PIN_SETTING:
+        return True
+    return memory.settings.pin_memory
+
+
+def _pins_master(memory: TrainingMemory) -> bool:
+    version = memory.settings.params.version
+    return version >= _MASTER_PINNED and (version < _MASTER_PIN_SETTING or memory.settings.pin_memory)
+
+
+def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
+    """Add gradients in memory that is shared with another process; their page-locked original stays
+    allocated."""
+    if twice:
+        ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
+    else:
+        ledger.add("gradients in single precision", sum(single), remedy=_NVME)
+        # The other process has a buffer of its own.
+        buffer = max(single, default=0)
+        pinned = memory.settings.pin_memory
+        ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
+    if memory.settings.pin_memory:
+        ledger.add_locked(_CACHED, _rounded(single), remedy="unset offload_optimizer.pin_memory")
+
+
+def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
+    """Add the updated partition in 16 bit, one gradient, and with accumulation all gradients of the
+    partition."""
+    pinned = _pins_gradients(memory)
+    if memory.settings.params.version >= _COPY_IN_16_BIT:
+        size = memory.size * memory.partitions.part
+        ledger.add("updated parameters in 16 bit", size, pinned=memory.settings.pin_memory)
+    ledger.add("gradient buffer", memory.size * memory.largest, pinned=pinned)
+    if accumulates and memory.workload.gradient_accumulation_steps > 1:
+        # One buffer for every tensor of the partition, each of the tensor's full size.
+        sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
+        held = (_rounded(sizes) if pinned else sum(sizes)) // memory.ranks
+        ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
+
+
+# -- start-up -------------------------------------------------------------------------------------
+
+
+def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
+    """Largest temporary allocation during start-up."""
+    found: dict[str, int] = {}
+    if memory.stage == 3 and memory.state.weights_on == "hbm":
+        found["parameters, moved to make them contiguous"] = memory.states.parameters
+    if memory.stage == 3 and memory.state.offloads_optimizer:
+        found["sub-group cast to single precision"] = SINGLE * memory.state.largest_group
+    if memory.state.offloads_optimizer and _pins_gradients(memory):
+        size = memory.settings.gradient_bytes if memory.stage == 3 else SINGLE
+        found["gradient buffer before it is page-locked"] = size * memory.partitions.part
+    if found:
+        name = max(found, key=lambda one: found[one])
+        ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
+
+
+# -- allocations ----------------------------------------------------------------------------------
+
+
+def _rounded(sizes: Sequence[int]) -> int:
+    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
+    two."""
+    return sum(sizes) + pinned_rounding(sizes)
+
+
+class _Ledger:
+    """A _Ledger adds up allocations in the memory of a host on which ``ranks`` processes make the same
+    ones."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._terms: list[MemoryTerm] = []
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Add allocations of every rank by PyTorch, page-locked or not [B]."""
+        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        if pinned:
+            self._rounding += pinned_rounding(found)
+        self._put(name, sum(found), pinned, remedy, once=once)
+
+    def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
+        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), whose sizes are not rounded."""
+        self._put(name, size, True, remedy)
+
+    def once(self, term: MemoryTerm) -> None:
+        """Add an allocation that exists once per host."""
+        self._terms.append(term)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return the memory terms of the host, including those for rounding."""
+        rounding = MemoryTerm(
+            "dram",
+            "rounding of pinned allocations",
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
+        if size:
+            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
+            self._terms.append(term)
