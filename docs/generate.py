@@ -57,7 +57,8 @@ A row is what is done with weights, a column what is done with the key-value cac
 "yes": the program does it; "what-if": it is simulated, and no program does it; "no": it is refused.
 Numbers refer to the notes below, which are the texts of warnings and errors.
 Each was planned for opt-6.7b on dgx-a100; other models and machines may be refused for other reasons.
-"Homes and hooks" is any [program of your own](../../examples/three_tiers.py), with a cache as transformers has it.
+"Homes and hooks" is any [program of your own](../../examples/three_tiers.py), with a cache as in
+transformers.
 FlexGen has keys of its own for the cache: `cache_gpu_percent`, `cache_cpu_percent`, `disk`, `compress_cache`
 and `cpu_attention`.
 
