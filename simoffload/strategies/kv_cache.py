@@ -298,6 +298,9 @@ class KvCache(Frozen):
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise refused("format", self.format, engine.formats, why, more=more)
+        if self.connector is not None and not what_if:
+            text = f"{engine.program} has no connector; remove it"
+            raise InputError.at("strategy.kv_cache.connector", text)
         what_if = what_if and self.attends_on_cpu and "dynamic" in engine.implementations
         if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
