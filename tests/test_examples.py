@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,7 +15,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.models.families import FAMILIES
 from simoffload.planning.sweep.tasks import check_workers_can_import
-from simoffload.strategies import Strategy, kv_cache
+from simoffload.strategies import Strategy, kv_cache, register
 from simoffload.strategies.passes.pass_writer import PassWriter
 from simoffload.strategies.streams import DEPTH, REQUEST
 
@@ -193,6 +193,24 @@ def test_a_cache_in_another_format_moves_as_many_bytes_as_it_has() -> None:
         simulated("cache_format", "strategy.kv_cache.implementation=dynamic", "strategy.kv_cache.tier=hbm")
     with pytest.raises(ValueError, match="nvfp4 is known already"):
         kv_cache.register_cache_format("nvfp4", 1.0)
+
+
+def test_a_program_of_your_own_can_keep_the_format_on_the_gpu() -> None:
+    """Its cache is then as large as the format says, beside the tokens that are not quantized yet."""
+    __import__("cache_format")
+    base = __import__("checked_layers").CheckedLayers
+    engine = kv_cache.TRANSFORMERS._replace(formats=("nvfp4",))
+    body = {"__module__": __name__, "__annotations__": {"kind": Literal["kept"]}, "kind": "kept"}
+    register(type("Kept", (base,), {**body, "cache_engine": engine}))
+    keys = "strategy.kind=kept", "strategy.kv_cache.format=nvfp4"
+    plan: Any = so.load_scenario(
+        "checked_layers.yaml", overrides=["workload.prompt_length=1000", *keys]
+    ).plan()
+    sizes = {one.name: one.size for one in plan.memory_stages[0].terms}
+    kept = 2 * 2 * 32 * 4096  # elements of a token of two sequences
+    whole = (sizes["key-value cache"]) / (0.5625 * kept)
+    assert 1000 - 128 <= whole <= 1004
+    assert sizes["tokens that are not quantized yet"] > 0
 
 
 def test_workers_know_the_format(capsys: pytest.CaptureFixture[str]) -> None:
