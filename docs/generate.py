@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,24 @@ All other keys of a `config.json` are ignored.
 | name | family | parameters | source |
 |---|---|---|---|
 {}"""
+_COMBINATIONS = """# Reference: programs
+
+{}
+A row is what is done with weights, a column what is done with the key-value cache.
+"yes": the program does it; "what-if": it is simulated, and no program does it; "no": it is refused.
+Numbers refer to the notes below, which are the texts of warnings and errors.
+Each was planned for opt-6.7b on dgx-a100; other models and machines may be refused for other reasons.
+"Homes and hooks" is any [program of your own](../../examples/three_tiers.py), with a cache as in
+transformers.
+FlexGen has keys of its own for the cache: `cache_gpu_percent`, `cache_cpu_percent`, `disk`, `compress_cache`
+and `cpu_attention`.
+
+| weights | {} |
+|---|{}
+{}
+## Notes
+
+{}"""
 _PROGRAM = """# Reference: the command line
 
 {}
@@ -72,6 +91,7 @@ def files() -> dict[str, str]:
     profile = schemas["profile"]
     written["reference/profiles.md"] = _PROFILES.format(profiles) + _sections(profile, _in_order(profile))
     written["reference/models.md"] = _models(scenarios)
+    written["reference/programs.md"] = _programs("../kv-cache.md")
     written["reference/cli.md"] = _PROGRAM.format(readme) + "".join(_commands(program()))
     return written
 
@@ -88,6 +108,24 @@ def _models(scenarios: str) -> str:
         shape, (_, size) = load_model(name), find_size(name)
         named.append(f"| {name} | {shape.family} | {shape.num_parameters:,} | {size.source} |\n")
     return _MODELS.format(scenarios, "".join(families), "".join(named))
+
+
+def _programs(caches: str) -> str:
+    """Return the table of all ways to offload weights with all caches, each as it is really planned."""
+    found = runpy.run_path(str(DOCS / "combinations.py"))
+    notes: dict[str, int] = {}
+    rows = []
+    with found["example"]():
+        for weights, section in found["WEIGHTS"].items():
+            cells = []
+            for cache in found["CACHES"]:
+                answer, _, why = found["Cell"](weights, cache).answer().partition(": ")
+                cells.append(f"{answer} {notes.setdefault(why, len(notes) + 1)}" if why else answer)
+            rows.append(f"| {weights} (`{section['kind']}`) | {' | '.join(cells)} |\n")
+    head = _WRITTEN.format(f"[{Path(caches).name}]({caches})")
+    listed = "".join(f"{number}. {_cell(why)}\n" for why, number in notes.items())
+    names = " | ".join(found["CACHES"])
+    return _COMBINATIONS.format(head, names, "---|" * len(found["CACHES"]), "".join(rows), listed)
 
 
 # -- schemas -----------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
-"""A program: layers in pinned memory, in pageable memory and on a drive, each brought two layers ahead."""
+"""A program: layers in pinned memory, in pageable memory and on a drive, each brought two layers ahead.
+
+``python three_tiers.py run three_tiers.yaml`` simulates it, and every other command knows it, too.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from simoffload.cli import main
 from simoffload.strategies.authoring import (
     HBM,
     ForwardPass,
@@ -47,3 +51,7 @@ class ThreeTiers(HookedStrategy):
 
     def hooks(self, plan: HookedPlan, forward: ForwardPass) -> tuple[Prefetched]:
         return (Prefetched(plan.homes, ahead=2),)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -3,7 +3,7 @@
 A program is one class that derives from ``HookedStrategy``: its fields are the keys of the section
 ``strategy``, ``homes`` says where each tensor is kept, and ``hooks`` lists what happens around the modules of
 a pass. Memory, tiers, schedules and the key-value cache follow from them. ``register`` makes the program
-known to every command. CONTRIBUTING has an example of each.
+known to every command, ``register_cache_format`` a format of the key-value cache. CONTRIBUTING has examples.
 """
 
 from simoffload.documents import Edit
@@ -15,6 +15,7 @@ from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.homes import HBM, Home, Homes
 from simoffload.strategies.hooked import HookedPlan, HookedStrategy
 from simoffload.strategies.hooks.staging import Prefetched
+from simoffload.strategies.kv_cache import register_cache_format
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     STAGING,
@@ -54,4 +55,5 @@ __all__ = [
     "Prefetched",
     "StagePass",
     "register",
+    "register_cache_format",
 ]

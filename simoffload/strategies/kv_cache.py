@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import product
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
@@ -29,14 +33,13 @@ from simoffload.strategies.cache_checks import (
 from simoffload.strategies.connector import Connector
 from simoffload.workload import Inference
 
-CacheFormat = Literal["fp16", "bf16", "fp8", "int8", "int4", "int2"]
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
 _GROUP, _RESIDUAL = 64, 128
 """Elements that share a scale and a shift in 16 bit, and the number of tokens that are not quantized at which
 all are (defaults of ``QuantizedLayer``: ``q_group_size``, ``residual_length``)."""
 _SCALES = 4 / _GROUP
-_ELEMENTS: dict[CacheFormat, float] = {
+_OWN: dict[str, float] = {
     "fp16": 2.0,
     "bf16": 2.0,
     "fp8": 1.0,
@@ -45,6 +48,32 @@ _ELEMENTS: dict[CacheFormat, float] = {
     "int2": 0.25 + _SCALES,
 }
 """Size [B] of an element by format."""
+_ELEMENTS = dict(_OWN)
+
+
+class _FormatName:
+    """Field type for the name of a format; those of other packages are known once they are registered."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(cls._known)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, _schema: CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"enum": list(_ELEMENTS), "type": "string"}
+
+    @staticmethod
+    def _known(value: Any) -> str:
+        if isinstance(value, str) and value in _ELEMENTS:
+            return value
+        *others, last = map(repr, _ELEMENTS)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+
+
+CacheFormat = Annotated[str, _FormatName]
+"""Name of a format of keys and values."""
 
 
 class CacheEngine(NamedTuple):
@@ -75,6 +104,24 @@ STREAMED = CacheEngine(
 )
 """What no program has: the cache on any tier but the GPU (``streamed_cache``)."""
 _WHAT_IF = "; or try a what-if, implementation: streamed"
+
+
+def register_cache_format(name: str, element_bytes: float) -> None:
+    """Make a format known whose elements take ``element_bytes`` [B], scales included, in a streamed cache.
+
+    A strategy of your own can list it in its ``cache_engine``, too: the cache then stays on the GPU and is
+    decoded as that of ``QuantizedLayer``. Raises ValueError if a format of another size has the name.
+    """
+    global STREAMED  # noqa: PLW0603  # the one list of what it has
+    if _ELEMENTS.setdefault(name, element_bytes) != element_bytes:
+        raise ValueError(f"the format {name} is known already, with {_ELEMENTS[name]:g} B for an element")
+    if name not in (*_OWN, *STREAMED.formats):
+        STREAMED = STREAMED._replace(formats=(*STREAMED.formats, name))
+
+
+def formats_from_outside() -> dict[str, float]:
+    """Return the formats that were registered, so that worker processes can register them."""
+    return {name: size for name, size in _ELEMENTS.items() if name not in _OWN}
 
 
 class KvCache(Frozen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +25,6 @@ from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
-from tests.strategies.test_toy import COMMANDS
 
 SCENARIO = """\
 name: piped
@@ -147,6 +147,22 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SCENARIO)
     return tmp_path
+
+
+COMMANDS: Sequence[tuple[tuple[str, ...], int]] = (
+    (("check", "s.yaml"), 0),
+    (("run", "s.yaml", "--output-dir", "out"), 0),
+    (("run", "s.yaml", "--explain"), 0),
+    (("fit", "s.yaml"), 0),
+    (("fit", "s.yaml", "--largest"), 0),
+    (("fit", "s.yaml", "--machines"), 0),
+    (("fit", "s.yaml", "--set", "profiles.dgx-a100-1tib.memory_capacity=16 GiB"), 3),
+    (("compare", "s.yaml", "--on", "dram,hbm"), 0),
+    (("advise", "s.yaml"), 0),
+    (("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2"), 0),
+    (("schema", "scenario"), 0),
+)
+"""Words and status, of a scenario on which a strategy of a test runs."""
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from simoffload.scenario import ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
+from simoffload.strategies.kv_cache import formats_from_outside, register_cache_format
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 
@@ -72,7 +73,7 @@ def job_of(sweep: Sweep) -> SweepJob:
     """Pack a sweep with the content of all files that its points were found to need."""
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
-    outside = families.registered_outside(), registry.registered_outside()
+    outside = families.registered_outside(), registry.registered_outside(), formats_from_outside()
     packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
     return SweepJob(content, hashlib.sha256(content).hexdigest())
@@ -90,6 +91,8 @@ def _setting(job: SweepJob) -> _Setting:
             families.register(family)
         for strategy in outside[1]:
             registry.register(strategy)
+        for name, size in outside[2].items():
+            register_cache_format(name, size)
         grid = Grid(Document(path, data, root), axes)
         setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
     return setting

@@ -1,0 +1,253 @@
+"""The examples for authors run, each alone, and what they compute is true."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.models.families import FAMILIES
+from simoffload.planning.sweep.tasks import check_workers_can_import
+from simoffload.strategies import Strategy, kv_cache, register
+from simoffload.strategies.passes.pass_writer import PassWriter
+from simoffload.strategies.streams import DEPTH, REQUEST
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROGRAMS = ("three_tiers", "checked_layers", "cache_format", "wide_family")
+"""Examples with a scenario of the same name."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with the scenarios of the examples, whose modules can be imported."""
+    monkeypatch.setattr(Strategy, "registered", dict(Strategy.registered))
+    monkeypatch.setattr(kv_cache, "STREAMED", kv_cache.STREAMED)
+    monkeypatch.setattr(kv_cache, "_ELEMENTS", dict(kv_cache._ELEMENTS))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for name in PROGRAMS:
+        sys.modules.pop(name, None)
+        (tmp_path / f"{name}.yaml").write_text((EXAMPLES / f"{name}.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in PROGRAMS:
+        sys.modules.pop(name, None)
+    if "wide" in FAMILIES:
+        del FAMILIES["wide"]
+
+
+def simulated(name: str, *overrides: str) -> tuple[so.LoadedScenario, Any]:
+    """Import an example and simulate its scenario."""
+    __import__(name)
+    scenario = so.load_scenario(f"{name}.yaml", overrides=overrides)
+    return scenario, so.simulate(scenario)
+
+
+# -- each runs alone -----------------------------------------------------------------------------
+
+
+def test_the_list_of_examples_is_whole() -> None:
+    written = {path.relative_to(EXAMPLES).parts[0].partition(".")[0] for path in EXAMPLES.rglob("*.*ml")}
+    written |= {path.stem for path in EXAMPLES.glob("*.py")}
+    assert written == {*PROGRAMS, "own_metric", "device"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [*((f"{name}.py", "run", f"{name}.yaml") for name in PROGRAMS), ("own_metric.py",)],
+    ids=lambda words: words[0],
+)
+def test_an_example_runs_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Sequence[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", list(words))
+    with suppress(SystemExit):
+        runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
+    shown, complaints = capsys.readouterr()
+    assert "tokens/s" in shown or "GB for a token over" in shown, complaints
+
+
+# -- a program: three_tiers.py -------------------------------------------------------------------
+
+WHOLE = ("model=opt-6.7b", 'strategy.kv_cache={"tier":"hbm"}')
+"""Weights in 16 bit, and the cache on the GPU."""
+
+
+def expected_time(scenario: so.LoadedScenario) -> float:
+    """The time [s] of the last decode step: what is slowest of its copies, reads and kernels.
+
+    Copies from pageable memory take the host thread, which launches the kernels of a layer between them;
+    others go on beside it. A drive is read from the layer that is two layers before the first one on it.
+    """
+    plan: Any = scenario.plan()
+    machine, last = scenario.machine, scenario.scenario.workload.output_length - 1
+    timing = plan.timings.timing(plan.decode_step(last).batch)
+    costs = machine.host.eager_costs
+    copies = reads = held = 0.0
+    for modules, layer in zip(plan.model.layers, plan.homes.layers, strict=True):
+        for home, sizes in layer.items():
+            stored = home.tier != "dram"
+            path = machine.host_to_device(0, pinned=home.pinned or stored)
+            copy = sum(size / path.curve.rate(size) + path.latency for size in sizes)
+            if stored:
+                size, drive = sum(sizes), machine.storage_read(home.tier, 0)
+                in_flight = min(size, DEPTH * REQUEST)
+                reads += drive.latency + size / drive.file_rate(size, outstanding=in_flight, block=REQUEST)
+                rest = copy  # the last copy has no later read beside it
+            else:
+                copies += copy
+            if not stored and not home.pinned:
+                host = machine.host.deepspeed
+                held += sum(timing.launch_s(one) for one in modules if timing.compute(one))
+                held += len(sizes) * costs.operation.value
+                held += min(host.cold_limit.value, host.cold_share.value * copy)
+    kernels = sum(timing.compute(one) for modules in plan.model.layers for one in modules) * 1e-12
+    return max(kernels, copies + held + (reads + rest if reads else 0.0))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "pageable"), [(32, 0), (0, 32), (0, 0), (10, 10)], ids=["pinned", "pageable", "nvme", "mixed"]
+)
+def test_three_tiers_take_the_time_of_the_closed_form(
+    monkeypatch: pytest.MonkeyPatch, pinned: int, pageable: int
+) -> None:
+    monkeypatch.setattr(PassWriter, "verify", True)
+    split = f"strategy.pinned={pinned}", f"strategy.pageable={pageable}"
+    scenario, result = simulated("three_tiers", *WHOLE, *split)
+    assert result.decode[-1].time_s == pytest.approx(expected_time(scenario), rel=0.02)
+
+
+def test_three_tiers_count_their_memory() -> None:
+    scenario, result = simulated("three_tiers", *WHOLE)
+    plan: Any = scenario.plan()
+    layer = sum(map(sum, plan.homes.layers[0].values()))
+    ((_, terms),) = [(one.name, one.terms) for one in plan.memory_stages]
+    needed = {(one.tier, one.name, one.pinned): one.size for one in terms}
+    assert needed["dram", "weights", True] == needed["dram", "weights", False] == 10 * layer
+    assert needed["raid", "weights", False] == 12 * layer
+    assert needed["hbm", "layers on their way", False] == 3 * layer
+    assert result.fits
+
+
+COMMANDS: Sequence[Sequence[str]] = (
+    ("check",),
+    ("run", "--output-dir", "out"),
+    ("fit",),
+    ("compare", "--on", "raid,nfs"),
+    ("advise",),
+    ("sweep", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "1"),
+    ("schema",),
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_knows_three_tiers(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With weights in 4 bits and the cache in host memory."""
+    __import__("three_tiers")
+    command, *options = words
+    source = "scenario" if command == "schema" else "three_tiers.yaml"
+    assert main([command, source, *options]) == 0, capsys.readouterr().err
+    reported = capsys.readouterr().out
+    if command == "schema":
+        assert "three_tiers" in reported
+    if "--output-dir" in words:
+        assert "three_tiers" in Path("out/report.html").read_text()
+    if command == "sweep":
+        assert len(Path("s.csv").read_text().splitlines()) == 3
+
+
+# -- a hook, a cache format, a family, a device, a metric ---------------------------------------
+
+
+def test_checked_layers_take_the_time_of_the_slowest_of_copy_check_and_host() -> None:
+    scenario, copied = simulated("checked_layers", "strategy.lookup_s=0")
+    plan: Any = scenario.plan()
+    sizes = [size for layer in plan.homes.layers for found in layer.values() for size in found]
+    checked = simulated("checked_layers", "strategy.check_rate=1e10")[1]
+    looked = simulated("checked_layers", "strategy.lookup_s=0.002")[1]
+    path = scenario.machine.host_to_device(0, pinned=True)
+    copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
+    assert copied.tpot_s == pytest.approx(copies, rel=0.02)
+    assert checked.tpot_s == pytest.approx(sum(sizes) / 1e10, rel=0.03)
+    assert looked.tpot_s == pytest.approx(len(sizes) * 0.002, rel=0.05)
+    held = next(one for one in plan.memory_stages[0].terms if one.name == "layers on their way")
+    assert held.size == 2 * sum(sizes) // 32
+
+
+def test_a_cache_in_another_format_moves_as_many_bytes_as_it_has() -> None:
+    """0.5625 B for an element in place of 2."""
+    moved = [
+        one.size
+        for name in ("nvfp4", "fp16")
+        for one in simulated("cache_format", f"strategy.kv_cache.format={name}")[1].step.links
+        if one.link == "plx0 -> gpu0"
+    ]
+    assert moved[0] / moved[1] == pytest.approx(0.5625 / 2, rel=1e-3)
+    with pytest.raises(so.InputError, match="transformers has no cache of this format"):
+        simulated("cache_format", "strategy.kv_cache.implementation=dynamic", "strategy.kv_cache.tier=hbm")
+    with pytest.raises(ValueError, match="nvfp4 is known already"):
+        kv_cache.register_cache_format("nvfp4", 1.0)
+
+
+def test_a_program_of_your_own_can_keep_the_format_on_the_gpu() -> None:
+    """Its cache is then as large as the format says, beside the tokens that are not quantized yet."""
+    __import__("cache_format")
+    base = __import__("checked_layers").CheckedLayers
+    engine = kv_cache.TRANSFORMERS._replace(formats=("nvfp4",))
+    body = {"__module__": __name__, "__annotations__": {"kind": Literal["kept"]}, "kind": "kept"}
+    register(type("Kept", (base,), {**body, "cache_engine": engine}))
+    keys = "strategy.kind=kept", "strategy.kv_cache.format=nvfp4"
+    plan: Any = so.load_scenario(
+        "checked_layers.yaml", overrides=["workload.prompt_length=1000", *keys]
+    ).plan()
+    sizes = {one.name: one.size for one in plan.memory_stages[0].terms}
+    kept = 2 * 2 * 32 * 4096  # elements of a token of two sequences
+    whole = (sizes["key-value cache"]) / (0.5625 * kept)
+    assert 1000 - 128 <= whole <= 1004
+    assert sizes["tokens that are not quantized yet"] > 0
+
+
+def test_workers_know_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    __import__("cache_format")
+    words = ["--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2"]
+    check_workers_can_import()
+    assert main(["sweep", "cache_format.yaml", *words]) == 0, capsys.readouterr().err
+    assert "known formats" not in Path("s.csv").read_text()
+
+
+def test_a_family_has_the_parameters_of_its_modules() -> None:
+    scenario, result = simulated("wide_family")
+    hidden, wide, vocabulary = 1024, 4096, 32000
+    layer = 4 * hidden**2 + 2 * hidden * wide + 2 * hidden
+    assert scenario.model.num_parameters == 6 * layer + 2 * vocabulary * hidden + 2 * hidden
+    assert result.fits
+
+
+def test_a_drive_of_your_own_is_read_at_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    device = EXAMPLES / "device"
+    assert main(["profiles", "check", str(device / "machine.yaml"), str(device / "drive.yaml")]) == 0
+    assert "drive.yaml" in capsys.readouterr().out
+    scenario = so.load_scenario(device / "scenario.yaml")
+    result: Any = so.simulate(scenario)
+    (drive,) = (one for one in result.step.links if one.link == "drive read")
+    assert drive.size / drive.busy_s == pytest.approx(7e9, rel=0.01)
+    assert drive.size == pytest.approx(2 * scenario.model.num_parameters, rel=0.05)  # also the head
+
+
+def test_a_metric_of_your_own_is_a_function_of_a_result() -> None:
+    """A step moves the weights once for all sequences, so that four times as many need a quarter each."""
+    from own_metric import bytes_per_token  # type: ignore[import-not-found]
+
+    few, many = (
+        bytes_per_token(
+            so.simulate(so.load_scenario("ddn/bloom-7b1", overrides=[f"workload.batch_size={size}"]))
+        )
+        for size in (8, 32)
+    )
+    assert {link: few[link] / many[link] for link in few} == pytest.approx(dict.fromkeys(few, 4.0), rel=0.01)
