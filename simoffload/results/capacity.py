@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
@@ -115,6 +115,10 @@ class Facts:
     """Why the first pass after loading takes longer than later ones, as a clause; "" where it does not."""
     hypothetical: str = ""
     """What the plan does that no program does, as a clause; "" for the plan of a program."""
+
+    def what_if(self, clause: str) -> Facts:
+        """Return the facts of a plan that also does what a clause says, which no program does."""
+        return replace(self, hypothetical="; ".join(filter(None, (clause, self.hypothetical))))
 
 
 class TierUse(NamedTuple):

@@ -235,8 +235,8 @@ class Accelerate(CachingStrategy):
             text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
             raise InputError.at("strategy.max_memory", text)
         if self.num_gpus > 1 and self.kv_cache.connector is not None:
-            text = f"a connector moves the blocks of one GPU of a process, and num_gpus is {self.num_gpus}"
-            raise InputError.at("strategy.kv_cache.connector", f"{text}; lower it, or remove the section")
+            text = f"a connector moves the blocks of one GPU of a process; Accelerate drives {self.num_gpus}"
+            raise InputError.at("strategy.kv_cache.connector", f"{text}; set num_gpus to 1, or remove it")
         check_capability(TRANSFORMERS, model, machine)
         tree = tree_of(model)
         homes = self.given_homes(tree)

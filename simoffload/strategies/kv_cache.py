@@ -333,7 +333,7 @@ class KvCache(Frozen):
         if self.attends_on_cpu and not attends:
             return "only DeepSpeed's example of ZeRO-Inference attends on the CPU"
         if self.connector is not None and not paged:
-            return "transformers has no connector; vLLM has"
+            return "no connector moves a cache that is not in blocks; that of vLLM is"
         return "no program has a cache with implementation: streamed" if self.streamed else ""
 
     @property

@@ -445,7 +445,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         found = replace(super().facts, weight_moves=self.weight_moves)
         if self.options.tier == "dram" or not any(map(_total, self.offloaded)):
             return found
-        return replace(found, hypothetical="vLLM prefetches layers from host memory only")
+        return found.what_if("vLLM prefetches layers from host memory only")
 
     @cached_property
     def offloaded(self) -> tuple[tuple[Weights, ...], ...]:

@@ -218,7 +218,7 @@ class ZeroInferencePlan(InferencePlan):
         why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
         place, found = self.placement, replace(super().facts, first_pass=why)
         if self.degrees.tensor > 1:
-            found = replace(found, hypothetical="ZeRO-Inference does not divide layers among GPUs")
+            found = found.what_if("ZeRO-Inference does not divide layers among GPUs")
         if place.settings.device != "none" or place.ranks == 1:
             return found
         bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
