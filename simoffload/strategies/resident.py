@@ -17,7 +17,7 @@ from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.tensor_parallel_plan import StagedPlan
+from simoffload.strategies.tensor_parallel import StagedPlan
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 

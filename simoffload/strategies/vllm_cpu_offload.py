@@ -38,10 +38,10 @@ from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
+    TensorParallelPlan,
     arrangements,
     vllm_command,
 )
-from simoffload.strategies.tensor_parallel_plan import TensorParallelPlan
 from simoffload.strategies.terms import SERVED, Split, Tunable
 from simoffload.strategies.vllm_engine import fuller, unserved_in_place
 from simoffload.units import plural

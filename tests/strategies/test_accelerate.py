@@ -20,8 +20,7 @@ from simoffload.hardware import load_platform
 from simoffload.models import load_model
 from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.accelerate import Accelerate
-from simoffload.strategies.accelerate_plan import AcceleratePlan
+from simoffload.strategies.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.base import Placement
 from simoffload.strategies.device_map import ModuleTree, homes_of
 from simoffload.strategies.hooks.align_devices import NewTensors

@@ -13,7 +13,7 @@ from simoffload.models import Layer, load_model
 from simoffload.models.formats import WeightFormat, fp8, gptq, packed
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.accelerate_plan import AcceleratePlan
+from simoffload.strategies.accelerate import AcceleratePlan
 from simoffload.strategies.memory import pinned_block, pinned_rounding
 from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from simoffload.hardware import Curve, Path
 from simoffload.models import Module, Sequences
 from simoffload.schedule import Cause
-from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streams import HOST
+from simoffload.strategies.streams import HOST, loops_rate, mapped_read
 from simoffload.strategies.timing import depends_on_context, of_tokens
 
 _SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20

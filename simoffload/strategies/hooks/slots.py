@@ -30,9 +30,8 @@ from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
 from simoffload.strategies.cpu_attention import ONE_QUERY
 from simoffload.strategies.flexgen_layout import BlockSlot, BlockSlots
 from simoffload.strategies.flexgen_timing import is_prefill
-from simoffload.strategies.mapped_files import loops_rate, mapped_read
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streams import HOST
+from simoffload.strategies.streams import HOST, loops_rate, mapped_read
 from simoffload.strategies.timing import picoseconds
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
 from simoffload.strategies.homes import Home
-from simoffload.strategies.mapped_files import mapped_read
 from simoffload.strategies.passes.period import Recurrence
-from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter
+from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
 from simoffload.strategies.timing import Timing, picoseconds
 
 COMPUTE = 1
