@@ -18,7 +18,7 @@ from simoffload.report.plotting import BLUE, cause_colour
 from simoffload.results import cause_text
 from simoffload.results.attribution import _MEANINGS
 from simoffload.schedule import Block, Cause, CauseKind, Link, Op, OpKind, Schedule, check_schedule
-from simoffload.strategies.kv_cache import STREAMED
+from simoffload.strategies.cache.kv_cache import STREAMED
 
 TIERS, OPERATIONS = set(get_args(TierKind)), set(get_args(OpKind))
 DEVICES, CAUSES = set(get_args(DeviceKind)), set(get_args(CauseKind))

@@ -15,9 +15,10 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.models.families import FAMILIES
 from simoffload.planning.sweep.tasks import check_workers_can_import
-from simoffload.strategies import Strategy, kv_cache, register
+from simoffload.strategies import Strategy, register
+from simoffload.strategies.cache import kv_cache
 from simoffload.strategies.passes.pass_writer import PassWriter
-from simoffload.strategies.streams import DEPTH, REQUEST
+from simoffload.strategies.passes.streams import DEPTH, REQUEST
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = ("three_tiers", "checked_layers", "cache_format", "wide_family")

@@ -21,11 +21,11 @@ from simoffload.calibration.micro.noise import lower_quartile
 from simoffload.engine import execute
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import TrainingCosts
-from simoffload.strategies.coordinator import CoordinatorSink, Tensor
+from simoffload.strategies.passes.timing import operations
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.timing import operations
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
 
 __all__ = [
     "COSTS",

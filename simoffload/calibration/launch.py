@@ -20,7 +20,7 @@ from simoffload.calibration.runs import CalibrationRun, RunRequest, offload_word
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
-from simoffload.strategies.kv_cache import DEFAULT
+from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 
 __all__ = [

@@ -22,8 +22,8 @@ from simoffload.simulation import simulate
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference
 
 __all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]

@@ -1,7 +1,7 @@
 """FLOPs and HBM traffic of every module as Hugging Face's code runs it, in a forward pass and in training.
 
 Not counted: construction of masks and ALiBi. Grouped keys and values that eager attention repeats for each
-query head have a time in generation (strategies/timing.py), and none in training.
+query head have a time in generation (strategies/passes/timing.py), and none in training.
 
 In training no keys and values are cached, and all logits and the loss are computed. A backward kernel reads
 the gradient and what the forward pass saved, and writes the gradient of its input: a linear layer multiplies

@@ -12,10 +12,10 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, MemoryTerm
 from simoffload.schedule import Cause, Dependency
+from simoffload.strategies.cache.kv_cache import register_cache_format
 from simoffload.strategies.homes import HBM, Home, Homes
 from simoffload.strategies.hooked import HookedPlan, HookedStrategy
 from simoffload.strategies.hooks.staging import Prefetched
-from simoffload.strategies.kv_cache import register_cache_format
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     STAGING,
@@ -26,8 +26,8 @@ from simoffload.strategies.passes.pass_writer import (
     PassWriter,
     StagePass,
 )
+from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.registry import register
-from simoffload.strategies.streams import HOST
 
 __all__ = [
     "COMPUTE",

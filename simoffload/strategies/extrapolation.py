@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from simoffload.hardware import Curve, DeepSpeedCosts, FsdpCosts, Machine, Path
 from simoffload.models import ModelShape, module_cost
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference
 

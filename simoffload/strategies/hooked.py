@@ -18,9 +18,9 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import MemoryStage
 from simoffload.strategies.base import Placement, refused
+from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.homes import Homes
-from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference

@@ -20,9 +20,9 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from simoffload.schedule import Dependency, Op, Schedule, alone_rate, transfer_time
-from simoffload.strategies.cache_updates import CACHE_LABEL
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.memory import pinned_block
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.passes.timing import picoseconds
 
 Tensors = Sequence[Sequence[int]]
 """Sizes [B] of the tensors that each offloaded layer copies to host memory."""

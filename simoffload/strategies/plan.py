@@ -20,26 +20,26 @@ from simoffload.models import (
 from simoffload.results import Facts, MemoryTerm, StorageTraffic
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
-from simoffload.strategies.blocks import BlockMoves, block_phases
-from simoffload.strategies.cache_updates import cache_memory, layer_updates
-from simoffload.strategies.cpu_attention import cpu_attention, cpu_attention_memory
-from simoffload.strategies.divided import Degrees, DividedModel, divide
-from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
-from simoffload.strategies.hooks.kv_cache import MovedCache
-from simoffload.strategies.hooks.paged_blocks import PagedBlocks
-from simoffload.strategies.kv_cache import DEFAULT, KvCache
-from simoffload.strategies.memory import working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
-from simoffload.strategies.pinned_pool import allocation_waits
-from simoffload.strategies.streamed_cache import (
+from simoffload.strategies.cache.blocks import BlockMoves, block_phases
+from simoffload.strategies.cache.cache_updates import cache_memory, layer_updates
+from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
+from simoffload.strategies.cache.streamed_cache import (
     CacheUpdate,
     Parts,
     streamed_memory,
     streamed_traffic,
     streamed_updates,
 )
-from simoffload.strategies.streams import Routes
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.divided import Degrees, DividedModel, divide
+from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
+from simoffload.strategies.hooks.kv_cache import MovedCache
+from simoffload.strategies.hooks.paged_blocks import PagedBlocks
+from simoffload.strategies.memory import working_memory
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
+from simoffload.strategies.passes.streams import Routes
+from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.pinned_pool import allocation_waits
 from simoffload.workload import Inference, Training
 
 _ALLOCATION = "new pinned memory"

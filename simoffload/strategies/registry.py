@@ -27,14 +27,14 @@ class _Own(NamedTuple):
 
 
 _OWN: Mapping[str, _Own] = {
-    "zero_inference": _Own("zero_inference", "ZeroInference", frozenset({"inference"})),
-    "zero_training": _Own("training.zero_training", "ZeroTraining", frozenset({"training"})),
-    "fsdp": _Own("training.fsdp", "Fsdp", frozenset({"training"})),
-    "accelerate": _Own("accelerate", "Accelerate", frozenset({"inference"})),
-    "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
-    "tensor_parallel": _Own("tensor_parallel", "TensorParallel", frozenset({"inference"})),
-    "vllm_cpu_offload": _Own("vllm_cpu_offload", "VllmCpuOffload", frozenset({"inference"})),
-    "flexgen": _Own("flexgen", "FlexGen", frozenset({"inference"})),
+    "zero_inference": _Own("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
+    "zero_training": _Own("programs.zero_training", "ZeroTraining", frozenset({"training"})),
+    "fsdp": _Own("programs.fsdp", "Fsdp", frozenset({"training"})),
+    "accelerate": _Own("programs.accelerate", "Accelerate", frozenset({"inference"})),
+    "resident": _Own("programs.resident", "Resident", frozenset({"inference", "training"})),
+    "tensor_parallel": _Own("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
+    "vllm_cpu_offload": _Own("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
+    "flexgen": _Own("programs.flexgen", "FlexGen", frozenset({"inference"})),
     "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""

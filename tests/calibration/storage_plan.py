@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.coordinator import CoordinatorSink, Tensor
-from simoffload.strategies.replay import hook
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
+from simoffload.strategies.zero.replay import hook
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
 """The prefix of full names before the names that repeat in every layer."""

@@ -18,8 +18,8 @@ import pytest
 
 from simoffload.models import ModelSpec
 from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 

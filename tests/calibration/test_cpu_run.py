@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from simoffload.errors import InputError
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from tests.calibration.real_runs import Recorded, want
 from tests.calibration.storage_plan import LAYER, module_names, plan_of, planned_rows, recorded_rows
 

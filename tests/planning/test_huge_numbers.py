@@ -12,7 +12,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import settings
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.vllm_cpu_offload import group_of
+from simoffload.strategies.programs.vllm import group_of
 
 OPTIMIZER = "strategy.ds_config.zero_optimization.offload_optimizer"
 MOST = 60

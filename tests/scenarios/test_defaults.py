@@ -7,7 +7,7 @@ import pytest
 from simoffload import default_scenario, fit, list_models
 from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
-from simoffload.strategies.zero_inference import ZeroInference
+from simoffload.strategies.programs.zero_inference import ZeroInference
 from simoffload.workload import Inference
 
 

@@ -25,9 +25,9 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.simulation import simulate
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.zero_training import ZeroTraining
-from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 FILE = "ds_config.json"
 NAMED = ("weights", "optimizer")

@@ -15,7 +15,7 @@ from simoffload.results.attribution import attribute
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.zero_inference import ZeroInference
+from simoffload.strategies.programs.zero_inference import ZeroInference
 from simoffload.workload import Inference
 from tests.examples import some
 

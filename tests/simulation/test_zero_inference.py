@@ -18,7 +18,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 
 def scenario(

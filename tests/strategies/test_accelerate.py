@@ -20,10 +20,10 @@ from simoffload.hardware import load_platform
 from simoffload.models import load_model
 from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.base import Placement
-from simoffload.strategies.device_map import ModuleTree, homes_of
 from simoffload.strategies.hooks.align_devices import NewTensors
+from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
+from simoffload.strategies.programs.device_map import ModuleTree, homes_of
 from simoffload.workload import Inference
 
 SCENARIO = """\

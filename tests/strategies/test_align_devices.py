@@ -14,10 +14,10 @@ from simoffload.models import ModelShape, Sequences, load_model
 from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies import Phase
-from simoffload.strategies.cache_updates import CACHE_LABEL
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.passes.pass_writer import Call, Part, PassWriter, StagePass
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.passes.timing import PassTimings
 
 MODEL = {"family": "llama", "num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 8}
 MODEL |= {"num_key_value_heads": 2, "intermediate_size": 4096, "vocab_size": 32000, "dtype": "float16"}

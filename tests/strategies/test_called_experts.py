@@ -14,10 +14,10 @@ from simoffload.documents import Document
 from simoffload.errors import InputError
 from simoffload.models import Sequences, load_model
 from simoffload.scenario import load_scenario, resolve
-from simoffload.strategies.called_experts import only_called, order_lasts
-from simoffload.strategies.coordinator import CoordinatorSink, Tensor
-from simoffload.strategies.replay import hook
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero.called_experts import only_called, order_lasts
+from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
+from simoffload.strategies.zero.replay import hook
 from tests.calibration.separate_experts import BUCKET, MODEL
 
 RECORD = json.loads(

@@ -17,10 +17,10 @@ from simoffload.hardware import Accelerator, list_profiles, load_platform, load_
 from simoffload.hardware.machine import Machine
 from simoffload.models import ModelShape, load_model
 from simoffload.models.formats import FORMATS, Method
+from simoffload.strategies.programs.tensor_parallel import TensorParallel
+from simoffload.strategies.programs.vllm import VllmCpuOffload
+from simoffload.strategies.programs.vllm_engine import fuller, most_utilization
 from simoffload.strategies.requirements import DTYPES, METHODS, TRANSFORMERS, VLLM
-from simoffload.strategies.tensor_parallel import TensorParallel
-from simoffload.strategies.vllm_cpu_offload import VllmCpuOffload
-from simoffload.strategies.vllm_engine import fuller, most_utilization
 from simoffload.workload import Inference
 
 LEAST = {

@@ -17,7 +17,7 @@ from simoffload.planning.cache_speed import with_speeds
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.blocks import BlockMoves
+from simoffload.strategies.cache.blocks import BlockMoves
 
 PROMPT, PREFIX = 1024, 512
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.strategies.coordinator import Coordinator, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
+from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Tensor
 
 
 class Log(CoordinatorSink):

@@ -15,7 +15,7 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences, load_model
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.cpu_attention import cpu_attention, cpu_rate
+from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
 
 BATCH, PROMPT = 16, 512
 ON_CPU = {"tier": "dram", "implementation": "cpu_attention"}

@@ -10,8 +10,8 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.strategies.ds_config.quantization import quantized_gather
-from simoffload.strategies.timing import PassTimings
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 _NAME = "zero-inference-2023/opt-30b"
 _SECTION = "strategy.ds_config.weight_quantization.quantized_initialization"

@@ -12,7 +12,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
-from simoffload.strategies.flexgen import FlexGen, FlexGenPlan
+from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""

@@ -13,10 +13,10 @@ from simoffload.models import Layer, load_model
 from simoffload.models.formats import WeightFormat, fp8, gptq, packed
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.accelerate import AcceleratePlan
 from simoffload.strategies.memory import pinned_block, pinned_rounding
-from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.accelerate import AcceleratePlan
+from simoffload.strategies.programs.vllm import VllmOffloadPlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDING = "rounding of pinned allocations"

@@ -22,7 +22,7 @@ from simoffload.strategies.passes.pass_writer import (
     StagePass,
     parts_of,
 )
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.passes.timing import PassTimings
 
 MACHINE = load_platform("dgx-h200").machine(nodes=1)
 MODEL = load_model("llama-2-7b")

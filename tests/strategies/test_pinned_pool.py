@@ -13,9 +13,9 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
-from simoffload.strategies.cache_updates import CACHE_LABEL
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL
+from simoffload.strategies.passes.timing import copy_cause
 from simoffload.strategies.pinned_pool import allocation_waits
-from simoffload.strategies.timing import copy_cause
 
 MIB = 1 << 20
 LAYERS, COPY_PS, RATE = 8, 10**9, 10**9

@@ -8,7 +8,7 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.strategies.divided import divide
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 _STREAMED = "zero-inference-2022/opt-30b"
 _IN_HBM = "micron/opt-30b-hbm"

@@ -14,8 +14,12 @@ from simoffload.hardware import Machine
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
-from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
+from simoffload.strategies.zero.schedule_templates import (
+    InferenceLayers,
+    ScheduleTemplates,
+    schedule_templates_of,
+)
 from tests.examples import some
 from tests.simulation.test_properties import WORK, plans, shapes
 

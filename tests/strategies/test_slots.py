@@ -12,10 +12,10 @@ from simoffload.engine import execute
 from simoffload.models import Module
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
-from simoffload.strategies.flexgen import FlexGenPlan
-from simoffload.strategies.flexgen_timing import SlotTiming
 from simoffload.strategies.hooks.slots import CopyThreads, SlotEnds, SlotKernels, SlotWeights, slot_parts
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
+from simoffload.strategies.programs.flexgen import FlexGenPlan
+from simoffload.strategies.programs.flexgen_timing import SlotTiming
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]
 

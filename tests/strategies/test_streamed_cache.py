@@ -20,7 +20,7 @@ from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Phase
 from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
-from simoffload.strategies.streams import DEPTH, REQUEST
+from simoffload.strategies.passes.streams import DEPTH, REQUEST
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
 from simoffload.strategies.passes.pass_writer import PassWriter
-from simoffload.strategies.tensor_parallel import TensorParallel
+from simoffload.strategies.programs.tensor_parallel import TensorParallel
 
 DENSE = [
     "llama-2-7b",

@@ -17,7 +17,7 @@ from simoffload.models import (
     load_model,
     module_cost,
 )
-from simoffload.strategies.timing import Timing, TrainingTiming
+from simoffload.strategies.passes.timing import Timing, TrainingTiming
 
 OPT = load_model("opt-30b")
 BATCH = Sequences(16, 512, 512)

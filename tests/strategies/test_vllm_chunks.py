@@ -14,7 +14,7 @@ from simoffload.models import Sequences
 from simoffload.report.sections.capacity import capacity
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.vllm_engine import VllmEngine, graph_sizes
+from simoffload.strategies.programs.vllm_engine import VllmEngine, graph_sizes
 
 GIB = 1 << 30
 

@@ -11,14 +11,15 @@ from simoffload.hardware import load_platform
 from simoffload.models import Module, Sequences, load_model
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
-from simoffload.strategies import Phase, schedule_templates
-from simoffload.strategies.cpu_attention import cpu_attention
+from simoffload.strategies import Phase
+from simoffload.strategies.cache.cpu_attention import cpu_attention
+from simoffload.strategies.cache.kv_cache import KvCache
 from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
-from simoffload.strategies.kv_cache import KvCache
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass, parts_of
-from simoffload.strategies.schedule_templates import InferenceLayers
-from simoffload.strategies.timing import PassTimings
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero import schedule_templates
+from simoffload.strategies.zero.schedule_templates import InferenceLayers
 
 LAYERS = 60
 MODEL = {"family": "llama", "num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 8}

@@ -9,9 +9,9 @@ from typing import Any
 from simoffload.calibration.micro.fitted import Fitted, central, seconds_text
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences, load_model
-from simoffload.strategies.accelerate import Accelerate
-from simoffload.strategies.tensor_parallel import TensorParallel
-from simoffload.strategies.timing import Timing
+from simoffload.strategies.passes.timing import Timing
+from simoffload.strategies.programs.accelerate import Accelerate
+from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.workload import Inference
 
 __all__ = ["fit_eager"]

@@ -18,8 +18,8 @@ from simoffload.calibration.micro.fitted import Fitted, central, non_negative, r
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.models.modules import SINGLE
-from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.trace import Event, micro_step
+from simoffload.strategies.passes.timing import TrainingTiming
+from simoffload.strategies.zero.trace import Event, micro_step
 from simoffload.workload import Training
 
 __all__ = ["fit_fsdp"]

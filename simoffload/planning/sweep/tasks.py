@@ -27,7 +27,7 @@ from simoffload.scenario import ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
-from simoffload.strategies.kv_cache import formats_from_outside, register_cache_format
+from simoffload.strategies.cache.kv_cache import formats_from_outside, register_cache_format
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 

@@ -25,8 +25,8 @@ from simoffload.strategies.checkpoint.bytes import (
     CheckpointPart,
     fresh_share,
 )
-from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
-from simoffload.strategies.timing import copy_cause, picoseconds
+from simoffload.strategies.passes.streams import HOST, RankRoute, StreamWriter
+from simoffload.strategies.passes.timing import copy_cause, picoseconds
 from simoffload.workload import Checkpointing, Writer
 
 STREAMS = ("host", "copy", "comm", "io", "read")

@@ -13,8 +13,8 @@ from simoffload.hardware import Curve, Path
 from simoffload.models import Module, Sequences
 from simoffload.schedule import Cause
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streams import HOST, loops_rate, mapped_read
-from simoffload.strategies.timing import depends_on_context, of_tokens
+from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
+from simoffload.strategies.passes.timing import depends_on_context, of_tokens
 
 _SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
 """[B] Tensors up to the first size are small; those up to the second share blocks of the third

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from simoffload.models import ModelShape
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency
-from simoffload.strategies.cache_updates import CACHE_LABEL
-from simoffload.strategies.cpu_attention import MemoryWork, cpu_attention, cpu_rate, new_memory
-from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL
+from simoffload.strategies.cache.cpu_attention import MemoryWork, cpu_attention, cpu_rate, new_memory
+from simoffload.strategies.cache.kv_cache import KvCache
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, PassWriter, StagePass
-from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.timing import picoseconds
 
 
 class AttentionOnCpu(Hook):

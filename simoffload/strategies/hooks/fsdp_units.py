@@ -29,11 +29,11 @@ from simoffload.strategies.optimizers import (
     update_traffic,
 )
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.streams import HOST
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.fsdp import FsdpPlan
+    from simoffload.strategies.programs.fsdp import FsdpPlan
 
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1

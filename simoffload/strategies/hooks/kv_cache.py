@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from simoffload.schedule import Dependency, OpKind
-from simoffload.strategies.cache_updates import CACHE_LABEL, LayerUpdate
-from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL, LayerUpdate
+from simoffload.strategies.cache.kv_cache import KvCache
+from simoffload.strategies.cache.streamed_cache import CacheUpdate, StreamedUpdate, on_tier
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streamed_cache import CacheUpdate, StreamedUpdate, on_tier
-from simoffload.strategies.streams import DEPTH, HOST, REQUEST
-from simoffload.strategies.timing import copy_cause
+from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST
+from simoffload.strategies.passes.timing import copy_cause
 
 Updates = Callable[[StagePass], Sequence[CacheUpdate | None]]
 """Function from what is written of a stage to what each of its layers moves."""

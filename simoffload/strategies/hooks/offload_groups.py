@@ -16,10 +16,10 @@ from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
-from simoffload.strategies.streams import HOST
+from simoffload.strategies.passes.streams import HOST
 
 if TYPE_CHECKING:
-    from simoffload.strategies.vllm_cpu_offload import VllmOffloadPlan
+    from simoffload.strategies.programs.vllm import VllmOffloadPlan
 
 _READ_ONCE = 112
 """Most rows of a product for which one reading of its weights is certain: on an H100 every product of up to

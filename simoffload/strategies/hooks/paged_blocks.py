@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterator
 from functools import partial
 
 from simoffload.schedule import Dependency, OpKind
-from simoffload.strategies.blocks import LOAD, READ, STORE, WRITE, BlockMoves, stream_names
-from simoffload.strategies.connector import THREADS, Blocks, copy_rate, portions
+from simoffload.strategies.cache.blocks import LOAD, READ, STORE, WRITE, BlockMoves, stream_names
+from simoffload.strategies.cache.connector import THREADS, Blocks, copy_rate, portions
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streams import HOST
-from simoffload.strategies.timing import copy_cause, picoseconds
+from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.timing import copy_cause, picoseconds
 
 
 class PagedBlocks(Hook):

@@ -27,15 +27,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
-from simoffload.strategies.cpu_attention import ONE_QUERY
-from simoffload.strategies.flexgen_layout import BlockSlot, BlockSlots
-from simoffload.strategies.flexgen_timing import is_prefill
+from simoffload.strategies.cache.cpu_attention import ONE_QUERY
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.streams import HOST, loops_rate, mapped_read
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
+from simoffload.strategies.passes.timing import picoseconds
+from simoffload.strategies.programs.flexgen_layout import BlockSlot, BlockSlots
+from simoffload.strategies.programs.flexgen_timing import is_prefill
 
 if TYPE_CHECKING:
-    from simoffload.strategies.flexgen import FlexGenPlan
+    from simoffload.strategies.programs.flexgen import FlexGenPlan
 
 _THREADS = 4
 _COPY_CALL = 2

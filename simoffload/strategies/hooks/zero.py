@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import ClassVar, NamedTuple
 
-from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.quantization import quantized_gather
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.replay import LayerStack, Passes
-from simoffload.strategies.streams import HOST, StreamWriter
-from simoffload.strategies.timing import Timing
+from simoffload.strategies.passes.streams import HOST, StreamWriter
+from simoffload.strategies.passes.timing import Timing
+from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
+from simoffload.strategies.zero.replay import LayerStack, Passes
 
 
 class Partitioning(NamedTuple):

@@ -18,8 +18,8 @@ from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.period import Recurrence
-from simoffload.strategies.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
-from simoffload.strategies.timing import Timing, picoseconds
+from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
+from simoffload.strategies.passes.timing import Timing, picoseconds
 
 COMPUTE = 1
 """Number of the compute stream of the first GPU of a process."""

@@ -14,17 +14,17 @@ from typing import NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape
 from simoffload.schedule import Dependency
-from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Part, PassWriter, StagePass
 from simoffload.strategies.passes.period import Period, period_of
+from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.replay import LayeredModel, LayerStack, Parameters, Passes, hook
-from simoffload.strategies.streams import HOST
-from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter, TrainingStreams
+from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
+from simoffload.strategies.zero.replay import LayeredModel, LayerStack, Parameters, Passes, hook
+from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 
 _LONGEST = 1000

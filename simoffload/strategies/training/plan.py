@@ -13,7 +13,6 @@ from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, St
 from simoffload.schedule import Schedule
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
@@ -21,12 +20,10 @@ from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.optimizers import paged_out, with_paging
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.period import Recurrence
+from simoffload.strategies.passes.streams import Routes
+from simoffload.strategies.passes.timing import TrainingTiming
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.replay import LayerStack, Parameters
-from simoffload.strategies.streams import Routes
 from simoffload.strategies.terms import Tunable
-from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.trace import parts_of_training
 from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
@@ -49,6 +46,9 @@ from simoffload.strategies.training.storage_io import (
 from simoffload.strategies.training.super_offload import SuperOffloadStep
 from simoffload.strategies.training.writer import MicroStepWriter, TrainingStreams
 from simoffload.strategies.training.zenflow import ZenFlowStep
+from simoffload.strategies.zero.coordinator import Tensor
+from simoffload.strategies.zero.replay import LayerStack, Parameters
+from simoffload.strategies.zero.trace import parts_of_training
 from simoffload.workload import Training, TrainingCheckpoints
 
 

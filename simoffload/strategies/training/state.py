@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from simoffload.limits import count_elements
 from simoffload.models import SINGLE, ModelShape, Module, Parameter
-from simoffload.strategies.coordinator import Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
+from simoffload.strategies.zero.coordinator import Tensor, cut_tensors
 
 _FLAT_ALIGNMENT = 2
 """[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,

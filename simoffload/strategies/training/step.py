@@ -24,8 +24,8 @@ from simoffload.strategies.optimizers import (
     update_traffic,
 )
 from simoffload.strategies.passes.pass_writer import COMPUTE
+from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import PartKind, StepPart
-from simoffload.strategies.streams import HOST
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import (
     COMM,

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.programs.zero_strategy import check_buffer_size
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.zero import check_buffer_size
+from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.units import plural
 
 _PARAMS = "16-bit parameters"

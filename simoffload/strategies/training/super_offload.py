@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import PartKind, StepPart
-from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.step import (
     CpuWork,
     OptimizerStep,
@@ -28,6 +27,7 @@ from simoffload.strategies.training.step import (
     StepPlan,
 )
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+from simoffload.strategies.zero.coordinator import Tensor
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan

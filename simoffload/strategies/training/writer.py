@@ -19,14 +19,14 @@ from typing import ClassVar
 
 from simoffload.models import SINGLE
 from simoffload.schedule import CauseKind, Dependency, OpKind
-from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
 from simoffload.strategies.passes.pass_writer import COMPUTE, Hook, PassWriter
+from simoffload.strategies.passes.streams import HOST, Routes
+from simoffload.strategies.passes.timing import TrainingTiming, picoseconds
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.streams import HOST, Routes
-from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
+from simoffload.strategies.zero.coordinator import State, Tensor
 
 COPY, COMM, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(COMPUTE + 1, COMPUTE + 9)
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed

@@ -28,11 +28,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.models import SINGLE
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import COMPUTE
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import PartKind, StepPart
-from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.step import (
     CpuWork,
@@ -44,6 +43,7 @@ from simoffload.strategies.training.step import (
     refused,
 )
 from simoffload.strategies.training.writer import COPY, UPDATE, GradientHooks, MicroStepWriter
+from simoffload.strategies.zero.coordinator import Tensor
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan

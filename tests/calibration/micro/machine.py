@@ -16,7 +16,7 @@ from simoffload.calibration.micro.fit_deepspeed import small_plan
 from simoffload.calibration.reference import reference_costs
 from simoffload.calibration.small_models import small_cases
 from simoffload.hardware import Machine, load_platform
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 MIB = 1 << 20
 GIB = 1 << 30

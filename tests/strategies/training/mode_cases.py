@@ -21,8 +21,8 @@ from simoffload.schedule import Op, Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import StepPart
+from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 
 MODEL: dict[str, Any] = {

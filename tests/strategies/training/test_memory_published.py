@@ -11,7 +11,7 @@ from simoffload.hardware import load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.memory import activations_of
-from simoffload.strategies.training.zero_training import ZeroTraining
+from simoffload.strategies.programs.zero_training import ZeroTraining
 from tests.strategies.training.memory_cases import account, fits, gpt, sizes, workload
 
 

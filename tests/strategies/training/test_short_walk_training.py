@@ -17,9 +17,9 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 from tests.examples import some
 from tests.strategies.training.mode_cases import machine

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.storage_io import GradientSwapper
+from simoffload.strategies.zero.coordinator import Tensor
 
 
 def tensors(numels: Sequence[int]) -> list[Tensor]:

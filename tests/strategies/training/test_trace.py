@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.trace import Event, Instance, Trace, micro_step
+from simoffload.strategies.zero.trace import Event, Instance, Trace, micro_step
 from tests.strategies.training.make_traces import CHECKPOINTING, MODELS
 
 DATA = Path(__file__).parent / "data"

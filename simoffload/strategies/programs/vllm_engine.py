@@ -19,7 +19,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.formats import Kernel
 from simoffload.results import MemoryTerm
-from simoffload.strategies.kv_cache import VLLM_BLOCK
+from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
 from simoffload.units import format_bytes, plural
 
 # --------------------------------------------------------------------------------------------------

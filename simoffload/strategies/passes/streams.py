@@ -19,7 +19,7 @@ from simoffload.schedule import (
     Schedule,
     ScheduleBuilder,
 )
-from simoffload.strategies.timing import copy_cause, effective_rate, picoseconds
+from simoffload.strategies.passes.timing import copy_cause, effective_rate, picoseconds
 from simoffload.workload import READ_AHEAD
 
 HOST = 0

@@ -25,16 +25,16 @@ from simoffload.models.shape import grouped
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Device
 from simoffload.strategies.base import Placement, Plan
-from simoffload.strategies.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
+from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.homes import Home
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
+from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import Bytes, format_bytes, plural

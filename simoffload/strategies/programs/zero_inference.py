@@ -21,17 +21,16 @@ from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan
-from simoffload.strategies.called_experts import (
-    fetches_called,
-    only_called,
-    order_lasts,
-    refuse_ranks,
-    tokens_of,
-)
-from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.cpu_attention import (
+from simoffload.strategies.cache.cpu_attention import (
     COMMAND,
     example_command,
+)
+from simoffload.strategies.cache.kv_cache import (
+    DEFAULT,
+    ZERO_INFERENCE,
+    CacheEngine,
+    CachingStrategy,
+    KvCache,
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import resolve_settings
@@ -42,21 +41,32 @@ from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
-from simoffload.strategies.kv_cache import DEFAULT, ZERO_INFERENCE, CacheEngine, CachingStrategy, KvCache
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.resident import ResidentPlan, spread_bound
-from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
-from simoffload.strategies.terms import Split, Tunable
-from simoffload.strategies.zero import (
+from simoffload.strategies.programs.resident import ResidentPlan, spread_bound
+from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
     check_buffer_size,
     device_of,
     gathered,
     inference_moves,
     within_config,
+)
+from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.terms import Split, Tunable
+from simoffload.strategies.zero.called_experts import (
+    fetches_called,
+    only_called,
+    order_lasts,
+    refuse_ranks,
+    tokens_of,
+)
+from simoffload.strategies.zero.coordinator import Tensor
+from simoffload.strategies.zero.schedule_templates import (
+    InferenceLayers,
+    ScheduleTemplates,
+    schedule_templates_of,
 )
 from simoffload.workload import Inference
 

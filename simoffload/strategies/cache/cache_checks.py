@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 
 if TYPE_CHECKING:
-    from simoffload.strategies.kv_cache import CacheEngine, KvCache
+    from simoffload.strategies.cache.kv_cache import CacheEngine, KvCache
 
 _SECTION = "strategy.kv_cache"
 NATIVE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16"}

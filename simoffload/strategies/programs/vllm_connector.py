@@ -20,9 +20,9 @@ from textwrap import fill
 from typing import Any, ClassVar
 
 from simoffload.results import MemoryTerm
-from simoffload.strategies.blocks import BLOCK_TERMS, BlockMoves
-from simoffload.strategies.connector import THREADS
-from simoffload.strategies.kv_cache import VLLM_BLOCK
+from simoffload.strategies.cache.blocks import BLOCK_TERMS, BlockMoves
+from simoffload.strategies.cache.connector import THREADS
+from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
 from simoffload.units import plural
 
 _GIB, _MIB = 1 << 30, 1 << 20

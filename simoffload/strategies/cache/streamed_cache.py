@@ -29,8 +29,8 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.strategies.cache_updates import LayerUpdate, tensor_sizes
-from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.cache.cache_updates import LayerUpdate, tensor_sizes
+from simoffload.strategies.cache.kv_cache import KvCache
 from simoffload.strategies.memory import cache_term, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
 

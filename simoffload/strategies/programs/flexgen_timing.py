@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from simoffload.hardware import Accelerator, Machine
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences
-from simoffload.strategies.flexgen_layout import BlockCache, BlockSlot, BlockSlots
-from simoffload.strategies.timing import PassTimings, Timing, picoseconds
+from simoffload.strategies.passes.timing import PassTimings, Timing, picoseconds
+from simoffload.strategies.programs.flexgen_layout import BlockCache, BlockSlot, BlockSlots
 
 _SCORE_BYTES = 12
 """[B] moved for each score: product written, masked and softmax (each read and written), times values

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
 from simoffload.results import MemoryTerm
-from simoffload.strategies.kv_cache import VLLM_BLOCK, KvCache
+from simoffload.strategies.cache.kv_cache import VLLM_BLOCK, KvCache
 from simoffload.strategies.memory import (
     cache_bytes,
     cache_term,

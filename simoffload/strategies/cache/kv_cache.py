@@ -21,7 +21,7 @@ from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
 from simoffload.strategies.base import Plan, Strategy, TierChoice
-from simoffload.strategies.cache_checks import (
+from simoffload.strategies.cache.cache_checks import (
     NATIVE,
     TierName,
     check_cpu_attention,
@@ -30,7 +30,7 @@ from simoffload.strategies.cache_checks import (
     check_streamed,
     refused,
 )
-from simoffload.strategies.connector import Connector
+from simoffload.strategies.cache.connector import Connector
 from simoffload.workload import Inference
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences, absorbed_kernels
 from simoffload.models.formats import Kernel
-from simoffload.strategies.timing import PassTimings, Timing, picoseconds
+from simoffload.strategies.passes.timing import PassTimings, Timing, picoseconds
 
 Graphs = Literal["whole", "pieces", "none"]
 """Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention, or

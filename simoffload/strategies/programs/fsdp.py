@@ -45,12 +45,12 @@ from simoffload.strategies.optimizers import (
     with_paging,
 )
 from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.timing import TrainingTiming
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.trace import Trace, micro_step, parts_of_training
+from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import micro_steps, optimizer_part
-from simoffload.strategies.zero import lora_moves
+from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training
 from simoffload.workload import Training
 
 _LIMITED = 3

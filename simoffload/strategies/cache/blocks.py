@@ -12,7 +12,7 @@ from simoffload.models import ModelShape, Sequences
 from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Phase
-from simoffload.strategies.connector import (
+from simoffload.strategies.cache.connector import (
     Blocks,
     Connector,
     loaded_blocks,

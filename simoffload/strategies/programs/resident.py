@@ -13,12 +13,12 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
+from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.kv_cache import DEFAULT, CachingStrategy, KvCache
+from simoffload.strategies.programs.tensor_parallel import StagedPlan
+from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.tensor_parallel import StagedPlan
-from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -83,7 +83,7 @@ class Resident(CachingStrategy):
         """Yield the stages of ZeRO for training."""
         if not plan.optimizer_target:
             return iter(())
-        from simoffload.strategies.training.zero_training import stages_of_zero
+        from simoffload.strategies.programs.zero_training import stages_of_zero
 
         return stages_of_zero(plan)
 
@@ -101,7 +101,7 @@ class Resident(CachingStrategy):
             )
         if self.kv_cache != DEFAULT:
             raise InputError.at("strategy.kv_cache", "training keeps no cache; remove the section")
-        from simoffload.strategies.training.zero_training import plan_whole_copies
+        from simoffload.strategies.programs.zero_training import plan_whole_copies
 
         return plan_whole_copies(model, workload, machine, ranks=self.ranks)
 

@@ -21,7 +21,11 @@ from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.strategies.base import Placement, Plan, Strategy
 from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.flexgen_layout import (
+from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
+from simoffload.strategies.memory import pinned_rounding, system_memory
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
+from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.programs.flexgen_layout import (
     BlockCache,
     BlockSlots,
     FlexGenOptions,
@@ -29,12 +33,8 @@ from simoffload.strategies.flexgen_layout import (
     Shares,
     slots_of,
 )
-from simoffload.strategies.flexgen_timing import SlotTimings
-from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
-from simoffload.strategies.memory import pinned_rounding, system_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
-from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.resident import ResidentPlan
+from simoffload.strategies.programs.flexgen_timing import SlotTimings
+from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import format_bytes

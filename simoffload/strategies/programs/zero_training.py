@@ -28,10 +28,7 @@ from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
-from simoffload.strategies.terms import Tunable
-from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.state import Places, Update
-from simoffload.strategies.zero import (
+from simoffload.strategies.programs.zero_strategy import (
     Written,
     ZeroStrategy,
     device_of,
@@ -39,6 +36,9 @@ from simoffload.strategies.zero import (
     training_moves,
     within_config,
 )
+from simoffload.strategies.terms import Tunable
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.state import Places, Update
 from simoffload.units import plural
 from simoffload.workload import Training
 

@@ -30,20 +30,20 @@ from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Placement, Plan, refused
+from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
-from simoffload.strategies.kv_cache import VLLM
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.tensor_parallel import (
+from simoffload.strategies.programs.tensor_parallel import (
     DividedStrategy,
     TensorParallel,
     TensorParallelPlan,
     arrangements,
     vllm_command,
 )
+from simoffload.strategies.programs.vllm_engine import fuller, unserved_in_place
 from simoffload.strategies.terms import SERVED, Split, Tunable
-from simoffload.strategies.vllm_engine import fuller, unserved_in_place
 from simoffload.units import plural
 from simoffload.workload import Inference
 

@@ -19,11 +19,11 @@ from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
+from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None

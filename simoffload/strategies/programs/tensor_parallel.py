@@ -27,12 +27,7 @@ from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, MemoryStage, MemoryTerm, peak_uses
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.extrapolation import arithmetic_beyond
-from simoffload.strategies.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
-from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
-from simoffload.strategies.kv_cache import (
+from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
     VLLM,
@@ -41,20 +36,17 @@ from simoffload.strategies.kv_cache import (
     CachingStrategy,
     KvCache,
 )
+from simoffload.strategies.divided import Degrees
+from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
+from simoffload.strategies.passes.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.requirements import (
-    TRANSFORMERS as TRANSFORMERS_PROGRAM,
-)
-from simoffload.strategies.requirements import (
-    VLLM as VLLM_PROGRAM,
-)
-from simoffload.strategies.requirements import check_capability, check_dtype, lacks
-from simoffload.strategies.terms import SERVED, Tunable
-from simoffload.strategies.timing import PassTimings
-from simoffload.strategies.vllm_connector import connector_command
-from simoffload.strategies.vllm_engine import (
+from simoffload.strategies.programs.vllm_connector import connector_command
+from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
     MOST_SEQUENCES,
     UTILIZATION,
@@ -71,7 +63,15 @@ from simoffload.strategies.vllm_engine import (
     tight,
     unserved,
 )
-from simoffload.strategies.zero import inference_moves
+from simoffload.strategies.programs.zero_strategy import inference_moves
+from simoffload.strategies.requirements import (
+    TRANSFORMERS as TRANSFORMERS_PROGRAM,
+)
+from simoffload.strategies.requirements import (
+    VLLM as VLLM_PROGRAM,
+)
+from simoffload.strategies.requirements import check_capability, check_dtype, lacks
+from simoffload.strategies.terms import SERVED, Tunable
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------

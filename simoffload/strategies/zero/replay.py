@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
-from simoffload.strategies.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.period import Period, Recurrence, SkippedLayers, period_of
-from simoffload.strategies.trace import Event, Instance, Trace
+from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
+from simoffload.strategies.zero.trace import Event, Instance, Trace
 
 _GUESSES = (12, 48, 192)
 """Numbers of layers of the shorter models in which a period of the coordinator's state is searched."""

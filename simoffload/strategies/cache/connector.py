@@ -27,7 +27,7 @@ from pydantic import Field
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.models import Layer, ModelShape, window_of
-from simoffload.strategies.cache_checks import TierName
+from simoffload.strategies.cache.cache_checks import TierName
 
 if TYPE_CHECKING:
     from simoffload.hardware import Machine, Path

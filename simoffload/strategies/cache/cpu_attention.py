@@ -26,7 +26,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
 from simoffload.results import MemoryTerm
-from simoffload.strategies.kv_cache import KvCache
+from simoffload.strategies.cache.kv_cache import KvCache
 from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding
 from simoffload.workload import Inference
 

@@ -1,0 +1,1 @@
+"""Programs that run models: each is a strategy, its plan and its hooks."""
