@@ -362,7 +362,7 @@ def _part(share: Share, known: Container[str]) -> str:
 def _of_transfers(cause: Cause, known: Container[str]) -> str:
     """Return which of the ``known`` inputs decides the time of transfers between memories and of
     collectives."""
-    if cause.kind in _BETWEEN_GPUS or (cause.kind == "host-to-gpu" and cause.gpus):
+    if cause.kind in _BETWEEN_GPUS:
         return TimeInput.LINKS
     if cause.memory != "pinned":
         return TimeInput.PAGEABLE

@@ -61,6 +61,11 @@ def test_transfers_between_gpus_use_links() -> None:
     assert module._part(share, CAUSES) == TimeInput.LINKS
 
 
+def test_a_copy_to_a_gpu_with_a_number_is_a_copy() -> None:
+    share = Share(Cause("host-to-gpu", gpus=(1,)).of_cache("dram"), "transfers", MS, MS, "")
+    assert module._part(share, CAUSES) == TimeInput.COPIES
+
+
 def a_pass(like: PassResult, **times: int) -> PassResult:
     """A pass with the given exposed times [ms] by input."""
     shares = tuple(
