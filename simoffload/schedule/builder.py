@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.limits import count_operations
 from simoffload.schedule.causes import Cause
 from simoffload.schedule.ir import (
@@ -30,6 +31,12 @@ _LONGEST_OF_MANY = 500  # segments of a group: buffers that are filled by many l
 _BETWEEN_COUNTS = 1024  # operations: a pass that is too long is refused before all of it is written
 
 _PICO, _NANO = 10**12, 10**9
+
+_OLDER = (
+    "this program is written for an older version: a route has a cause instead of a name; write "
+    'cause=Cause.own("{}") (from simoffload.schedule import Cause), or give the program homes and hooks, '
+    "which need no routes (CONTRIBUTING.md)"
+)
 
 Hops = tuple[tuple[int, Fraction], ...]
 
@@ -117,12 +124,16 @@ class ScheduleBuilder:
         self._close()
         self._repeated = first, len(self._numbers), times
 
-    def route(self, *, cause: Cause, hops: tuple[Hops, ...], cap: int) -> int:
+    def route(
+        self, *, hops: tuple[Hops, ...], cap: int, cause: Cause | None = None, name: str | None = None
+    ) -> int:
         """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s].
 
         The time of its transfers goes to ``cause``. Rates that follow from others may be rounded to nothing;
-        the least is 1 B/s.
+        the least is 1 B/s. Raises InputError for a program that gives its routes a ``name``.
         """
+        if cause is None:
+            raise InputError.at("strategy.kind", _OLDER.format(name or "weights"))
         known = self._known_hops.get(id(hops))
         if known is None:
             known = self._known_hops[id(hops)] = (
