@@ -1,6 +1,6 @@
 """Hooks of Hugging Face Accelerate: offloaded modules come to their GPU, and hidden states to the next one.
 
-Reference: accelerate 1.15.0, ``AlignDevicesHook`` in ``hooks.py``; ``accelerate_plan`` says what it does.
+Reference: accelerate 1.15.0, ``AlignDevicesHook`` in ``hooks.py``; ``programs.accelerate`` says what it does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks of vLLM's offloading of weights: kernels read them in host memory, or layers are copied ahead.
 
-Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``; ``vllm_cpu_offload`` says what
-they do.
+Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``; ``programs.vllm`` says what they
+do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hugging Face Accelerate: modules on GPUs, in host memory and on disk; the keys and their device map.
 
 Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model``, ``cpu_offload``,
-``disk_offload``); ``accelerate_plan`` states what its hooks do.
+``disk_offload``); what its hooks do is stated before the plan.
 """
 
 from __future__ import annotations
