@@ -48,7 +48,7 @@ _REMEMBERED = 64
 """Number of hosts whose numbers are kept."""
 
 
-class _Known(local):
+class _OfHosts(local):
     """Numbers of a thread, by the identity of hosts, which are immutable and slow to hash."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Known(local):
 
 def remembered(of_host: Callable[[Host], T]) -> Callable[[Host], T]:
     """Return a function that keeps its answers for the last hosts."""
-    known = _Known()
+    known = _OfHosts()
 
     @wraps(of_host)
     def found(host: Host) -> T:

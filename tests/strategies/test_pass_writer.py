@@ -11,7 +11,8 @@ from simoffload.engine import execute
 from simoffload.hardware import load_platform
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Schedule
-from simoffload.strategies.homes import Home
+from simoffload.strategies.homes import Home, Homes
+from simoffload.strategies.hooks.staging import Prefetched
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     STAGING,
@@ -140,3 +141,11 @@ def test_calls_come_in_the_order_of_the_model() -> None:
     places = [labels.index(name) for name in dict.fromkeys(shown)]
     assert all(one < other for one, other in pairwise(places))
     assert sum(block.repeat for block in schedule.blocks if block.name == "layer") == 32
+
+
+def test_what_is_outside_of_the_layers_is_brought_too() -> None:
+    """All bytes of the model cross the link once in a pass, embedding and head included."""
+    homes = Homes(MODEL, lambda _layer, _module: Home("dram", pinned=True))
+    schedule = written(Prefetched(homes, ahead=2))
+    ops = [(op, block.repeat) for block in schedule.blocks for op in block.ops]
+    assert sum(op.size * times for op, times in ops if op.kind == "copy") == MODEL.weight_bytes

@@ -136,8 +136,9 @@ class KvCache(Frozen):
     """Implementation in transformers: ``dynamic`` grows with every token, ``static`` has room for the longest
     context from the start; by default dynamic. Under ZeRO-Inference also ``cpu_attention``: the CPU computes
     attention over a cache in host memory, which has room for the longest context (DeepSpeed's example of
-    2023, ``--kv-offload``). ``streamed`` is a what-if that no program has: the cache is on any tier but the
-    GPU, each layer is read ahead of its use, and only keys and values of new tokens are written."""
+    2023, ``--kv-offload``); in transformers' code elsewhere that is a what-if. ``streamed`` is a what-if that
+    no program has: the cache is on any tier but the GPU, each layer is read ahead of its use, and only keys
+    and values of new tokens are written."""
     pin_memory: bool = False
     """Whether the cache of ``cpu_attention`` is in pinned memory (``--pin_kv_cache``)."""
     asynchronous: bool = False

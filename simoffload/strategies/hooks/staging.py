@@ -11,7 +11,7 @@ from simoffload.strategies.passes.pass_writer import STAGING, Hook, Part, PassWr
 
 class Prefetched(Hook):
     """Layers are brought to the GPU a number of layers ahead, as soon as the layer before the present one has
-    been computed; what is outside of the layers, at the begin of the part that uses it."""
+    been computed; what is outside of the layers, when the part begins that uses it."""
 
     streams = STAGING
 
@@ -31,6 +31,8 @@ class Prefetched(Hook):
         """Bring the first layers, or the one that is the number of layers ahead."""
         layers, at = self._homes.layers, part.layer
         if at < 0:
+            for call in part.calls:
+                out.stage(self, self._homes.sizes(call.module), self._homes.home(at, call.module))
             return
         first = 0 if at == 0 else at + self._ahead
         for layer in range(first, min(at + self._ahead + 1, len(layers))):
@@ -42,16 +44,18 @@ class Prefetched(Hook):
 
     def holds(self) -> Iterator[MemoryTerm]:
         """Yield room on the GPU for the layers in flight, and two pinned buffers for those in files."""
-        layers = self._homes.layers
+        layers, outside = self._homes.layers, self._homes.outside
         brought = [
             sum(sum(sizes) for home, sizes in one.items() if home.tier != HBM.tier and not home.in_place)
-            for one in layers
+            for one in (*layers, outside)
         ]
+        if alone := brought.pop():
+            yield MemoryTerm("hbm", "embedding and head on their way", alone)
         if most := max(brought, default=0):
             yield MemoryTerm("hbm", "layers on their way", (1 + self._ahead) * most)
         stored = [
             sum(sum(sizes) for home, sizes in one.items() if home.tier not in ("hbm", "dram"))
-            for one in layers
+            for one in (*layers, outside)
         ]
         if most := max(stored, default=0):
             yield MemoryTerm("dram", "buffers of layers on their way", 2 * most, pinned=True)
