@@ -76,8 +76,8 @@ _AUTHORING = """# Reference: programs of your own
 
 {}
 A program derives from `HookedStrategy` and imports all of this from `simoffload.strategies.authoring`.
-Rates for a closed form: `machine.host_to_device(gpu, pinned=True)` and `machine.storage_read(tier, gpu)` return a path
-with its `latency` [s], its `curve.rate(size)` [B/s] of copies, and `file_rate` [B/s] of files.
+Rates for a closed form: `machine.host_to_device(gpu, pinned=True)` and `machine.storage_read(tier, gpu)`
+return a path with its `latency` [s], its `curve.rate(size)` [B/s] of copies, and `file_rate` [B/s] of files.
 {}"""
 _PROGRAM = """# Reference: the command line
 

@@ -134,7 +134,8 @@ def test_a_layer_brought_for_itself_takes_the_place_of_the_one_before(
     monkeypatch.setattr(PassWriter, "verify", True)
     work = (*WHOLE, "strategy.pinned=32", "workload.batch_size=8")
     ahead = simulated("three_tiers", *work)[1]
-    monkeypatch.setattr(three_tiers.ThreeTiers, "hooks", lambda _, plan, __: [Prefetched(plan.homes, ahead=0)])
+    program = three_tiers.ThreeTiers
+    monkeypatch.setattr(program, "hooks", lambda _, plan, __: [Prefetched(plan.homes, ahead=0)])
     scenario, alone = simulated("three_tiers", *work)
     plan: Any = scenario.plan()
     timing = plan.timings.timing(plan.forward("prefill", 64, 64).batch)

@@ -76,7 +76,7 @@ def _check_complete(strategy: type[Strategy]) -> None:
         raise ValueError(f"{name}.tier_keys: it has no field {', '.join(sorted(strange))}")
     if unknown := set(strategy.tier_keys.values()).difference(get_args(TierChoice)):
         choices = " or ".join(f'"{one}"' for one in get_args(TierChoice))
-        raise ValueError(f"{name}.tier_keys: each value is {choices}, got {sorted(map(repr, unknown))[0]}")
+        raise ValueError(f"{name}.tier_keys: each value is {choices}, got {min(map(repr, unknown))}")
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:
