@@ -14,7 +14,16 @@ from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
-from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
+from simoffload.strategies import (
+    RESIDENT,
+    Placement,
+    Plan,
+    Strategy,
+    TierChoice,
+    moving,
+    placement_knob,
+    strategy_for,
+)
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -50,10 +59,7 @@ class LoadedScenario:
         the strategy cannot use it.
         """
         strategy = self.scenario.strategy
-        if target == RESIDENT:
-            edits = strategy.resident()
-        else:
-            edits = strategy.retarget(placement_of(target, self.machine), self.machine)
+        edits = moving(strategy, placement_of(target, self.machine), self.machine)
         changed = self._resolved(edited(self.document, edits))
         return replace(
             changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
@@ -106,7 +112,7 @@ class LoadedScenario:
     def places(self) -> tuple[str, str]:
         """The tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
-            weights, optimizer = self.scenario.strategy.places(self.machine)
+            weights, optimizer = placement_knob(self.scenario.strategy, self.machine).now()
         except InputError:
             return "", ""
         return weights, optimizer or ""
@@ -289,8 +295,6 @@ def _batches(batches: int) -> str:
 
 
 _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
-RESIDENT = "resident"
-"""The target of ``compare --on`` that is not a tier but a complete copy in each GPU."""
 
 
 def canonical_target(target: str) -> str:

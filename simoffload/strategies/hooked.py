@@ -17,10 +17,11 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import MemoryStage
-from simoffload.strategies.base import Placement, refused
+from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.homes import Homes
+from simoffload.strategies.knobs import Knobs, Placement, PlacementKnob
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
@@ -57,26 +58,24 @@ class HookedStrategy(CachingStrategy):
                 raise InputError.at("strategy.kind", text)
         return HookedPlan(model, workload, machine, self, homes, cache)
 
-    def places(self, machine: Machine) -> Placement:
-        """Return the tier that the first of its keys of tiers names; without such keys, host memory."""
-        named = [getattr(self, key) for key in self.tier_keys]
-        return Placement(next((one for one in named if one in machine.tiers), "dram"))
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the tiers that its first key of tiers can name."""
-        key = next(iter(self.tier_keys), None)
-        if key is None:
-            return (self.places(machine),)
-        only = self.tier_keys[key] == "storage"
-        return tuple(Placement(name) for name, one in machine.tiers.items() if one.is_storage or not only)
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edit that names another tier. Raises PlacementError if the program has no such key."""
-        if placement == self.places(machine):
-            return ()
-        if placement not in self.placements(machine):
-            raise refused(placement, self.kind, f"it keeps weights on {self.places(machine).weights}")
-        return (Edit(("strategy", next(iter(self.tier_keys))), placement.weights),)
+    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+        """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
+        the cache."""
+        key, *_ = *self.tier_keys, ""
+        named = (tier for tier in (getattr(self, one) for one in self.tier_keys) if tier in machine.tiers)
+        now = Placement(next(named, "dram"))
+        only = key and self.tier_keys[key] == "storage"
+        others = machine.tiers.values() if key else ()
+        tiers = (Placement(one.name) for one in others if one.is_storage or not only)
+        yield PlacementKnob(
+            now=lambda: now,
+            possible=tuple(dict.fromkeys((now, *tiers))),
+            edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
+            refusal=f"it keeps weights on {now}",
+            storage=bool(key),
+        )
+        if plan is not None:
+            yield from self.cache_knobs(plan)
 
 
 @dataclass(frozen=True)

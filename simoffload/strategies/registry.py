@@ -60,8 +60,21 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
+_OLDER = frozenset(
+    "allowing baseline caches caveat moves placement_name placement_words placements places precisions retarget "
+    "splits uses_storage".split()
+)
+"""Members by which programs once answered what planning may change."""
+
+
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
+    if older := sorted(_OLDER & set(dir(strategy)) - strategy.model_fields.keys()):
+        raise ValueError(
+            f"{name} defines {', '.join(older)}, of which nothing asks any more: write knobs(machine, plan), "
+            "which yields a PlacementKnob (where its states are, can be, and the edits that move them) and, of "
+            "a plan, a Knob for all else that planning may change; see strategies/knobs.py"
+        )
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
         missing.append("serves")

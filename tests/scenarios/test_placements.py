@@ -16,7 +16,7 @@ from simoffload.planning.compare import compare
 from simoffload.planning.targets import Misplaced, on_targets
 from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.base import Placement
+from simoffload.strategies import Placement, moving, placement_knob
 from tests.report.conftest import compare_text
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}
@@ -90,15 +90,15 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     """A strategy accepts the placements that it lists, without changing its kind, and refuses others."""
     before = scenario(name)
     strategy, machine = before.scenario.strategy, before.machine
-    listed = strategy.placements(machine)
+    listed = placement_knob(strategy, machine).possible
     named = {*listed, *(Placement(one.weights) for one in listed)}
     tiers = tuple(machine.tiers)
     for placement in [Placement(one, other) for one in tiers for other in (None, *tiers)]:
         if placement not in named:
             with pytest.raises(PlacementError, match="cannot be on"):
-                strategy.retarget(placement, machine)
+                moving(strategy, placement, machine)
             continue
-        edits = strategy.retarget(placement, machine)
+        edits = moving(strategy, placement, machine)
         assert all(edit.path[0] == "strategy" and "kind" not in edit.path for edit in edits)
         moved = before.on(str(placement))
         assert moved.scenario == before.edited(*edits).scenario == read(moved.document.data).scenario

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Placement
+from simoffload.strategies import Placement, changes_of, moving, placement_knob
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
@@ -327,20 +328,20 @@ def test_the_command_line() -> None:
 def test_other_tiers_move_all_weights() -> None:
     found = scenario(**PUBLISHED)
     strategy, machine = found.scenario.strategy, found.machine
-    assert strategy.places(machine) == Placement("dram")
+    assert placement_knob(strategy, machine).now() == Placement("dram")
     assert plan(disk="nvme", weights_gpu_percent=0).target == "nvme"
     for tier in ("hbm", "dram", "nvme"):
         assert found.on(tier).plan().target == ("dram" if tier == "dram" else tier)
     with pytest.raises(PlacementError):
-        strategy.retarget(Placement("dram", "dram"), machine)
+        moving(strategy, Placement("dram", "dram"), machine)
 
 
 def test_settings_to_try() -> None:
-    strategy = FlexGen(**PUBLISHED, pin_weight=False, overlap=False)
-    model = scenario().model
-    keys = [one.key for one in strategy.settings(model, storage=False, direct=False)]
+    found = scenario(**PUBLISHED, pin_weight=False, overlap=False)
+    changes = partial(changes_of, found.scenario.strategy, found.plan())
+    keys = [one.key for one in changes("setting")]
     assert keys == ["weights-gpu-0", "weights-gpu-40", "attention-cpu", "overlap", "pin-weight"]
-    assert [one.same_work for one in strategy.precisions()] == [False, False]
+    assert [one.same_work for one in changes("precision")] == [False, False]
 
 
 def test_a_larger_block_has_more_gpu_batches() -> None:

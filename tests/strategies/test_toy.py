@@ -115,12 +115,30 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
         tier_keys: ClassVar = {"disk": "storage"}
         kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
 
-    with pytest.raises(ValueError, match="Half lacks placements, places, plan, retarget, serves"):
+    with pytest.raises(ValueError, match="Half lacks knobs, plan, serves"):
         register(Half)
     with pytest.raises(ValueError, match="kinds of workload are inference, training, checkpoint"):
         register(Strange)
     with pytest.raises(ValueError, match="it has no field disk"):
         register(Keyless)
+
+
+def test_an_older_program_is_told_what_to_write_now() -> None:
+    """One message names all of its members that nothing asks for; a field may have such a name."""
+
+    class Older(Streamed):
+        uses_storage: ClassVar = False
+        moves: int = 1
+        kind: Literal["older"] = "older"  # type: ignore[assignment]
+
+        def places(self, _machine: Machine) -> None: ...
+
+        def retarget(self, _placement: object, _machine: Machine) -> tuple[()]:
+            return ()
+
+    message = r"Older defines places, retarget, uses_storage, .* write knobs\(machine, plan\), .* PlacementKnob"
+    with pytest.raises(ValueError, match=message):
+        register(Older)
 
 
 def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

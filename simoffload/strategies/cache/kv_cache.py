@@ -31,6 +31,7 @@ from simoffload.strategies.cache.cache_checks import (
     refused,
 )
 from simoffload.strategies.cache.connector import Connector
+from simoffload.strategies.knobs import Knob
 from simoffload.workload import Inference
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
@@ -383,31 +384,30 @@ class CachingStrategy(Strategy):
                     others = (tier for tier in tiers if tier not in places)
                     yield from now.with_placement(*way).with_blocks_on(others)
 
-    def caches(self, plan: Plan) -> Iterator[Change]:
-        """Yield the tiers, formats and implementations of the cache that the program has."""
+    def cache_knobs(self, plan: Plan) -> Iterator[Knob]:
+        """Yield other tiers for the cache and formats with fewer bits, for plans of which a tier of the cache
+        is too small, and all tiers, formats and implementations that the program has."""
+        yield Knob("tier", self._moved(plan, same=True))
+        yield Knob("tier", self._moved(plan, same=False))
+        yield Knob("cache", self._changed(plan))
+
+    def _changed(self, plan: Plan) -> Iterator[Change]:
         now = self.kv_cache.plain
         for other in self._others(plan):
             quality = "" if other.format == now.format else quality_of_cache(other.format)
             yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
 
-    def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
+    def _moved(self, plan: Plan, *, same: bool) -> Iterator[Change]:
+        """Yield the cache on other tiers in the ``same`` format, or in other formats."""
         now = self.kv_cache.plain
         uses = peak_uses(plan.memory_stages, plan.machine.tiers)
         if all(use.fits for use in uses if use.tier in now.tiers):
             return
-        found = [(one, now.edits(one)) for one in self._others(plan)]
-        for kind, there in (("setting", True), ("precision", False)):
-            yield tuple(
-                Change(
-                    kind,
-                    f"key-value cache on {one.description}",
-                    edits,
-                    quality="" if there else quality_of_cache(one.format),
-                )
-                for one, edits in found
-                if (one.format == now.format) == there and (one.tiers != now.tiers or not there)
-            )
+        for one in self._others(plan):
+            if (one.format == now.format) == same and (one.tiers != now.tiers or not same):
+                text, quality = f"key-value cache on {one.description}", quality_of_cache(one.format)
+                kind = "setting" if same else "precision"
+                yield Change(kind, text, now.edits(one), quality="" if same else quality)
 
     def generation_config(self) -> dict[str, Any]:
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for

@@ -22,7 +22,7 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
-from simoffload.strategies.terms import Tunable
+from simoffload.strategies.knobs import Knob, memory_knobs
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
@@ -258,7 +258,7 @@ def _edit(section: str, key: str, value: Any) -> Edit:
     return Edit(_path(section, key), value)
 
 
-def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
+def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Knob]:
     """Yield settings that may reduce the memory on their own."""
     values = settings.config
     for tuned in (*_FETCHING, *_TRAINING):
@@ -266,7 +266,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
             spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
             name = _NAMES.get((tuned.section, tuned.key), spelled)
             now = values[tuned.section][tuned.key]
-            yield Tunable(name, tuned.path, now, (tuned.less(now),))
+            yield from memory_knobs(name, tuned.path, now, tuned.less(now))
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
@@ -312,7 +312,8 @@ def faster_settings(
 ) -> Iterator[Change]:
     """Yield settings, switches and versions to try, including some that DeepSpeed may refuse.
 
-    ``storage`` and ``direct`` are those of ``Strategy.settings``; ``trains``: there is an optimizer.
+    ``storage``: states are on drives or servers, so that settings of reads matter. ``direct``: weights are on
+    storage that the GPU can read without host memory. ``trains``: there is an optimizer.
     """
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine, Provenance, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
@@ -24,19 +24,18 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Device
-from simoffload.strategies.base import Placement, Plan
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.homes import Home
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
+from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob, memory_knobs, uses_storage
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
 from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.terms import Split, Tunable
-from simoffload.strategies.weights_tier import weights_tier
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
@@ -122,16 +121,6 @@ class Accelerate(CachingStrategy):
     them."""
 
     @property
-    def placement_name(self) -> str:  # type: ignore[override]  # of one of its maps only
-        """Name of the map that fills one tier after the other."""
-        return "device_map auto" if self.device_map == "auto" else ""
-
-    @property
-    def placement_words(self) -> str:  # type: ignore[override]  # of one of its maps only
-        """Phrase for the placement by that map."""
-        return "{} where device_map auto puts them" if self.device_map == "auto" else ""
-
-    @property
     def gpus(self) -> int:
         """Number of GPUs that the process uses."""
         return self.num_gpus
@@ -157,7 +146,32 @@ class Accelerate(CachingStrategy):
             raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
         return self.offload_folder
 
-    def places(self, machine: Machine) -> Placement:  # noqa: ARG002
+    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+        """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
+        ``auto``, and pinned memory; ``instead`` divides the layers."""
+        auto = self.device_map == "auto"
+        yield PlacementKnob(
+            now=self._offloaded,
+            possible=tuple(map(Placement, machine.tiers)),
+            edits=lambda other: self._all_on(machine.tiers[other.weights]),
+            name="device_map auto" if auto else "",
+            words="{} where device_map auto puts them" if auto else "",
+        )
+        if plan is None:
+            return
+        assert isinstance(plan, AcceleratePlan)
+        yield from self.cache_knobs(plan)
+        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+            placed = _all_modules(tier)
+            yield Knob("tier", [Change("tier", f"weights on {tier.name}", placed)])
+        if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
+            inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
+            now, layers = len(inside), plan.model.num_hidden_layers
+            word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
+            yield from memory_knobs(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
+        yield Knob("setting", self._faster(storage=uses_storage(plan)))
+
+    def _offloaded(self) -> Placement:
         """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
 
         Raises InputError if modules are on disk and ``offload_folder`` is not set.
@@ -169,40 +183,21 @@ class Accelerate(CachingStrategy):
             return Placement(self.offload_folder or "dram")
         return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
 
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the tiers of the machine."""
-        return tuple(map(Placement, machine.tiers))
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return edits that offload the same modules to another tier; with ``auto`` all modules.
-
-        Raises PlacementError for an optimizer.
-        """
-        tier = weights_tier(placement, machine, self.kind)
-        home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
-        folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
-        if home == "cuda":
-            return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
+    def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
+        """Return edits that offload the same modules to another tier; with ``auto`` all modules."""
+        whole = device, *_, folder = _all_modules(tier)
+        if device.value == "cuda":
+            return whole
         if isinstance(self.device_map, int):
             return (folder,)
         if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
-            changed = {name: one if isinstance(one, int) else home for name, one in self.device_map.items()}
-            return Edit(("strategy", "device_map"), changed), folder
-        if self.device_map == "auto" and placement == self.places(machine):
-            return ()
-        return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None), folder
+            homes = {
+                name: one if isinstance(one, int) else device.value for name, one in self.device_map.items()
+            }
+            return Edit(("strategy", "device_map"), homes), folder
+        return () if self.device_map == "auto" and tier.name == "dram" else whole
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the cache in host memory, and for each tier from the smallest all modules on it."""
-        yield from self.cache_moves(plan)
-        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
-            placed = self.model_copy(update={"device_map": "cuda"}).retarget(
-                Placement(tier.name), plan.machine
-            )
-            yield (Change("tier", f"weights on {tier.name}", placed),)
-
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield a map by ``auto``, and pinned memory; ``splits`` divides the layers."""
+    def _faster(self, *, storage: bool) -> Iterator[Change]:
         if self.device_map != "auto":
             edit = Edit.at("strategy.device_map", "auto")
             yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
@@ -211,28 +206,29 @@ class Accelerate(CachingStrategy):
             yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
 
     @classmethod
-    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
+    ) -> Iterator[tuple[Knob, ...]]:
         """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
         storage."""
         if gpus > machine.gpus_per_node:
             return
         total = model.num_hidden_layers
 
-        def split(where: str, **keys: Any) -> Split:
-            def section(count: int) -> dict[str, Any]:
-                if count == total:
-                    return {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
-                return {"kind": "accelerate", "num_gpus": gpus, "device_map": count, **keys}
-
-            def description(count: int) -> str:
+        def division(where: str, **keys: Any) -> Knob:
+            def change(count: int) -> Change:
+                section = {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
+                if count < total:
+                    section |= {"device_map": count, **keys}
                 rest = "" if count == total else f", the others {where}"
-                return f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+                text = f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+                return Change("placement", text, (Edit(("strategy",), section),))
 
-            return Split(total, section, description)
+            return Knob("division", range(total, -1, -1), change)
 
         stored = (one.name for one in machine.tiers.values() if one.is_storage)
-        on_disk = (split(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
-        yield split("in pinned memory", pin_memory=True), split("in pageable memory"), *on_disk
+        on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
+        yield division("in pinned memory", pin_memory=True), division("in pageable memory"), *on_disk
 
     # -- the plan -------------------------------------------------------------------------------
 
@@ -339,6 +335,14 @@ class Accelerate(CachingStrategy):
             *([call] if call else []),
         ]
         return "\n".join(lines) + "\n"
+
+
+def _all_modules(tier: Tier) -> tuple[Edit, ...]:
+    """Return edits that place all modules on a tier."""
+    home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
+    placed = Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
+    folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
+    return placed if home == "cuda" else (*placed, folder)
 
 
 def _offloads_buffers(plan: AcceleratePlan) -> bool:
@@ -540,16 +544,6 @@ class AcceleratePlan(InferencePlan):
         return (*unmeasured, *arithmetic_beyond(self.model, self.workload, self.machine))
 
     # -- memory ---------------------------------------------------------------------------------
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield smaller numbers of layers on the GPUs for HBM, then larger ones for host memory."""
-        if self.options.fixed:
-            return
-        inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
-        word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-        now = len(inside)
-        values = (range(now - 1, -1, -1), range(now + 1, self.model.num_hidden_layers))
-        yield Tunable(word, path, now, values)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -20,7 +19,7 @@ from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cpu_attention import (
     COMMAND,
     example_command,
@@ -41,6 +40,7 @@ from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
+from simoffload.strategies.knobs import Knob, Knobs
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
@@ -54,7 +54,6 @@ from simoffload.strategies.programs.zero_strategy import (
     within_config,
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.terms import Split, Tunable
 from simoffload.strategies.zero.called_experts import (
     fetches_called,
     only_called,
@@ -100,8 +99,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
         return (*super().spread(gpus), *more)
 
-    def caveat(self, tier: str, *, ranks: int) -> str:
-        """Return a note for weights in HBM: every GPU gathers them for every token."""
+    def _caveat(self, tier: str, ranks: int) -> str:
         return gathered(tier, ranks=ranks)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
@@ -135,24 +133,34 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield changes that move the cache to host memory, and the weights to each tier."""
+    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+        """Yield the tiers of weights and cache, and DeepSpeed's settings."""
+        yield self.placement(machine)
+        if plan is None:
+            return
         assert isinstance(plan, ZeroInferencePlan)
-        size = plan.placement.settings.buffer_size
-        return chain(self.cache_moves(plan), inference_moves(plan, ranks=self.ranks, buffer_size=size))
+        settings = plan.placement.settings
+        yield from self.cache_knobs(plan)
+        yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
+        yield from tunables(settings)
+        yield Knob("setting", self.faster(plan))
 
     @classmethod
-    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
+    ) -> Iterator[tuple[Knob, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
         needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
 
-        def split(tier: Tier) -> Split:
+        def change(tier: Tier) -> Change:
             section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
             if tier.is_storage and needed > usual:
                 section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": needed}}}
-            return Split(0, lambda _: section, lambda _: f"weights on {tier.name} (zero_inference)")
+            text = f"weights on {tier.name} (zero_inference)"
+            return Change("placement", text, (Edit(("strategy",), section),))
 
-        yield tuple(split(one) for one in machine.tiers.values() if one.kind != "hbm")
+        tiers = (one for one in machine.tiers.values() if one.kind != "hbm")
+        yield tuple(Knob("division", [one], change) for one in tiers)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap
@@ -206,10 +214,6 @@ class ZeroInferencePlan(InferencePlan):
     def target(self) -> str:
         """Tier that holds the weights."""
         return self.placement.tier
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield the settings of fetching parameters."""
-        return tunables(self.placement.settings)
 
     @property
     def whole_copies(self) -> Plan | None:

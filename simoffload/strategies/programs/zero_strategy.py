@@ -18,11 +18,12 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
+from simoffload.strategies.knobs import Knob, Placement, PlacementKnob, reads_directly, uses_storage
 from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
@@ -99,26 +100,20 @@ class ZeroStrategy(Strategy):
                 return written.nvme_path
         return f"/mnt/{tier}"
 
-    def places(self, machine: Machine) -> Placement:
-        """Return the tiers of weights and optimizer. Raises InputError if the machine has no tier for a
-        device."""
-        return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
+    def placement(self, machine: Machine) -> PlacementKnob:
+        """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return all combinations of tiers for weights and optimizer."""
-        return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
+        def edits(placement: Placement) -> tuple[Edit, ...]:
+            named = ((key, tier) for key, tier in zip(self.tier_keys, placement, strict=False) if tier)
+            return tuple(edit for key, tier in named for edit in self._tier_edits(key, tier, machine))
 
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edits that move the weights, and the optimizer if the placement names it.
-
-        Raises PlacementError if the strategy does not have this placement.
-        """
-        weights = self._tier_edits("weights", placement.weights, machine)
-        if placement.optimizer is None:
-            return weights
-        if "optimizer" not in self.tier_keys:
-            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
-        return (*weights, *self._tier_edits("optimizer", placement.optimizer, machine))
+        return PlacementKnob(
+            now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.tier_keys)),
+            possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys)))),
+            edits=edits,
+            caveat=self._caveat,
+            allowing=self._allowing,
+        )
 
     def _tier_edits(self, key: str, tier: str, machine: Machine) -> tuple[Edit, ...]:
         """Return edits that name a tier in ``strategy.key`` and make ds_config agree with it."""
@@ -143,7 +138,10 @@ class ZeroStrategy(Strategy):
         change."""
         return released(self.ds_config, *changed)
 
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
+    def _caveat(self, _tier: str, _ranks: int) -> str:
+        return ""
+
+    def _allowing(self, model: ModelShape, tier: str, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires
         another tier."""
         settings, _ = fetch_settings(
@@ -151,11 +149,15 @@ class ZeroStrategy(Strategy):
         )
         return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:
+    def faster(self, plan: Plan) -> Iterator[Change]:
         """Yield DeepSpeed's settings, and in training its stages."""
-        trains = "optimizer" in self.tier_keys
-        return faster_settings(
-            self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=trains
+        yield from faster_settings(
+            self.ds_config,
+            plan.model,
+            self.deepspeed_version,
+            storage=uses_storage(plan),
+            direct=reads_directly(plan),
+            trains="optimizer" in self.tier_keys,
         )
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
@@ -238,18 +240,18 @@ def gathered(tier: str, *, ranks: int) -> str:
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Change, ...]]:
+) -> Iterator[Knob]:
     """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
     first."""
     for tier in _smaller_first(plan.machine):
         description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield (Change("tier", description, (*before, *weights)),)
+        yield Knob("tier", [Change("tier", description, (*before, *weights))])
 
 
 def training_moves(
     plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Change, ...]]:
+) -> Iterator[Knob]:
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
     machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
@@ -274,7 +276,7 @@ def training_moves(
         places.pop((now.weights, now.optimizer), None)
         moves = [Change("tier", description, (*before, *edits)) for description, edits in places.values()]
         plain = [Change("tier", description, edits) for description, edits in places.values()]
-        yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
+        yield Knob("tier", (*moves, *(stage.with_(move) for move in plain for stage in stages)))
 
 
 def _smaller_first(machine: Machine) -> list[Tier]:

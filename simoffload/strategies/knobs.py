@@ -1,0 +1,163 @@
+"""Knobs: what planning may change of a program, and where a program keeps its states.
+
+Planning selects knobs by their purpose, and asks nothing else of a program before it changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from simoffload.documents import Edit
+from simoffload.errors import PlacementError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results import Change
+
+if TYPE_CHECKING:
+    from simoffload.strategies.base import Plan, Strategy
+
+Purpose = Literal[
+    "tier", "partition", "memory", "cache", "precision", "adapters", "setting", "division", "baseline"
+]
+"""What a knob is for: more of the states on another ``tier``, or divided among the ranks (``partition``); a
+setting that takes ``memory``; the placement of the key-value ``cache``; fewer bits (``precision``);
+``adapters`` trained instead of the model; a ``setting`` that may make the run faster; and, of a program in
+place of another one, the ``division`` of the weights between GPUs and a larger memory, and the ``baseline``
+without offloading."""
+RESIDENT = "resident"
+"""The placement that is no tier but a full copy in each GPU, under the strategy of the same name."""
+WHOLE_COPIES = "a whole copy of {} in each GPU"
+"""Phrase for that placement of {} in sentences."""
+
+
+class Knob(NamedTuple):
+    """A Knob is a series of changes of a program to try, in this order.
+
+    The first one that suffices is used of the purposes ``tier``, ``partition``, ``memory`` and ``division``;
+    of the others each change is an alternative of its own.
+    """
+
+    purpose: Purpose
+    values: Iterable[Any]
+    """The changes, or the values of which ``change`` makes them. They are a sequence for ``memory``, where
+    from one value on all need little enough of what is too small, and for ``division``, where each keeps less
+    on the GPUs than the one before."""
+    change: Callable[[Any], Change] = lambda change: change
+    """Function that makes a change of a value."""
+    frees: str = ""
+    """Word by which the remedies of a :class:`MemoryTerm` refer to the knob."""
+
+    @property
+    def changes(self) -> Iterator[Change]:
+        """All changes, made when they are asked for."""
+        return map(self.change, self.values)
+
+
+class Placement(NamedTuple):
+    """A Placement names the tiers of a machine that hold weights and optimizer."""
+
+    weights: str
+    """Tier of the weights, or of the checkpoints if only checkpoints are simulated."""
+    optimizer: str | None = None
+    """Tier of the optimizer states; None if not specified."""
+
+    def __str__(self) -> str:
+        return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
+
+
+class PlacementKnob(NamedTuple):
+    """A PlacementKnob is where a program keeps its offloaded states on a machine, and where else it can."""
+
+    now: Callable[[], Placement]
+    """Function that returns the present placement; it raises InputError if the machine has no such tier."""
+    possible: tuple[Placement, ...]
+    """All placements, as ``compare --on`` names them."""
+    edits: Callable[[Placement], tuple[Edit, ...]]
+    """Function that returns the edits to one of them, or to one that leaves its optimizer where it is;
+    ``strategy.kind`` never changes."""
+    refusal: str = "inference has no optimizer; name the tier of the weights"
+    """Reason against all other placements."""
+    name: str = ""
+    """Name in reports, if the tier of the weights does not identify the placement."""
+    words: str = ""
+    """Phrase for the placement of {} in sentences, such as "parts of {} in each GPU"."""
+    storage: bool = True
+    """Whether drives and servers that are bought can hold the states."""
+    whole: bool = False
+    """Whether every GPU has a full copy already."""
+    no_copies: str = ""
+    """Reason why a full copy in each GPU is not equivalent work."""
+    caveat: Callable[[str, int], str] = lambda _tier, _ranks: ""
+    """Function from a tier and a number of ranks to what prevents a misreading after "weights on <tier>"."""
+    allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
+    """Function that returns edits with which all states fit on a tier, divided among a number of ranks, of
+    which the first one is used that the program does not refuse."""
+
+
+Knobs = Iterator[PlacementKnob | Knob]
+"""The placement of a program, and with a plan all that planning may change."""
+
+
+def placement_knob(strategy: Strategy, machine: Machine) -> PlacementKnob:
+    """Return where a program keeps its states on a machine."""
+    return next(one for one in strategy.knobs(machine) if isinstance(one, PlacementKnob))
+
+
+def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+    """Return the edits that move the states of a program to another placement.
+
+    Raises PlacementError if the program does not have it.
+    """
+    knob = placement_knob(strategy, machine)
+    if placement.weights == RESIDENT:
+        if knob.no_copies:
+            raise refused(RESIDENT, strategy.kind, knob.no_copies)
+        return () if knob.whole else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
+    weights = {one.weights for one in knob.possible} if placement.optimizer is None else ()
+    if placement not in knob.possible and placement.weights not in weights:
+        raise refused(placement, strategy.kind, knob.refusal)
+    return knob.edits(placement)
+
+
+def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
+    """Return the error for a placement that a strategy does not support."""
+    return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
+
+
+def knobs_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Knob]:
+    """Yield the knobs of a plan that have a purpose."""
+    for one in strategy.knobs(plan.machine, plan):
+        if isinstance(one, Knob) and one.purpose == purpose:
+            yield one
+
+
+def changes_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Change]:
+    """Yield the changes of all knobs of a plan that have a purpose."""
+    return (change for knob in knobs_of(strategy, plan, purpose) for change in knob.changes)
+
+
+def memory_knobs(
+    word: str, path: tuple[str, ...], now: float | bool, *values: Sequence[float]
+) -> Iterator[Knob]:
+    """Yield for each direction of a setting its other values, the nearest first."""
+
+    def change(value: float) -> Change:
+        description = f"{word} {now:,} → {value:,}"
+        if isinstance(value, bool):
+            description = f"{word} {'set' if value else 'unset'}"
+        return Change("setting", description, (Edit(path, value),))
+
+    return (Knob("memory", one, change, word) for one in values)
+
+
+def uses_storage(plan: Plan) -> bool:
+    """Whether states are on drives or servers, so that settings of reads matter."""
+    return any(tier in plan.machine.topology.targets for tier in plan.tiers)
+
+
+def reads_directly(plan: Plan) -> bool:
+    """Whether the weights are on storage that the GPUs are known to read without host memory."""
+    machine = plan.machine
+    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(plan.target)
+    return has_gds is not None and has_gds.value and target is not None and target.has_rdma
