@@ -16,7 +16,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Knob, Plan, Purpose, Strategy, changes_of, knobs_of
+from simoffload.strategies import Plan, Purpose, Strategy, Tunable, changes_of, tunables_of
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class Evaluator:
         """Plan of the unchanged scenario."""
         return self.scenario.plan()
 
-    def knobs(self, purpose: Purpose) -> Iterator[Knob]:
-        """Yield the knobs of the unchanged scenario that have a purpose."""
-        return knobs_of(self.strategy, self.plan, purpose)
+    def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
+        """Yield the tunables of the unchanged scenario that have a purpose."""
+        return tunables_of(self.strategy, self.plan, purpose)
 
     def changes(self, purpose: Purpose) -> Iterator[Change]:
-        """Yield the changes of these knobs."""
+        """Yield the changes of these tunables."""
         return changes_of(self.strategy, self.plan, purpose)
 
     def changed_by(self, *edits: Edit) -> Evaluator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
+from operator import attrgetter
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
@@ -13,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
 from simoffload.results import HALVED, Change, TierUse
-from simoffload.strategies import Knob, memory_knobs
+from simoffload.strategies import Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
@@ -40,15 +41,15 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 
 def tiers(evaluator: Evaluator) -> Iterator[Change]:
     """Yield, for each tier, the first placement on it that is enough; the smallest tiers first."""
-    for knob in evaluator.knobs("tier"):
-        steps = tuple(knob.changes)
+    for tunable in evaluator.tunables("tier"):
+        steps = tuple(tunable.changes)
         yield from _first(evaluator, steps, *(step.description for step in steps if step.kind == "tier"))
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the first stage that divides the states among enough ranks."""
-    for knob in evaluator.knobs("partition"):
-        steps = tuple(knob.changes)
+    for tunable in evaluator.tunables("partition"):
+        steps = tuple(tunable.changes)
         yield from _first(evaluator, steps, *(step.description for step in steps))
 
 
@@ -67,40 +68,41 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
     A setting is left out where the parts that name it are smaller than the shortage.
     """
     lacking = _lacking(evaluator)
-    for word, knobs in groupby((*_of_work(evaluator), *evaluator.knobs("memory")), lambda knob: knob.frees):
+    found = (*_of_work(evaluator), *evaluator.tunables("memory"))
+    for word, tunables in groupby(found, attrgetter("frees")):
         named = ([term.size for term in use.terms if word in term.remedy] for use in lacking)
         if all(sum(sizes) >= -use.headroom for use, sizes in zip(lacking, named, strict=True)):
-            yield from _first(evaluator, _other_values(evaluator, knobs, lacking), word)
+            yield from _first(evaluator, _other_values(evaluator, tunables, lacking), word)
 
 
 def _other_values(
-    evaluator: Evaluator, knobs: Iterable[Knob], lacking: Sequence[TierUse]
+    evaluator: Evaluator, tunables: Iterable[Tunable], lacking: Sequence[TierUse]
 ) -> Iterator[Change]:
     """Yield for each direction of a setting the nearest value with which ``lacking`` tiers are large
     enough."""
     tiers = {use.tier for use in lacking}
 
-    def suffices(knob: Knob, value: float) -> bool:
-        uses = evaluator.needs(*knob.change(value).edits)
+    def suffices(tunable: Tunable, value: float) -> bool:
+        uses = evaluator.needs(*tunable.change(value).edits)
         return uses is None or all(use.fits for use in uses if use.tier in tiers)  # None: refused, too far
 
-    for knob in knobs:
-        assert isinstance(knob.values, Sequence)
-        value = first_that_holds(knob.values, partial(suffices, knob))
+    for tunable in tunables:
+        assert isinstance(tunable.values, Sequence)
+        value = first_that_holds(tunable.values, partial(suffices, tunable))
         if value is not None:
-            yield knob.change(value)
+            yield tunable.change(value)
 
 
-def _of_work(evaluator: Evaluator) -> Iterator[Knob]:
+def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
     workload = evaluator.workload
     for section, kept in (("workload", workload), ("checkpoint", evaluator.scenario.scenario.checkpoint)):
         if isinstance(kept, Checkpointing | TrainingCheckpoints):
-            yield from memory_knobs("keep", (section, "keep"), kept.keep, range(kept.keep - 1, 0, -1))
+            yield from memory_tunables("keep", (section, "keep"), kept.keep, range(kept.keep - 1, 0, -1))
     if isinstance(workload, Training):
         key, now = "gradient_checkpointing", workload.gradient_checkpointing
-        yield from memory_knobs(key, ("workload", key), now, [not now])
+        yield from memory_tunables(key, ("workload", key), now, [not now])
         key, steps = "gradient_accumulation_steps", workload.gradient_accumulation_steps
-        yield from memory_knobs(key, ("workload", key), steps, [1] if steps > 1 else [])
+        yield from memory_tunables(key, ("workload", key), steps, [1] if steps > 1 else [])
 
 
 # -- less work ------------------------------------------------------------------------------------

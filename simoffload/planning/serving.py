@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
@@ -56,9 +57,9 @@ def baseline(other: type[Strategy], scenario: LoadedScenario, model: ModelShape)
     """Return the edits by which another strategy does the work of a scenario without offloading; none if it
     does not."""
     strategy, work, machine = scenario.scenario.strategy, scenario.scenario.workload, scenario.machine
-    offers = other.instead(strategy, model, work, machine, gpus=strategy.gpus)
-    knobs = (knob for alternatives in offers for knob in alternatives if knob.purpose == "baseline")
-    return next((change.edits for knob in knobs for change in knob.changes), ())
+    offers = chain.from_iterable(other.instead(strategy, model, work, machine, gpus=strategy.gpus))
+    changes = (change for one in offers if one.purpose == "baseline" for change in one.changes)
+    return next((change.edits for change in changes), ())
 
 
 def weight_formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
-from simoffload.strategies import Placement, moving, placement_knob
+from simoffload.strategies import Placement, moving, placements_of
 from simoffload.strategies.training.memory import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
 
@@ -232,7 +232,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
     evaluator, machine = Evaluator(retargeted), retargeted.machine
-    allowing = placement_knob(evaluator.strategy, machine).allowing
+    allowing = placements_of(evaluator.strategy, machine).allowing
 
     def with_nodes(nodes: int) -> tuple[Edit, ...]:
         over = evaluator.spread(nodes, per_node=each)
@@ -248,7 +248,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
     """Return the placement with the most states on a tier that the strategy supports."""
     placement = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
-    listed = placement_knob(scenario.scenario.strategy, scenario.machine).possible
+    listed = placements_of(scenario.scenario.strategy, scenario.machine).possible
     if placement.optimizer is None or placement in listed:
         return placement
     partly = (one for one in listed if tier in one and set(one) <= {tier, "hbm", "dram"})

@@ -16,7 +16,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
 from simoffload.results import Change, peak_uses, quality_of_weights
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Knob, Strategy, strategy_for, strategy_of
+from simoffload.strategies import Strategy, Tunable, strategy_for, strategy_of
 from simoffload.workload import Inference
 
 
@@ -77,18 +77,20 @@ def of_other_strategies(evaluator: Evaluator) -> Iterator[Change]:
             yield change._replace(kind="strategy")
 
 
-def _largest(scenario: LoadedScenario, strategy: type[Strategy], knob: Knob, form: _Form) -> Iterator[Change]:
+def _largest(
+    scenario: LoadedScenario, strategy: type[Strategy], tunable: Tunable, form: _Form
+) -> Iterator[Change]:
     """Yield the first change of a division that fits, if any does: of those after the ones for which HBM is
     too small, and before those for which the other tiers are."""
-    if knob.purpose != "division":
+    if tunable.purpose != "division":
         return
-    values = knob.values
+    values = tunable.values
     assert isinstance(values, Sequence)
     if len(values) == 1 and strategy is type(scenario.scenario.strategy):
         return  # another tier of its own
 
     def divided(index: int) -> Strategy:
-        return strategy.model_validate(_section(knob.change(values[index])))
+        return strategy.model_validate(_section(tunable.change(values[index])))
 
     replicas = divided(-1).replicas
     work = scenario.scenario.workload
@@ -116,7 +118,7 @@ def _largest(scenario: LoadedScenario, strategy: type[Strategy], knob: Knob, for
         index = first_that_holds(range(1, len(values)), lambda one: "hbm" not in too_small(one))
     if index is None or too_small(index):
         return
-    change = knob.change(values[index])
+    change = tunable.change(values[index])
     description = change.description + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
     edits = (*form.edits, *change.edits, *batched)
     quality = quality_of_weights(form.name) if form.name else ""

@@ -21,7 +21,7 @@ from simoffload.strategies import (
     Strategy,
     TierChoice,
     moving,
-    placement_knob,
+    placements_of,
     strategy_for,
 )
 from simoffload.units import plural
@@ -112,7 +112,7 @@ class LoadedScenario:
     def places(self) -> tuple[str, str]:
         """The tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
-            weights, optimizer = placement_knob(self.scenario.strategy, self.machine).now()
+            weights, optimizer = placements_of(self.scenario.strategy, self.machine).now()
         except InputError:
             return "", ""
         return weights, optimizer or ""

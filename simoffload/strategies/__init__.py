@@ -10,21 +10,22 @@ from simoffload.strategies.base import (
     PhaseSeries,
     Plan,
     Strategy,
-    TierChoice,
-)
-from simoffload.strategies.knobs import (
-    RESIDENT,
-    WHOLE_COPIES,
-    Knob,
-    Placement,
-    Purpose,
-    changes_of,
-    knobs_of,
-    memory_knobs,
-    moving,
-    placement_knob,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
+from simoffload.strategies.tunables import (
+    RESIDENT,
+    WHOLE_COPIES,
+    Placement,
+    Purpose,
+    TierChoice,
+    Tunable,
+    changes_of,
+    memory_tunables,
+    moving,
+    placements_of,
+    tier_paths,
+    tunables_of,
+)
 
 __all__ = [
     "RESIDENT",
@@ -32,7 +33,6 @@ __all__ = [
     "WHOLE_COPIES",
     "AnyStrategy",
     "Earlier",
-    "Knob",
     "Phase",
     "PhaseSeries",
     "Placement",
@@ -40,13 +40,15 @@ __all__ = [
     "Purpose",
     "Strategy",
     "TierChoice",
+    "Tunable",
     "changes_of",
-    "knobs_of",
-    "memory_knobs",
+    "memory_tunables",
     "moving",
-    "placement_knob",
+    "placements_of",
     "register",
     "strategies",
     "strategy_for",
     "strategy_of",
+    "tier_paths",
+    "tunables_of",
 ]

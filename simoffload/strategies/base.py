@@ -18,14 +18,13 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
 from simoffload.results import Facts, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.knobs import Knob, Knobs
+from simoffload.strategies.tunables import Tunable, Tunables
 
 if TYPE_CHECKING:
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
-TierChoice = Literal["any", "storage"]
 SERVED = "vllm"
 """Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
 _Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
@@ -177,8 +176,6 @@ class Strategy(Frozen, ABC):
     """Strategies outside the package by kind, as registered by ``registry.register``."""
     serves: ClassVar[frozenset[WorkloadKind]]
     """Kinds of workload that the strategy supports."""
-    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
-    """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
     gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
     """Keys that set the number of GPUs, the one to change first."""
     spans_hosts: ClassVar[bool] = True
@@ -223,18 +220,13 @@ class Strategy(Frozen, ABC):
         _machine: Machine,
         *,
         gpus: int,  # noqa: ARG003
-    ) -> Iterator[tuple[Knob, ...]]:
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield what does the work of another strategy with this one: divisions of the weights between
         ``gpus`` GPUs and other tiers, and the baseline without offloading that ``compare`` adds.
 
         Of each tuple of alternatives the first that fits is used.
         """
         return iter(())
-
-    @classmethod
-    def tier_paths(cls) -> dict[str, TierChoice]:
-        """Return ``tier_keys`` and the keys of sections that name tiers, such as ``kv_cache.tier``."""
-        return dict(cls.tier_keys)
 
     @property
     def gpus(self) -> int:
@@ -253,7 +245,7 @@ class Strategy(Frozen, ABC):
         refuses."""
 
     @abstractmethod
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the states are on a machine, and with a plan all that planning may change."""
 
     def batch_unit(self, _batch_size: int) -> int:

@@ -7,9 +7,9 @@ and schedules follow from both.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -21,9 +21,9 @@ from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.homes import Homes
-from simoffload.strategies.knobs import Knobs, Placement, PlacementKnob
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.tunables import NamesTier, Placement, Placements, TierChoice, Tunables
 from simoffload.workload import Inference
 
 
@@ -36,6 +36,17 @@ class HookedStrategy(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     formats: ClassVar = tuple(QUANTIZATIONS)
+    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
+    """Keys that name tiers, the first one that of the weights: of ``any`` tier, or of ``storage``."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Give the fields of ``tier_keys`` the type of names of tiers. Raises ValueError for other keys."""
+        if strange := cls.tier_keys.keys() - cls.model_fields.keys():
+            text = f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}"
+            raise ValueError(text)
+        for key, choice in cls.tier_keys.items():
+            cls.model_fields[key].metadata.append(NamesTier(choice))
 
     @abstractmethod
     def homes(self, model: ModelShape, machine: Machine) -> Homes:
@@ -58,7 +69,7 @@ class HookedStrategy(CachingStrategy):
                 raise InputError.at("strategy.kind", text)
         return HookedPlan(model, workload, machine, self, homes, cache)
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
         the cache."""
         key, *_ = *self.tier_keys, ""
@@ -67,7 +78,7 @@ class HookedStrategy(CachingStrategy):
         only = key and self.tier_keys[key] == "storage"
         others = machine.tiers.values() if key else ()
         tiers = (Placement(one.name) for one in others if one.is_storage or not only)
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, *tiers))),
             edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
@@ -75,7 +86,7 @@ class HookedStrategy(CachingStrategy):
             storage=bool(key),
         )
         if plan is not None:
-            yield from self.cache_knobs(plan)
+            yield from self.cache_tunables(plan)
 
 
 @dataclass(frozen=True)

@@ -60,20 +60,21 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
-_OLDER = frozenset(
-    "allowing baseline caches caveat moves placement_name placement_words placements places precisions retarget "
-    "splits uses_storage".split()
+_OLDER = (
+    "allowing baseline caches caveat moves placement_name placement_words placements places precisions "
+    "retarget splits tier_paths uses_storage"
 )
 """Members by which programs once answered what planning may change."""
 
 
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
-    if older := sorted(_OLDER & set(dir(strategy)) - strategy.model_fields.keys()):
+    if older := sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys()):
         raise ValueError(
-            f"{name} defines {', '.join(older)}, of which nothing asks any more: write knobs(machine, plan), "
-            "which yields a PlacementKnob (where its states are, can be, and the edits that move them) and, of "
-            "a plan, a Knob for all else that planning may change; see strategies/knobs.py"
+            f"{name} defines {', '.join(older)}, of which nothing asks any more: write "
+            "tunables(machine, plan), which yields Placements (where its states are, where else they can be, "
+            "and the edits that move them) and, with a plan, a Tunable of all else that planning may change; "
+            "see strategies/tunables.py"
         )
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
@@ -85,8 +86,6 @@ def _check_complete(strategy: type[Strategy]) -> None:
         raise ValueError(
             f"{name}.serves: kinds of workload are {', '.join(work)}, got {set(strategy.serves)}"
         )
-    if strange := strategy.tier_keys.keys() - strategy.model_fields.keys():
-        raise ValueError(f"{name}.tier_keys: it has no field {', '.join(sorted(strange))}")
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:

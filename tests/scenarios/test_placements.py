@@ -16,7 +16,7 @@ from simoffload.planning.compare import compare
 from simoffload.planning.targets import Misplaced, on_targets
 from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies import Placement, moving, placement_knob
+from simoffload.strategies import Placement, moving, placements_of
 from tests.report.conftest import compare_text
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}
@@ -90,7 +90,7 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     """A strategy accepts the placements that it lists, without changing its kind, and refuses others."""
     before = scenario(name)
     strategy, machine = before.scenario.strategy, before.machine
-    listed = placement_knob(strategy, machine).possible
+    listed = placements_of(strategy, machine).possible
     named = {*listed, *(Placement(one.weights) for one in listed)}
     tiers = tuple(machine.tiers)
     for placement in [Placement(one, other) for one in tiers for other in (None, *tiers)]:

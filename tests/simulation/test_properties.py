@@ -1,4 +1,4 @@
-"""What holds for any model, platform and knobs."""
+"""What holds for any model, platform and tunables."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies import Placement, changes_of, moving, placement_knob
+from simoffload.strategies import Placement, changes_of, moving, placements_of
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
@@ -328,7 +328,7 @@ def test_the_command_line() -> None:
 def test_other_tiers_move_all_weights() -> None:
     found = scenario(**PUBLISHED)
     strategy, machine = found.scenario.strategy, found.machine
-    assert placement_knob(strategy, machine).now() == Placement("dram")
+    assert placements_of(strategy, machine).now() == Placement("dram")
     assert plan(disk="nvme", weights_gpu_percent=0).target == "nvme"
     for tier in ("hbm", "dram", "nvme"):
         assert found.on(tier).plan().target == ("dram" if tier == "dram" else tier)

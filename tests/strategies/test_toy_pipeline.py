@@ -20,10 +20,10 @@ from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
-from simoffload.strategies.knobs import Placement, PlacementKnob
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.tunables import Placement, Placements
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -61,8 +61,8 @@ class Piped(Strategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> PipedPlan:
         return PipedPlan(model=model, workload=workload, machine=machine, cpu_layers=self.cpu_layers)
 
-    def knobs(self, _machine: Machine, _plan: Any = None) -> Iterator[PlacementKnob]:
-        yield PlacementKnob(
+    def tunables(self, _machine: Machine, _plan: Any = None) -> Iterator[Placements]:
+        yield Placements(
             now=lambda: Placement("hbm"),
             possible=(Placement("hbm"),),
             edits=lambda _: (),

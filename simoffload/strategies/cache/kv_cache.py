@@ -20,7 +20,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
-from simoffload.strategies.base import Plan, Strategy, TierChoice
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cache_checks import (
     NATIVE,
     TierName,
@@ -31,7 +31,7 @@ from simoffload.strategies.cache.cache_checks import (
     refused,
 )
 from simoffload.strategies.cache.connector import Connector
-from simoffload.strategies.knobs import Knob
+from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
@@ -384,20 +384,20 @@ class CachingStrategy(Strategy):
                     others = (tier for tier in tiers if tier not in places)
                     yield from now.with_placement(*way).with_blocks_on(others)
 
-    def cache_knobs(self, plan: Plan) -> Iterator[Knob]:
+    def cache_tunables(self, plan: Plan) -> Iterator[Tunable]:
         """Yield other tiers for the cache and formats with fewer bits, for plans of which a tier of the cache
         is too small, and all tiers, formats and implementations that the program has."""
-        yield Knob("tier", self._moved(plan, same=True))
-        yield Knob("tier", self._moved(plan, same=False))
-        yield Knob("cache", self._changed(plan))
+        yield Tunable("tier", self._cache_moves(plan, same=True))
+        yield Tunable("tier", self._cache_moves(plan, same=False))
+        yield Tunable("cache", self._cache_choices(plan))
 
-    def _changed(self, plan: Plan) -> Iterator[Change]:
+    def _cache_choices(self, plan: Plan) -> Iterator[Change]:
         now = self.kv_cache.plain
         for other in self._others(plan):
             quality = "" if other.format == now.format else quality_of_cache(other.format)
             yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
 
-    def _moved(self, plan: Plan, *, same: bool) -> Iterator[Change]:
+    def _cache_moves(self, plan: Plan, *, same: bool) -> Iterator[Change]:
         """Yield the cache on other tiers in the ``same`` format, or in other formats."""
         now = self.kv_cache.plain
         uses = peak_uses(plan.memory_stages, plan.machine.tiers)
@@ -425,8 +425,3 @@ class CachingStrategy(Strategy):
         elif cache.offloaded:
             content = {"cache_implementation": "offloaded"}
         return {"generation_config.json": content} if content else {}
-
-    @classmethod
-    def tier_paths(cls) -> dict[str, TierChoice]:
-        """Return also the keys of the cache's tiers."""
-        return {**super().tier_paths(), "kv_cache.tier": "any", "kv_cache.connector.tier": "any"}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
@@ -17,7 +15,7 @@ from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoin
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob
+from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
 from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 
 if TYPE_CHECKING:
@@ -28,19 +26,18 @@ class CheckpointStorage(Strategy):
     """CheckpointStorage is the strategy for checkpoints that are simulated without training."""
 
     serves: ClassVar = frozenset({"checkpoint"})
-    tier_keys: ClassVar = {"tier": "storage", "swap": "storage"}
 
     kind: Literal["checkpoint"] = "checkpoint"
-    tier: Annotated[str, Field(min_length=1)]
+    tier: StorageTier
     """Storage tier to which checkpoints are written."""
-    swap: Annotated[str, Field(min_length=1)] | None = None
+    swap: StorageTier | None = None
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first tier with
     local drives."""
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield each tier of storage."""
         storage = [tier for tier in machine.tiers.values() if tier.is_storage]
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: Placement(self.tier),
             possible=tuple(Placement(tier.name) for tier in storage),
             edits=lambda other: (Edit.at("strategy.tier", other.weights),),
@@ -49,7 +46,7 @@ class CheckpointStorage(Strategy):
         )
         for tier in sorted(storage, key=lambda one: one.capacity) if plan is not None else ():
             edit = Edit.at("strategy.tier", tier.name)
-            yield Knob("tier", [Change("tier", f"checkpoints on {tier.name}", (edit,))])
+            yield Tunable("tier", [Change("tier", f"checkpoints on {tier.name}", (edit,))])
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
         """Apply the strategy. Raises InputError for missing hardware and for what DeepSpeed cannot do."""

@@ -22,7 +22,7 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
-from simoffload.strategies.knobs import Knob, memory_knobs
+from simoffload.strategies.tunables import Tunable, memory_tunables
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
@@ -258,7 +258,7 @@ def _edit(section: str, key: str, value: Any) -> Edit:
     return Edit(_path(section, key), value)
 
 
-def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Knob]:
+def memory_settings(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
     """Yield settings that may reduce the memory on their own."""
     values = settings.config
     for tuned in (*_FETCHING, *_TRAINING):
@@ -266,7 +266,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Knob]:
             spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
             name = _NAMES.get((tuned.section, tuned.key), spelled)
             now = values[tuned.section][tuned.key]
-            yield from memory_knobs(name, tuned.path, now, tuned.less(now))
+            yield from memory_tunables(name, tuned.path, now, tuned.less(now))
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:

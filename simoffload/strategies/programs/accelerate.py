@@ -29,13 +29,21 @@ from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCac
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.homes import Home
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob, memory_knobs, uses_storage
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
 from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.tunables import (
+    Placement,
+    Placements,
+    StorageTier,
+    Tunable,
+    Tunables,
+    memory_tunables,
+    uses_storage,
+)
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
@@ -90,7 +98,6 @@ class Accelerate(CachingStrategy):
     formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
     evidence: ClassVar = "accelerate"
-    tier_keys: ClassVar = {"offload_folder": "storage"}
 
     kind: Literal["accelerate"] = "accelerate"
     ranks: Literal[1] = 1
@@ -108,7 +115,7 @@ class Accelerate(CachingStrategy):
     """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
     not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and 0.9 of that of
     the host."""
-    offload_folder: Annotated[str, Field(min_length=1)] | None = None
+    offload_folder: StorageTier | None = None
     """Storage tier that holds the modules on disk."""
     page_cache: bool | None = None
     """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
@@ -146,30 +153,30 @@ class Accelerate(CachingStrategy):
             raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
         return self.offload_folder
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
         ``auto``, and pinned memory; ``instead`` divides the layers."""
         auto = self.device_map == "auto"
-        yield PlacementKnob(
+        yield Placements(
             now=self._offloaded,
             possible=tuple(map(Placement, machine.tiers)),
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
             name="device_map auto" if auto else "",
-            words="{} where device_map auto puts them" if auto else "",
+            phrase="{} where device_map auto puts them" if auto else "",
         )
         if plan is None:
             return
         assert isinstance(plan, AcceleratePlan)
-        yield from self.cache_knobs(plan)
+        yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             placed = _all_modules(tier)
-            yield Knob("tier", [Change("tier", f"weights on {tier.name}", placed)])
+            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", placed)])
         if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
             inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
             now, layers = len(inside), plan.model.num_hidden_layers
             word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-            yield from memory_knobs(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
-        yield Knob("setting", self._faster(storage=uses_storage(plan)))
+            yield from memory_tunables(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
+        yield Tunable("setting", self._faster(storage=uses_storage(plan)))
 
     def _offloaded(self) -> Placement:
         """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
@@ -185,9 +192,9 @@ class Accelerate(CachingStrategy):
 
     def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
         """Return edits that offload the same modules to another tier; with ``auto`` all modules."""
-        whole = device, *_, folder = _all_modules(tier)
+        everywhere = device, *_, folder = _all_modules(tier)
         if device.value == "cuda":
-            return whole
+            return everywhere
         if isinstance(self.device_map, int):
             return (folder,)
         if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
@@ -195,7 +202,7 @@ class Accelerate(CachingStrategy):
                 name: one if isinstance(one, int) else device.value for name, one in self.device_map.items()
             }
             return Edit(("strategy", "device_map"), homes), folder
-        return () if self.device_map == "auto" and tier.name == "dram" else whole
+        return () if self.device_map == "auto" and tier.name == "dram" else everywhere
 
     def _faster(self, *, storage: bool) -> Iterator[Change]:
         if self.device_map != "auto":
@@ -208,14 +215,14 @@ class Accelerate(CachingStrategy):
     @classmethod
     def instead(
         cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
-    ) -> Iterator[tuple[Knob, ...]]:
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
         storage."""
         if gpus > machine.gpus_per_node:
             return
         total = model.num_hidden_layers
 
-        def division(where: str, **keys: Any) -> Knob:
+        def division(where: str, **keys: Any) -> Tunable:
             def change(count: int) -> Change:
                 section = {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
                 if count < total:
@@ -224,7 +231,7 @@ class Accelerate(CachingStrategy):
                 text = f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
                 return Change("placement", text, (Edit(("strategy",), section),))
 
-            return Knob("division", range(total, -1, -1), change)
+            return Tunable("division", range(total, -1, -1), change)
 
         stored = (one.name for one in machine.tiers.values() if one.is_storage)
         on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))

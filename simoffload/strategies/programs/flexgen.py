@@ -22,7 +22,6 @@ from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryT
 from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob, memory_knobs
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
 from simoffload.strategies.plan import InferencePlan
@@ -36,6 +35,14 @@ from simoffload.strategies.programs.flexgen_layout import (
 )
 from simoffload.strategies.programs.flexgen_timing import SlotTimings
 from simoffload.strategies.programs.resident import ResidentPlan
+from simoffload.strategies.tunables import (
+    Placement,
+    Placements,
+    StorageTier,
+    Tunable,
+    Tunables,
+    memory_tunables,
+)
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
@@ -49,7 +56,6 @@ class FlexGen(Strategy):
 
     spans_hosts: ClassVar = False
     serves: ClassVar = frozenset({"inference"})
-    tier_keys: ClassVar = {"disk": "storage"}
     elsewhere: ClassVar = {
         "kv_cache": "FlexGen's cache is placed by cache_gpu_percent and cache_cpu_percent (the rest is on "
         "disk), compress_cache keeps it in 4 bits, and cpu_attention attends to it on the CPU; remove the "
@@ -71,7 +77,7 @@ class FlexGen(Strategy):
     """Percentage of the hidden states between layers on the GPU: 100 or 0."""
     activations_cpu_percent: Percent = 0
     """Percentage of the hidden states in host memory, 100 or 0; the rest is on disk."""
-    disk: Annotated[str, Field(min_length=1)] | None = None
+    disk: StorageTier | None = None
     """Storage tier that holds what is on disk (``--offload-dir``)."""
     page_cache: Flag | None = None
     """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
@@ -114,30 +120,30 @@ class FlexGen(Strategy):
 
     # -- places ---------------------------------------------------------------------------------
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of the machine for all weights, shares of weights and cache, 4 bits, and numbers of
         GPU batches."""
-        yield PlacementKnob(
+        yield Placements(
             now=self._slowest,
             possible=tuple(map(Placement, machine.tiers)),
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
-            words="{} divided by FlexGen",
+            phrase="{} divided by FlexGen",
         )
         if plan is None:
             return
         assert isinstance(plan, FlexGenPlan)
-        yield Knob("tier", self._cache_moves(machine))
+        yield Tunable("tier", self._cache_moves(machine))
         rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             placed, text = self._all_on(tier), f"weights on {tier.name}"
             both = Change("tier", f"{text}, cache and hidden states on dram", (*placed, *rest))
-            yield Knob("tier", (Change("tier", text, placed), both))
+            yield Tunable("tier", (Change("tier", text, placed), both))
         block, now = plan.workload.batch_size, self.gpu_batches
         divisors = [one for one in range(now + 1, block + 1) if block % one == 0]
-        yield from memory_knobs("gpu_batches", ("strategy", "gpu_batches"), now, divisors)
-        yield Knob("cache", self._caches(machine))
-        yield Knob("precision", self._precisions())
-        yield Knob("setting", self._faster())
+        yield from memory_tunables("gpu_batches", ("strategy", "gpu_batches"), now, divisors)
+        yield Tunable("cache", self._caches(machine))
+        yield Tunable("precision", self._precisions())
+        yield Tunable("setting", self._faster())
 
     def _slowest(self) -> Placement:
         """Return the slowest tier of the weights. Raises InputError if it is the disk and ``disk`` is not

@@ -31,7 +31,6 @@ from simoffload.strategies.hooks.fsdp_units import (
     Prefetch,
     Units,
 )
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import (
     PAGED,
@@ -50,6 +49,7 @@ from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import micro_steps, optimizer_part
+from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
 from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training
 from simoffload.workload import Training
 
@@ -92,11 +92,11 @@ class Fsdp(Strategy):
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
     default the host's cores over its ranks."""
 
-    def knobs(self, _machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and LoRA under ZeRO, as
         adapters under FSDP are not modelled."""
         here = "dram" if self.cpu_offload else "hbm"
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: Placement(here, here),
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
@@ -107,14 +107,14 @@ class Fsdp(Strategy):
         if plan is None:
             return
         offload = Edit.at("strategy.cpu_offload", True)
-        yield Knob("tier", [Change("tier", "states on dram", (offload,))])
+        yield Tunable("tier", [Change("tier", "states on dram", (offload,))])
         if not self.cpu_offload and self.mixed_precision:
-            yield Knob("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
+            yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
         config = {"zero_optimization": {"stage": 3}}
         strategy = {"kind": "zero_training", "ranks": self.ranks, "ds_config": config}
         adapters = lora_moves(plan.model, before=(Edit(("strategy",), strategy),))
         stated = (one._replace(description=f"{one.description}, under ZeRO-3") for one in adapters)
-        yield Knob("adapters", stated)
+        yield Tunable("adapters", stated)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""

@@ -14,10 +14,10 @@ from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.knobs import RESIDENT, WHOLE_COPIES, Knob, Knobs, Placement, PlacementKnob
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES, Placement, Placements, Tunable, Tunables
 from simoffload.workload import Inference, Training
 
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -44,34 +44,34 @@ class Resident(CachingStrategy):
         """Return the file with which transformers makes the cache."""
         return self.generation_config()
 
-    def knobs(self, _machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of all states, the cache in host memory, and ZeRO instead of a full copy on
         each GPU, with the weights on each tier; in training its stages, and adapters under it."""
         why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: Placement("hbm", "hbm"),
             possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
             edits=lambda _: (),
             refusal=why,
             name=RESIDENT,
-            words=WHOLE_COPIES,
+            phrase=WHOLE_COPIES,
             storage=False,
-            whole=True,
+            copied=True,
         )
         if plan is None:
             return
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
-            yield from self.cache_knobs(plan)
+            yield from self.cache_tunables(plan)
             yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
             return
         from simoffload.strategies.programs.zero_training import stages_of_zero
 
         above = tuple(stages_of_zero(plan))
         yield from training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
-        yield Knob("partition", above)
-        yield Knob("adapters", lora_moves(plan.model, before=_ZERO_TRAINING))
+        yield Tunable("partition", above)
+        yield Tunable("adapters", lora_moves(plan.model, before=_ZERO_TRAINING))
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""

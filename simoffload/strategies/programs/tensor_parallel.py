@@ -39,7 +39,6 @@ from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob, memory_knobs
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
@@ -71,6 +70,7 @@ from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
 from simoffload.strategies.requirements import check_capability, check_dtype, lacks
+from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
@@ -411,16 +411,16 @@ class DividedStrategy(CachingStrategy):
             named["gpu-memory-utilization"] = engine.utilization
         return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
 
-    def engine_knobs(self, plan: TensorParallelPlan) -> Iterator[Knob]:
+    def engine_tunables(self, plan: TensorParallelPlan) -> Iterator[Tunable]:
         """Yield fewer tokens at once, and more of the GPU's memory."""
         engine, least = plan.engine, max(plan.workload.batch_size, _LEAST_TOKENS)
         if engine is not None:
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
-            yield from memory_knobs(key, ("strategy", key), engine.tokens, halves)
+            yield from memory_tunables(key, ("strategy", key), engine.tokens, halves)
             key, more = "gpu_memory_utilization", fuller(plan.machine)
             larger = [one for one in more if one > engine.utilization]
-            yield from memory_knobs(key, ("strategy", key), engine.utilization, larger)
+            yield from memory_tunables(key, ("strategy", key), engine.utilization, larger)
 
     @property
     def degrees(self) -> Degrees:
@@ -450,16 +450,16 @@ class TensorParallel(DividedStrategy):
     graphs, as in vLLM and with torch.compile, so that the host thread does not launch them one by one; false:
     transformers' eager code."""
 
-    def knobs(self, _machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: Placement("hbm"),
             possible=(Placement("hbm"),),
             edits=lambda _: (),
             refusal="offload with strategy.kind zero_inference",
             name="tensor parallel",
-            words=DIVIDED,
+            phrase=DIVIDED,
             storage=False,
         )
         if plan is None:
@@ -467,9 +467,9 @@ class TensorParallel(DividedStrategy):
         assert isinstance(plan, TensorParallelPlan)
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
         size = int(OffloadParamSection().buffer_size)
-        yield from self.cache_knobs(plan)
+        yield from self.cache_tunables(plan)
         yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
-        yield from self.engine_knobs(plan)
+        yield from self.engine_tunables(plan)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
@@ -499,13 +499,13 @@ class TensorParallel(DividedStrategy):
         machine: Machine,
         *,
         gpus: int,  # noqa: ARG003
-    ) -> Iterator[tuple[Knob, ...]]:
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield GPUs that hold the weights together, if they can with what vLLM fills of their memory: those
         of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer hosts.
 
         All of them work on the sequences of all replicas of ``other``.
         """
-        yield (Knob("baseline", cls._without_offloading(other, model, workload, machine)),)
+        yield (Tunable("baseline", cls._without_offloading(other, model, workload, machine)),)
 
     @classmethod
     def _without_offloading(

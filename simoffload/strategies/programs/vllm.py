@@ -33,7 +33,6 @@ from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
-from simoffload.strategies.knobs import Knob, Knobs, Placement, PlacementKnob, memory_knobs
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (
@@ -44,6 +43,7 @@ from simoffload.strategies.programs.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.programs.vllm_engine import fuller, unserved_in_place
+from simoffload.strategies.tunables import AnyTier, Placement, Placements, Tunable, Tunables, memory_tunables
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -160,7 +160,7 @@ def group_of(layers: int, count: int) -> tuple[int, int]:
     raise ValueError(f"{count} of {layers} layers cannot be offloaded")
 
 
-def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Knob:
+def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Tunable:
     """Return divisions by the number of layers of each GPU that stay on it, the others prefetched with two
     slots."""
     stages = sizes["pipeline_parallel_size"]
@@ -179,7 +179,7 @@ def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Kn
         description = f"vLLM on {plural(gpus, 'GPU')} {how}"
         return Change("placement", description, (Edit(("strategy",), section),), key="prefetch")
 
-    return Knob("division", range(layers, -1, -1), change)
+    return Tunable("division", range(layers, -1, -1), change)
 
 
 _GIB = 1 << 30
@@ -207,7 +207,6 @@ class VllmCpuOffload(DividedStrategy):
 
     evidence: ClassVar = SERVED
     cache_engine: ClassVar = VLLM
-    tier_keys: ClassVar = {"offload_tier": "any"}
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -220,7 +219,7 @@ class VllmCpuOffload(DividedStrategy):
     """Number of offloaded layers at the end of each group."""
     offload_prefetch_step: Count = 1
     """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
-    offload_tier: Annotated[str, Field(min_length=1)] = "dram"
+    offload_tier: AnyTier = "dram"
     """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
 
     @property
@@ -243,32 +242,32 @@ class VllmCpuOffload(DividedStrategy):
         step = self.offload_prefetch_step
         return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM, and if layers are prefetched, all tiers; placements of the cache, limits of vLLM's
         engine, other values of ``cpu_offload_gb``, and prefetching."""
         now = Placement(self.offload_tier if self._offloads else "hbm")
         others = machine.tiers if self.offload_group_size else ()
         where = "host memory" if self.offload_tier == "dram" else "on drives"
-        yield PlacementKnob(
+        yield Placements(
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
             edits=lambda other: () if other == now else self._elsewhere(other.weights),
             refusal="set cpu_offload_gb or offload_group_size",
             name="vLLM offload" if self._offloads else "",  # the tier identifies it if all is on GPUs
-            words=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
+            phrase=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
             storage=False,
         )
         if plan is None:
             return
         assert isinstance(plan, VllmOffloadPlan)
-        yield from self.cache_knobs(plan)
-        yield from self.engine_knobs(plan)
+        yield from self.cache_tunables(plan)
+        yield from self.engine_tunables(plan)
         if not plan.options.group:  # larger values for HBM, then smaller ones for host memory
             most = max(one.weight_bytes for one in plan.divided.stages) // _GIB + 1
             key, size = "cpu_offload_gb", plan.options.budget // _GIB
             values = range(size + 1, most + 1), range(size - 1, -1, -1)
-            yield from memory_knobs(key, ("strategy", key), size, *values)
-        yield Knob("setting", self._prefetched(plan.model))
+            yield from memory_tunables(key, ("strategy", key), size, *values)
+        yield Tunable("setting", self._prefetched(plan.model))
 
     def _elsewhere(self, tier: str) -> tuple[Edit, ...]:
         """Return the edits that offload to another tier, or nothing if it is HBM."""
@@ -280,12 +279,12 @@ class VllmCpuOffload(DividedStrategy):
     @classmethod
     def instead(
         cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
-    ) -> Iterator[tuple[Knob, ...]]:
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory, where
         kernels read them, and a number of layers of each GPU, with the others prefetched from there."""
         total = model.weight_bytes // gpus // _GIB + 1
 
-        def division(sizes: Mapping[str, float]) -> Knob:
+        def division(sizes: Mapping[str, float]) -> Tunable:
             several = {key: size for key, size in sizes.items() if size != 1}
             fills = sizes.get("gpu_memory_utilization")
             filled = f", which fills {fills:g} of their memory" if fills else ""
@@ -296,7 +295,7 @@ class VllmCpuOffload(DividedStrategy):
                 description = f"vLLM on {plural(gpus, 'GPU')} {offloaded}{filled}"
                 return Change("placement", description, (Edit(("strategy",), section),))
 
-            return Knob("division", range(total + 1), change)
+            return Tunable("division", range(total + 1), change)
 
         sizes = tuple(arrangements(gpus, machine))
         more: list[dict[str, float]] = [

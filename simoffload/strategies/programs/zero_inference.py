@@ -33,14 +33,13 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
+from simoffload.strategies.ds_config.export import FILE, Work, inference_config, memory_settings
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
-from simoffload.strategies.knobs import Knob, Knobs
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
@@ -54,6 +53,7 @@ from simoffload.strategies.programs.zero_strategy import (
     within_config,
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.tunables import Tunable, Tunables
 from simoffload.strategies.zero.called_experts import (
     fetches_called,
     only_called,
@@ -80,7 +80,6 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
-    tier_keys: ClassVar = {"weights": "any"}
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["zero_inference"] = "zero_inference"
@@ -133,22 +132,22 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of weights and cache, and DeepSpeed's settings."""
-        yield self.placement(machine)
+        yield self._placements(machine)
         if plan is None:
             return
         assert isinstance(plan, ZeroInferencePlan)
         settings = plan.placement.settings
-        yield from self.cache_knobs(plan)
+        yield from self.cache_tunables(plan)
         yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
-        yield from tunables(settings)
-        yield Knob("setting", self.faster(plan))
+        yield from memory_settings(settings)
+        yield Tunable("setting", self.faster(plan))
 
     @classmethod
     def instead(
         cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
-    ) -> Iterator[tuple[Knob, ...]]:
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
         needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
 
@@ -160,7 +159,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             return Change("placement", text, (Edit(("strategy",), section),))
 
         tiers = (one for one in machine.tiers.values() if one.kind != "hbm")
-        yield tuple(Knob("division", [one], change) for one in tiers)
+        yield tuple(Tunable("division", [one], change) for one in tiers)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap

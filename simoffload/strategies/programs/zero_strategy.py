@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product, starmap
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
@@ -23,7 +23,14 @@ from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSett
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
-from simoffload.strategies.knobs import Knob, Placement, PlacementKnob, reads_directly, uses_storage
+from simoffload.strategies.tunables import (
+    AnyTier,
+    Placement,
+    Placements,
+    Tunable,
+    reads_directly,
+    uses_storage,
+)
 from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
@@ -52,7 +59,10 @@ class ZeroStrategy(Strategy):
     method: ClassVar = "ZeRO"
     gathers: ClassVar = "ZeRO-3"
 
-    weights: Annotated[str, Field(min_length=1)] | None = None
+    states: ClassVar[tuple[str, ...]] = ("weights",)
+    """States that are offloaded: keys that name their tiers."""
+
+    weights: AnyTier | None = None
     """Tier of the platform that holds the weights; by default the one that ``ds_config`` names."""
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
@@ -100,16 +110,16 @@ class ZeroStrategy(Strategy):
                 return written.nvme_path
         return f"/mnt/{tier}"
 
-    def placement(self, machine: Machine) -> PlacementKnob:
+    def _placements(self, machine: Machine) -> Placements:
         """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
         def edits(placement: Placement) -> tuple[Edit, ...]:
-            named = ((key, tier) for key, tier in zip(self.tier_keys, placement, strict=False) if tier)
+            named = ((key, tier) for key, tier in zip(self.states, placement, strict=False) if tier)
             return tuple(edit for key, tier in named for edit in self._tier_edits(key, tier, machine))
 
-        return PlacementKnob(
-            now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.tier_keys)),
-            possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys)))),
+        return Placements(
+            now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
+            possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.states)))),
             edits=edits,
             caveat=self._caveat,
             allowing=self._allowing,
@@ -157,7 +167,7 @@ class ZeroStrategy(Strategy):
             self.deepspeed_version,
             storage=uses_storage(plan),
             direct=reads_directly(plan),
-            trains="optimizer" in self.tier_keys,
+            trains="optimizer" in self.states,
         )
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
@@ -240,18 +250,18 @@ def gathered(tier: str, *, ranks: int) -> str:
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[Knob]:
+) -> Iterator[Tunable]:
     """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
     first."""
     for tier in _smaller_first(plan.machine):
         description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield Knob("tier", [Change("tier", description, (*before, *weights))])
+        yield Tunable("tier", [Change("tier", description, (*before, *weights))])
 
 
 def training_moves(
     plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[Knob]:
+) -> Iterator[Tunable]:
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
     machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
@@ -276,7 +286,7 @@ def training_moves(
         places.pop((now.weights, now.optimizer), None)
         moves = [Change("tier", description, (*before, *edits)) for description, edits in places.values()]
         plain = [Change("tier", description, edits) for description, edits in places.values()]
-        yield Knob("tier", (*moves, *(stage.with_(move) for move in plain for stage in stages)))
+        yield Tunable("tier", (*moves, *(stage.with_(move) for move in plain for stage in stages)))
 
 
 def _smaller_first(machine: Machine) -> list[Tier]:

@@ -23,11 +23,10 @@ from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config, tunables
+from simoffload.strategies.ds_config.export import FILE, Work, memory_settings, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
-from simoffload.strategies.knobs import Knob, Knobs
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.programs.zero_strategy import (
     Written,
@@ -39,6 +38,7 @@ from simoffload.strategies.programs.zero_strategy import (
 )
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
+from simoffload.strategies.tunables import AnyTier, Tunable, Tunables
 from simoffload.units import plural
 from simoffload.workload import Training
 
@@ -61,10 +61,10 @@ class ZeroTraining(ZeroStrategy):
     """Training with states divided among the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"training"})
-    tier_keys: ClassVar = {"weights": "any", "optimizer": "any"}
+    states: ClassVar = ("weights", "optimizer")
 
     kind: Literal["zero_training"] = "zero_training"
-    optimizer: Annotated[str, Field(min_length=1)] | None = None
+    optimizer: AnyTier | None = None
     """Tier of the optimizer states; by default the one that ``ds_config`` names."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default the host's cores over its
@@ -122,21 +122,21 @@ class ZeroTraining(ZeroStrategy):
             return plan
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
-    def knobs(self, machine: Machine, plan: Plan | None = None) -> Knobs:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
         why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
-        yield self.placement(machine)._replace(no_copies="" if self.lora is None else why)
+        yield self._placements(machine)._replace(no_copies="" if self.lora is None else why)
         if plan is None:
             return
         assert isinstance(plan, ZeroTrainingPlan)
         settings, above = plan.settings, tuple(stages(plan.settings))
         yield from training_moves(plan, above, ranks=self.ranks, buffer_size=settings.params.buffer_size)
-        yield Knob("partition", above)
-        yield from tunables(settings)
-        yield Knob("precision", self._precisions())
+        yield Tunable("partition", above)
+        yield from memory_settings(settings)
+        yield Tunable("precision", self._precisions())
         if self.lora is None:
-            yield Knob("adapters", lora_moves(plan.model))
-        yield Knob("setting", self.faster(plan))
+            yield Tunable("adapters", lora_moves(plan.model))
+        yield Tunable("setting", self.faster(plan))
 
     def _precisions(self) -> Iterator[Change]:
         """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are

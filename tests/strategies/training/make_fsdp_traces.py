@@ -25,7 +25,7 @@ LAYERS = 4
 
 
 class Case(NamedTuple):
-    """Knobs of a run."""
+    """Tunables of a run."""
 
     ranks: int = 2
     prefetch: str = "pre"

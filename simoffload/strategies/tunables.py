@@ -1,12 +1,16 @@
-"""Knobs: what planning may change of a program, and where a program keeps its states.
+"""Tunables: what planning may change of a program, and where a program keeps its states.
 
-Planning selects knobs by their purpose, and asks nothing else of a program before it changes it.
+Planning selects tunables by their purpose, and asks nothing else of a program before it changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
@@ -20,19 +24,20 @@ if TYPE_CHECKING:
 Purpose = Literal[
     "tier", "partition", "memory", "cache", "precision", "adapters", "setting", "division", "baseline"
 ]
-"""What a knob is for: more of the states on another ``tier``, or divided among the ranks (``partition``); a
-setting that takes ``memory``; the placement of the key-value ``cache``; fewer bits (``precision``);
+"""What a tunable is for: more of the states on another ``tier``, or divided among the ranks (``partition``);
+a setting that takes ``memory``; the placement of the key-value ``cache``; fewer bits (``precision``);
 ``adapters`` trained instead of the model; a ``setting`` that may make the run faster; and, of a program in
 place of another one, the ``division`` of the weights between GPUs and a larger memory, and the ``baseline``
 without offloading."""
+TierChoice = Literal["any", "storage"]
 RESIDENT = "resident"
-"""The placement that is no tier but a full copy in each GPU, under the strategy of the same name."""
+"""The target that is no tier but a full copy in each GPU, under the strategy of the same name."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
 """Phrase for that placement of {} in sentences."""
 
 
-class Knob(NamedTuple):
-    """A Knob is a series of changes of a program to try, in this order.
+class Tunable(NamedTuple):
+    """A Tunable is a series of changes of a program to try, in this order.
 
     The first one that suffices is used of the purposes ``tier``, ``partition``, ``memory`` and ``division``;
     of the others each change is an alternative of its own.
@@ -46,12 +51,49 @@ class Knob(NamedTuple):
     change: Callable[[Any], Change] = lambda change: change
     """Function that makes a change of a value."""
     frees: str = ""
-    """Word by which the remedies of a :class:`MemoryTerm` refer to the knob."""
+    """Word by which the remedies of a :class:`MemoryTerm` refer to the tunable."""
 
     @property
     def changes(self) -> Iterator[Change]:
         """All changes, made when they are asked for."""
         return map(self.change, self.values)
+
+
+@dataclass(frozen=True)
+class NamesTier:
+    """A NamesTier in the type of a field says that its value names a tier of the machine."""
+
+    choice: TierChoice
+
+
+AnyTier = Annotated[str, Field(min_length=1), NamesTier("any")]
+"""Type of a field that names a tier."""
+StorageTier = Annotated[str, Field(min_length=1), NamesTier("storage")]
+"""Type of a field that names a tier of drives or servers."""
+
+
+@cache
+def tier_paths(section: type[BaseModel]) -> Mapping[str, TierChoice]:
+    """Return the keys of a section that name tiers, then those of the sections in it: ``kv_cache.tier``.
+
+    If each of the first is given, they name all tiers that a strategy uses.
+    """
+    found: dict[str, TierChoice] = {}
+    inner: dict[str, TierChoice] = {}
+    for key, field in section.model_fields.items():
+        for part in (*field.metadata, *_parts(field.annotation)):
+            if isinstance(part, NamesTier):
+                found[key] = part.choice
+            elif isinstance(part, type) and issubclass(part, BaseModel):
+                inner |= {f"{key}.{path}": choice for path, choice in tier_paths(part).items()}
+    return found | inner
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield a type, the types of which it consists, and what is said of them."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 class Placement(NamedTuple):
@@ -66,8 +108,8 @@ class Placement(NamedTuple):
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
-class PlacementKnob(NamedTuple):
-    """A PlacementKnob is where a program keeps its offloaded states on a machine, and where else it can."""
+class Placements(NamedTuple):
+    """Placements say where a program keeps its offloaded states on a machine, and where else it can."""
 
     now: Callable[[], Placement]
     """Function that returns the present placement; it raises InputError if the machine has no such tier."""
@@ -80,11 +122,11 @@ class PlacementKnob(NamedTuple):
     """Reason against all other placements."""
     name: str = ""
     """Name in reports, if the tier of the weights does not identify the placement."""
-    words: str = ""
+    phrase: str = ""
     """Phrase for the placement of {} in sentences, such as "parts of {} in each GPU"."""
     storage: bool = True
     """Whether drives and servers that are bought can hold the states."""
-    whole: bool = False
+    copied: bool = False
     """Whether every GPU has a full copy already."""
     no_copies: str = ""
     """Reason why a full copy in each GPU is not equivalent work."""
@@ -95,13 +137,13 @@ class PlacementKnob(NamedTuple):
     which the first one is used that the program does not refuse."""
 
 
-Knobs = Iterator[PlacementKnob | Knob]
+Tunables = Iterator[Placements | Tunable]
 """The placement of a program, and with a plan all that planning may change."""
 
 
-def placement_knob(strategy: Strategy, machine: Machine) -> PlacementKnob:
+def placements_of(strategy: Strategy, machine: Machine) -> Placements:
     """Return where a program keeps its states on a machine."""
-    return next(one for one in strategy.knobs(machine) if isinstance(one, PlacementKnob))
+    return next(one for one in strategy.tunables(machine) if isinstance(one, Placements))
 
 
 def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
@@ -109,15 +151,15 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
 
     Raises PlacementError if the program does not have it.
     """
-    knob = placement_knob(strategy, machine)
+    known = placements_of(strategy, machine)
     if placement.weights == RESIDENT:
-        if knob.no_copies:
-            raise refused(RESIDENT, strategy.kind, knob.no_copies)
-        return () if knob.whole else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
-    weights = {one.weights for one in knob.possible} if placement.optimizer is None else ()
-    if placement not in knob.possible and placement.weights not in weights:
-        raise refused(placement, strategy.kind, knob.refusal)
-    return knob.edits(placement)
+        if known.no_copies:
+            raise refused(RESIDENT, strategy.kind, known.no_copies)
+        return () if known.copied else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
+    weights = {one.weights for one in known.possible} if placement.optimizer is None else ()
+    if placement not in known.possible and placement.weights not in weights:
+        raise refused(placement, strategy.kind, known.refusal)
+    return known.edits(placement)
 
 
 def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
@@ -125,21 +167,21 @@ def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
     return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
 
 
-def knobs_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Knob]:
-    """Yield the knobs of a plan that have a purpose."""
-    for one in strategy.knobs(plan.machine, plan):
-        if isinstance(one, Knob) and one.purpose == purpose:
+def tunables_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Tunable]:
+    """Yield the tunables of a plan that have a purpose."""
+    for one in strategy.tunables(plan.machine, plan):
+        if isinstance(one, Tunable) and one.purpose == purpose:
             yield one
 
 
 def changes_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Change]:
-    """Yield the changes of all knobs of a plan that have a purpose."""
-    return (change for knob in knobs_of(strategy, plan, purpose) for change in knob.changes)
+    """Yield the changes of all tunables of a plan that have a purpose."""
+    return (change for tunable in tunables_of(strategy, plan, purpose) for change in tunable.changes)
 
 
-def memory_knobs(
+def memory_tunables(
     word: str, path: tuple[str, ...], now: float | bool, *values: Sequence[float]
-) -> Iterator[Knob]:
+) -> Iterator[Tunable]:
     """Yield for each direction of a setting its other values, the nearest first."""
 
     def change(value: float) -> Change:
@@ -148,7 +190,7 @@ def memory_knobs(
             description = f"{word} {'set' if value else 'unset'}"
         return Change("setting", description, (Edit(path, value),))
 
-    return (Knob("memory", one, change, word) for one in values)
+    return (Tunable("memory", one, change, word) for one in values)
 
 
 def uses_storage(plan: Plan) -> bool:
