@@ -16,7 +16,8 @@ from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Plan, Purpose, Strategy, Tunable, changes_of, tunables_of
+from simoffload.strategies import Plan, Strategy
+from simoffload.strategies.tunables import Purpose, Tunable
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
@@ -126,11 +127,13 @@ class Evaluator:
 
     def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
         """Yield the tunables of the unchanged scenario that have a purpose."""
-        return tunables_of(self.strategy, self.plan, purpose)
+        for one in self.strategy.tunables(self.scenario.machine, self.plan):
+            if isinstance(one, Tunable) and one.purpose == purpose:
+                yield one
 
     def changes(self, purpose: Purpose) -> Iterator[Change]:
         """Yield the changes of these tunables."""
-        return changes_of(self.strategy, self.plan, purpose)
+        return (change for one in self.tunables(purpose) for change in one.changes)
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""

@@ -20,7 +20,7 @@ from simoffload.planning.serving import together
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, labelled, simulate
-from simoffload.strategies import moving, placements_of
+from simoffload.strategies.tunables import moving
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
 
@@ -152,7 +152,7 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the placements of the strategy in memory, and the weights in the GPUs, those with most bits
     first."""
     strategy, machine = evaluator.strategy, evaluator.scenario.machine
-    for one in placements_of(strategy, machine).possible:
+    for one in evaluator.scenario.placements.possible:
         tiers = [tier for tier in one if tier is not None]
         if all(tier in {"hbm", "dram"} for tier in tiers):
             named = ("GPU memory" if tier == "hbm" else "host memory" for tier in dict.fromkeys(tiers))

@@ -14,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
 from simoffload.results import HALVED, Change, TierUse
-from simoffload.strategies import Tunable, memory_tunables
+from simoffload.strategies.tunables import Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 

@@ -57,7 +57,7 @@ def baseline(other: type[Strategy], scenario: LoadedScenario, model: ModelShape)
     """Return the edits by which another strategy does the work of a scenario without offloading; none if it
     does not."""
     strategy, work, machine = scenario.scenario.strategy, scenario.scenario.workload, scenario.machine
-    offers = chain.from_iterable(other.instead(strategy, model, work, machine, gpus=strategy.gpus))
+    offers = chain.from_iterable(other.instead(strategy, model, work, machine, strategy.gpus))
     changes = (change for one in offers if one.purpose == "baseline" for change in one.changes)
     return next((change.edits for change in changes), ())
 

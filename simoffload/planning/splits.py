@@ -16,7 +16,8 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
 from simoffload.results import Change, peak_uses, quality_of_weights
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Strategy, Tunable, strategy_for, strategy_of
+from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
 
@@ -55,11 +56,8 @@ def splits(evaluator: Evaluator) -> Iterator[Change]:
                 if name not in forms:
                     stored = evaluator.model("quantization", name)
                     forms[name] = _Form(name, (stored,), quantized(scenario.model, QUANTIZATIONS[name]))
-                form = forms[name]
-                offers = strategy.instead(
-                    evaluator.strategy, form.model, evaluator.workload, machine, gpus=gpus
-                )
-                for alternatives in offers:
+                form, work = forms[name], evaluator.workload
+                for alternatives in strategy.instead(evaluator.strategy, form.model, work, machine, gpus):
                     largest = (_largest(scenario, strategy, one, form) for one in alternatives)
                     for one in islice(chain.from_iterable(largest), 1):
                         key = "-".join(filter(None, (f"split-{kind}-{gpus}", one.key, name)))
@@ -84,8 +82,9 @@ def _largest(
     too small, and before those for which the other tiers are."""
     if tunable.purpose != "division":
         return
-    values = tunable.values
+    values, work = tunable.values, scenario.scenario.workload
     assert isinstance(values, Sequence)
+    assert isinstance(work, Inference)
     if len(values) == 1 and strategy is type(scenario.scenario.strategy):
         return  # another tier of its own
 
@@ -93,8 +92,6 @@ def _largest(
         return strategy.model_validate(_section(tunable.change(values[index])))
 
     replicas = divided(-1).replicas
-    work = scenario.scenario.workload
-    assert isinstance(work, Inference)
     batch, rest = divmod(work.batch_size * scenario.scenario.strategy.replicas, replicas)
     if rest:  # its replicas cannot have equal parts of the sequences
         return
@@ -114,7 +111,7 @@ def _largest(
     # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
     # they never do.
     index: int | None = 0
-    if len(values) > 1 and too_small(0):
+    if too_small(0):
         index = first_that_holds(range(1, len(values)), lambda one: "hbm" not in too_small(one))
     if index is None or too_small(index):
         return

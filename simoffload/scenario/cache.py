@@ -24,7 +24,8 @@ from simoffload.hardware import (
     platform_from,
 )
 from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
-from simoffload.strategies import strategy_of, tier_paths
+from simoffload.strategies import strategy_of
+from simoffload.strategies.tunables import tier_paths
 
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536

@@ -14,16 +14,8 @@ from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
-from simoffload.strategies import (
-    RESIDENT,
-    Placement,
-    Plan,
-    Strategy,
-    TierChoice,
-    moving,
-    placements_of,
-    strategy_for,
-)
+from simoffload.strategies import Plan, Strategy, strategy_for
+from simoffload.strategies.tunables import RESIDENT, Placement, Placements, TierChoice, moving, placements_of
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -109,10 +101,15 @@ class LoadedScenario:
         return replace(resolve(document, cache=self.cache), remarks=self.remarks)
 
     @property
+    def placements(self) -> Placements:
+        """Where the strategy keeps its states on the machine, and where else it can."""
+        return placements_of(self.scenario.strategy, self.machine)
+
+    @property
     def places(self) -> tuple[str, str]:
         """The tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
-            weights, optimizer = placements_of(self.scenario.strategy, self.machine).now()
+            weights, optimizer = self.placements.now()
         except InputError:
             return "", ""
         return weights, optimizer or ""

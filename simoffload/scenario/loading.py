@@ -33,7 +33,8 @@ from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.overrides import overridden, usual_kind
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import TierChoice, strategy_of, tier_paths
+from simoffload.strategies import strategy_of
+from simoffload.strategies.tunables import TierChoice, tier_paths
 from simoffload.workload import Training
 
 ScenarioSource = LoadedScenario | str | Path

@@ -13,7 +13,7 @@ from simoffload.documents import quoted
 from simoffload.errors import SimulationError
 from simoffload.results import MemoryStage, MemoryTerm, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Plan, placements_of
+from simoffload.strategies import Plan
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
 
@@ -121,7 +121,7 @@ def identity(
 ) -> dict[str, Any]:
     """Return the fields that identify a result: names, counts and provenance."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
-    placement = placements_of(inner.strategy, machine)
+    placement = scenario.placements
     return {
         "name": scenario.name,
         "model": model.name,

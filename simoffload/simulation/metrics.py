@@ -17,7 +17,8 @@ from simoffload.results import (
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
-from simoffload.strategies import RESIDENT, WHOLE_COPIES, Phase, PhaseSeries, Plan
+from simoffload.strategies import Phase, PhaseSeries, Plan
+from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES
 from simoffload.units import format_bytes, format_number, format_seconds
 
 R = TypeVar("R", bound=SimulationResult)

@@ -12,43 +12,21 @@ from simoffload.strategies.base import (
     Strategy,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
-from simoffload.strategies.tunables import (
-    RESIDENT,
-    WHOLE_COPIES,
-    Placement,
-    Purpose,
-    TierChoice,
-    Tunable,
-    changes_of,
-    memory_tunables,
-    moving,
-    placements_of,
-    tier_paths,
-    tunables_of,
-)
+from simoffload.strategies.tunables import Placement, Placements, Tunable
 
 __all__ = [
-    "RESIDENT",
     "SERVED",
-    "WHOLE_COPIES",
     "AnyStrategy",
     "Earlier",
     "Phase",
     "PhaseSeries",
     "Placement",
+    "Placements",
     "Plan",
-    "Purpose",
     "Strategy",
-    "TierChoice",
     "Tunable",
-    "changes_of",
-    "memory_tunables",
-    "moving",
-    "placements_of",
     "register",
     "strategies",
     "strategy_for",
     "strategy_of",
-    "tier_paths",
-    "tunables_of",
 ]

@@ -213,16 +213,10 @@ class Strategy(Frozen, ABC):
 
     @classmethod
     def instead(
-        cls,
-        _other: Strategy,
-        _model: ModelShape,
-        _workload: Any,
-        _machine: Machine,
-        *,
-        gpus: int,  # noqa: ARG003
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine, _gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield what does the work of another strategy with this one: divisions of the weights between
-        ``gpus`` GPUs and other tiers, and the baseline without offloading that ``compare`` adds.
+        so many GPUs and other tiers, and the baseline without offloading that ``compare`` adds.
 
         Of each tuple of alternatives the first that fits is used.
         """

@@ -71,10 +71,8 @@ def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
     if older := sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys()):
         raise ValueError(
-            f"{name} defines {', '.join(older)}, of which nothing asks any more: write "
-            "tunables(machine, plan), which yields Placements (where its states are, where else they can be, "
-            "and the edits that move them) and, with a plan, a Tunable of all else that planning may change; "
-            "see strategies/tunables.py"
+            f"{name} defines {', '.join(older)}, of which nothing asks any more: write tunables(machine, plan), "
+            "which yields Placements and, with a plan, Tunables; see strategies/tunables.py"
         )
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):

@@ -109,13 +109,14 @@ class Placement(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """Placements say where a program keeps its offloaded states on a machine, and where else it can."""
+    """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
+    default the weights are in HBM only."""
 
-    now: Callable[[], Placement]
+    now: Callable[[], Placement] = lambda: Placement("hbm")
     """Function that returns the present placement; it raises InputError if the machine has no such tier."""
-    possible: tuple[Placement, ...]
+    possible: tuple[Placement, ...] = (Placement("hbm"),)
     """All placements, as ``compare --on`` names them."""
-    edits: Callable[[Placement], tuple[Edit, ...]]
+    edits: Callable[[Placement], tuple[Edit, ...]] = lambda _: ()
     """Function that returns the edits to one of them, or to one that leaves its optimizer where it is;
     ``strategy.kind`` never changes."""
     refusal: str = "inference has no optimizer; name the tier of the weights"
@@ -152,31 +153,15 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     Raises PlacementError if the program does not have it.
     """
     known = placements_of(strategy, machine)
+    tiers = {one.weights for one in known.possible} if placement.optimizer is None else ()
+    named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
-        if known.no_copies:
-            raise refused(RESIDENT, strategy.kind, known.no_copies)
-        return () if known.copied else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
-    weights = {one.weights for one in known.possible} if placement.optimizer is None else ()
-    if placement not in known.possible and placement.weights not in weights:
-        raise refused(placement, strategy.kind, known.refusal)
-    return known.edits(placement)
-
-
-def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
-    """Return the error for a placement that a strategy does not support."""
-    return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
-
-
-def tunables_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Tunable]:
-    """Yield the tunables of a plan that have a purpose."""
-    for one in strategy.tunables(plan.machine, plan):
-        if isinstance(one, Tunable) and one.purpose == purpose:
-            yield one
-
-
-def changes_of(strategy: Strategy, plan: Plan, purpose: Purpose) -> Iterator[Change]:
-    """Yield the changes of all tunables of a plan that have a purpose."""
-    return (change for tunable in tunables_of(strategy, plan, purpose) for change in tunable.changes)
+        if not known.no_copies:
+            return () if known.copied else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
+        named, why = RESIDENT, known.no_copies
+    elif placement in known.possible or placement.weights in tiers:
+        return known.edits(placement)
+    raise PlacementError.at("strategy.kind", f'{strategy.kind} cannot be on "{named}": {why}')
 
 
 def memory_tunables(
@@ -196,10 +181,3 @@ def memory_tunables(
 def uses_storage(plan: Plan) -> bool:
     """Whether states are on drives or servers, so that settings of reads matter."""
     return any(tier in plan.machine.topology.targets for tier in plan.tiers)
-
-
-def reads_directly(plan: Plan) -> bool:
-    """Whether the weights are on storage that the GPUs are known to read without host memory."""
-    machine = plan.machine
-    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(plan.target)
-    return has_gds is not None and has_gds.value and target is not None and target.has_rdma

@@ -194,7 +194,7 @@ CASES: tuple[Case, ...] = (
         + _SECTIONS.replace("1e8\n      offload_o", "1e6\n        max_in_cpu: 0\n      offload_o"),
         (f"t.yaml:21:22: {_ZERO}.offload_param.buffer_size:", "More elements", "than buffer size 1000000"),
     ),
-    # ---- the optimizer and its tunables ----
+    # ---- the optimizer and its knobs ----
     training(
         "optimizer-unknown",
         "type: AdamW",

@@ -1,4 +1,4 @@
-"""What holds for any model, platform and tunables."""
+"""What holds for any model, platform and knobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole scenarios: exact bytes, bounds, scaling, and that tunables move times the way they should."""
+"""Whole scenarios: exact bytes, bounds, scaling, and that knobs move times the way they should."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_the_first_pass_has_no_prefetch_and_takes_longer() -> None:
     ],
     ids=["prefetch off", "pageable memory", "nothing persistent", "no overlap"],
 )
-def test_tunables_of_cpu_offload_move_the_time(slower: dict[str, Any], faster: dict[str, Any]) -> None:
-    times = [simulate(scenario(weights="dram", **tunables)).tpot_s or 0.0 for tunables in (slower, faster)]
+def test_knobs_of_cpu_offload_move_the_time(slower: dict[str, Any], faster: dict[str, Any]) -> None:
+    times = [simulate(scenario(weights="dram", **knobs)).tpot_s or 0.0 for knobs in (slower, faster)]
     assert times[0] > 1.005 * times[1]
 
 
@@ -161,8 +161,8 @@ def test_tunables_of_cpu_offload_move_the_time(slower: dict[str, Any], faster: d
     ],
     ids=["queue depth and threads", "block size", "prefetch off"],
 )
-def test_tunables_of_nvme_offload_move_the_time(slower: dict[str, Any], faster: dict[str, Any]) -> None:
-    times = [simulate(scenario(**tunables)).tpot_s or 0.0 for tunables in (slower, faster)]
+def test_knobs_of_nvme_offload_move_the_time(slower: dict[str, Any], faster: dict[str, Any]) -> None:
+    times = [simulate(scenario(**knobs)).tpot_s or 0.0 for knobs in (slower, faster)]
     assert times[0] > 1.005 * times[1]
 
 

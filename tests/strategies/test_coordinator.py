@@ -43,24 +43,24 @@ class Log(CoordinatorSink):
         return " ".join(self.calls)
 
 
-def settings(device: str, **tunables: int) -> OffloadSettings:
+def settings(device: str, **knobs: int) -> OffloadSettings:
     zero = {"stage": 3, "offload_param": {"device": device}}
     resolved, _ = resolve_settings(
         DeepSpeedConfig.model_validate({"zero_optimization": zero}), version="0.18.3", hidden_size=1024
     )
-    return resolved._replace(**tunables)
+    return resolved._replace(**knobs)
 
 
 def walk(
     uses: Sequence[tuple[int, ...]],
     tensors: Sequence[Tensor],
-    tunables: OffloadSettings,
+    knobs: OffloadSettings,
     *,
     ranks: int = 1,
     warm: bool = True,
 ) -> tuple[str, Coordinator]:
     log = Log()
-    coordinator = Coordinator(tensors=tensors, uses=uses, settings=tunables, ranks=ranks, warm=warm, sink=log)
+    coordinator = Coordinator(tensors=tensors, uses=uses, settings=knobs, ranks=ranks, warm=warm, sink=log)
     for step, used in enumerate(uses):
         log.calls.append(f"[{step}")
         coordinator.fetch()
@@ -92,8 +92,8 @@ def test_the_tensor_that_crosses_the_bucket_is_still_taken() -> None:
 
 
 def test_live_parameters_hold_prefetch_back() -> None:
-    tunables = settings("cpu", max_live_parameters=2_000_000)
-    calls, _ = walk([(), (0,), (1,), (2,)], tensors(3, nvme=False), tunables)
+    knobs = settings("cpu", max_live_parameters=2_000_000)
+    calls, _ = walk([(), (0,), (1,), (2,)], tensors(3, nvme=False), knobs)
     # The first is prefetched with nothing live; afterwards each module's own tensor fills the limit.
     assert calls == "[0 Pp0 ] [1 w0 ] [2 Fp1 w1 ] [3 Fp2 w2 ]"
 
@@ -163,9 +163,9 @@ def test_a_tied_weight_is_fetched_twice_unless_it_comes_back_within_the_reuse_di
 
 
 def test_too_few_swap_buffers_are_named_before_the_run() -> None:
-    tunables = settings("nvme", buffer_count=1)
+    knobs = settings("nvme", buffer_count=1)
     with pytest.raises(InputError, match=r"Not enough buffers 1 for swapping 2 \(p0, p1\)"):
-        walk([(), (0, 1)], tensors(2, nvme=True), tunables, warm=False)
+        walk([(), (0, 1)], tensors(2, nvme=True), knobs, warm=False)
 
 
 def test_swap_buffers_limit_how_far_reads_go_ahead() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +9,11 @@ import pytest
 import simoffload as so
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
+from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies import Placement, changes_of, moving, placements_of
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
+from simoffload.strategies.tunables import Placement, moving, placements_of
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""
@@ -337,11 +337,10 @@ def test_other_tiers_move_all_weights() -> None:
 
 
 def test_settings_to_try() -> None:
-    found = scenario(**PUBLISHED, pin_weight=False, overlap=False)
-    changes = partial(changes_of, found.scenario.strategy, found.plan())
-    keys = [one.key for one in changes("setting")]
+    evaluator = Evaluator(scenario(**PUBLISHED, pin_weight=False, overlap=False))
+    keys = [one.key for one in evaluator.changes("setting")]
     assert keys == ["weights-gpu-0", "weights-gpu-40", "attention-cpu", "overlap", "pin-weight"]
-    assert [one.same_work for one in changes("precision")] == [False, False]
+    assert [one.same_work for one in evaluator.changes("precision")] == [False, False]
 
 
 def test_a_larger_block_has_more_gpu_batches() -> None:

@@ -135,7 +135,9 @@ def test_an_older_program_is_told_what_to_write_now() -> None:
         def retarget(self, _placement: object, _machine: Machine) -> tuple[()]:
             return ()
 
-    with pytest.raises(ValueError, match=r"Older defines places, retarget, uses_storage, .* write tunables"):
+    with pytest.raises(
+        ValueError, match=r"Older defines places, retarget, uses_storage, .* write tunables\(machine, plan\)"
+    ):
         register(Older)
 
 

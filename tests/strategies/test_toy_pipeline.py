@@ -23,7 +23,7 @@ from simoffload.strategies import Strategy, register
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.tunables import Placement, Placements
+from simoffload.strategies.tunables import Placements
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -62,13 +62,7 @@ class Piped(Strategy):
         return PipedPlan(model=model, workload=workload, machine=machine, cpu_layers=self.cpu_layers)
 
     def tunables(self, _machine: Machine, _plan: Any = None) -> Iterator[Placements]:
-        yield Placements(
-            now=lambda: Placement("hbm"),
-            possible=(Placement("hbm"),),
-            edits=lambda _: (),
-            refusal="the stages keep their layers in HBM",
-            storage=False,
-        )
+        yield Placements(refusal="the stages keep their layers in HBM", storage=False)
 
 
 @dataclass(frozen=True)

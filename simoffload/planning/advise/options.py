@@ -19,7 +19,7 @@ from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
-from simoffload.strategies import RESIDENT, Placement, moving, placements_of
+from simoffload.strategies.tunables import RESIDENT, Placement, moving
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Training
 
@@ -68,7 +68,7 @@ def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: in
     work, (weights, optimizer) = scenario.scenario.workload, placement
     description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
     description += f", optimizer on {optimizer}" if optimizer else ""
-    return description + placements_of(scenario.scenario.strategy, scenario.machine).caveat(weights, ranks)
+    return description + scenario.placements.caveat(weights, ranks)
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Change]:
@@ -93,7 +93,7 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
 
 def remedies(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield what ``fit`` would change, the smallest change of each kind."""
-    alone = not placements_of(scenario.scenario.strategy, scenario.machine).storage
+    alone = not scenario.placements.storage
     for number, one in enumerate(smallest_changes(scenario), start=1):
         if one.kind == "tier" and not alone:
             continue
@@ -125,7 +125,7 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
     """Yield placements of the strategy that differ from the present one."""
     names = scenario.machine.tiers
-    possible = placements_of(scenario.scenario.strategy, scenario.machine).possible
+    possible = scenario.placements.possible
     if not isinstance(scenario.scenario.workload, Training):
         yield from (one for one in possible if one.weights not in tiers and one.optimizer is None)
         return

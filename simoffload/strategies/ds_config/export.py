@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
+from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
     LATEST,
@@ -22,7 +23,7 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
-from simoffload.strategies.tunables import Tunable, memory_tunables
+from simoffload.strategies.tunables import Tunable, memory_tunables, uses_storage
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
@@ -307,14 +308,12 @@ def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
 # -- less time --------------------------------------------------------------------------------------
 
 
-def faster_settings(
-    config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
-) -> Iterator[Change]:
-    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse.
-
-    ``storage``: states are on drives or servers, so that settings of reads matter. ``direct``: weights are on
-    storage that the GPU can read without host memory. ``trains``: there is an optimizer.
-    """
+def faster_settings(config: DeepSpeedConfig, version: str, plan: Plan, *, trains: bool) -> Iterator[Change]:
+    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse; ``trains``:
+    there is an optimizer."""
+    model, machine, storage = plan.model, plan.machine, uses_storage(plan)
+    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(plan.target)
+    direct = has_gds is not None and has_gds.value and target is not None and target.has_rdma
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)
     if storage:

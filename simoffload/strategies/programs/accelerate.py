@@ -164,9 +164,8 @@ class Accelerate(CachingStrategy):
             name="device_map auto" if auto else "",
             phrase="{} where device_map auto puts them" if auto else "",
         )
-        if plan is None:
+        if not isinstance(plan, AcceleratePlan):
             return
-        assert isinstance(plan, AcceleratePlan)
         yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             placed = _all_modules(tier)
@@ -214,7 +213,7 @@ class Accelerate(CachingStrategy):
 
     @classmethod
     def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
         storage."""

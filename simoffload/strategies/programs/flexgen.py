@@ -129,9 +129,8 @@ class FlexGen(Strategy):
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
             phrase="{} divided by FlexGen",
         )
-        if plan is None:
+        if not isinstance(plan, FlexGenPlan):
             return
-        assert isinstance(plan, FlexGenPlan)
         yield Tunable("tier", self._cache_moves(machine))
         rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):

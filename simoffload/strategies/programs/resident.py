@@ -51,7 +51,6 @@ class Resident(CachingStrategy):
         yield Placements(
             now=lambda: Placement("hbm", "hbm"),
             possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
-            edits=lambda _: (),
             refusal=why,
             name=RESIDENT,
             phrase=WHOLE_COPIES,

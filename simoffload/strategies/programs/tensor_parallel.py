@@ -70,7 +70,7 @@ from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
 from simoffload.strategies.requirements import check_capability, check_dtype, lacks
-from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables, memory_tunables
+from simoffload.strategies.tunables import Placements, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
@@ -454,17 +454,13 @@ class TensorParallel(DividedStrategy):
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
         yield Placements(
-            now=lambda: Placement("hbm"),
-            possible=(Placement("hbm"),),
-            edits=lambda _: (),
             refusal="offload with strategy.kind zero_inference",
             name="tensor parallel",
             phrase=DIVIDED,
             storage=False,
         )
-        if plan is None:
+        if not isinstance(plan, TensorParallelPlan):
             return
-        assert isinstance(plan, TensorParallelPlan)
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
         size = int(OffloadParamSection().buffer_size)
         yield from self.cache_tunables(plan)
@@ -492,13 +488,7 @@ class TensorParallel(DividedStrategy):
 
     @classmethod
     def instead(
-        cls,
-        other: Strategy,
-        model: ModelShape,
-        workload: Any,
-        machine: Machine,
-        *,
-        gpus: int,  # noqa: ARG003
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, _gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield GPUs that hold the weights together, if they can with what vLLM fills of their memory: those
         of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer hosts.

@@ -257,9 +257,8 @@ class VllmCpuOffload(DividedStrategy):
             phrase=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
             storage=False,
         )
-        if plan is None:
+        if not isinstance(plan, VllmOffloadPlan):
             return
-        assert isinstance(plan, VllmOffloadPlan)
         yield from self.cache_tunables(plan)
         yield from self.engine_tunables(plan)
         if not plan.options.group:  # larger values for HBM, then smaller ones for host memory
@@ -278,7 +277,7 @@ class VllmCpuOffload(DividedStrategy):
 
     @classmethod
     def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory, where
         kernels read them, and a number of layers of each GPU, with the others prefetched from there."""

@@ -98,9 +98,6 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
         return (*super().spread(gpus), *more)
 
-    def _caveat(self, tier: str, ranks: int) -> str:
-        return gathered(tier, ranks=ranks)
-
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
         refuses."""
@@ -134,19 +131,18 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of weights and cache, and DeepSpeed's settings."""
-        yield self._placements(machine)
-        if plan is None:
+        yield self._placements(machine)._replace(caveat=gathered)
+        if not isinstance(plan, ZeroInferencePlan):
             return
-        assert isinstance(plan, ZeroInferencePlan)
         settings = plan.placement.settings
         yield from self.cache_tunables(plan)
         yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
         yield from memory_settings(settings)
-        yield Tunable("setting", self.faster(plan))
+        yield self.faster(plan)
 
     @classmethod
     def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, *, gpus: int
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
         needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)

@@ -7,7 +7,7 @@ tier, it has priority over ds_config.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -28,8 +28,6 @@ from simoffload.strategies.tunables import (
     Placement,
     Placements,
     Tunable,
-    reads_directly,
-    uses_storage,
 )
 from simoffload.strategies.zero.coordinator import Tensor
 
@@ -114,14 +112,13 @@ class ZeroStrategy(Strategy):
         """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
         def edits(placement: Placement) -> tuple[Edit, ...]:
-            named = ((key, tier) for key, tier in zip(self.states, placement, strict=False) if tier)
-            return tuple(edit for key, tier in named for edit in self._tier_edits(key, tier, machine))
+            named = (self._tier_edits(*one, machine) for one in zip(self.states, placement) if one[1])
+            return tuple(chain.from_iterable(named))
 
         return Placements(
             now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
             possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.states)))),
             edits=edits,
-            caveat=self._caveat,
             allowing=self._allowing,
         )
 
@@ -148,9 +145,6 @@ class ZeroStrategy(Strategy):
         change."""
         return released(self.ds_config, *changed)
 
-    def _caveat(self, _tier: str, _ranks: int) -> str:
-        return ""
-
     def _allowing(self, model: ModelShape, tier: str, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires
         another tier."""
@@ -159,15 +153,11 @@ class ZeroStrategy(Strategy):
         )
         return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
 
-    def faster(self, plan: Plan) -> Iterator[Change]:
-        """Yield DeepSpeed's settings, and in training its stages."""
-        yield from faster_settings(
-            self.ds_config,
-            plan.model,
-            self.deepspeed_version,
-            storage=uses_storage(plan),
-            direct=reads_directly(plan),
-            trains="optimizer" in self.states,
+    def faster(self, plan: Plan) -> Tunable:
+        """Return DeepSpeed's settings, and in training its stages."""
+        trains = "optimizer" in self.states
+        return Tunable(
+            "setting", faster_settings(self.ds_config, self.deepspeed_version, plan, trains=trains)
         )
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
@@ -243,7 +233,7 @@ _RANK = 16
 """Rank of proposed adapters: our choice; PEFT's own default is 8."""
 
 
-def gathered(tier: str, *, ranks: int) -> str:
+def gathered(tier: str, ranks: int) -> str:
     """Return a note for weights in HBM in inference: they are gathered for every token, not resident."""
     return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
 
@@ -254,7 +244,7 @@ def inference_moves(
     """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
     first."""
     for tier in _smaller_first(plan.machine):
-        description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
+        description = f"weights on {tier.name}{gathered(tier.name, ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
         yield Tunable("tier", [Change("tier", description, (*before, *weights))])
 

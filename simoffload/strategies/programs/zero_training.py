@@ -126,9 +126,8 @@ class ZeroTraining(ZeroStrategy):
         """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
         why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
         yield self._placements(machine)._replace(no_copies="" if self.lora is None else why)
-        if plan is None:
+        if not isinstance(plan, ZeroTrainingPlan):
             return
-        assert isinstance(plan, ZeroTrainingPlan)
         settings, above = plan.settings, tuple(stages(plan.settings))
         yield from training_moves(plan, above, ranks=self.ranks, buffer_size=settings.params.buffer_size)
         yield Tunable("partition", above)
@@ -136,7 +135,7 @@ class ZeroTraining(ZeroStrategy):
         yield Tunable("precision", self._precisions())
         if self.lora is None:
             yield Tunable("adapters", lora_moves(plan.model))
-        yield Tunable("setting", self.faster(plan))
+        yield self.faster(plan)
 
     def _precisions(self) -> Iterator[Change]:
         """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are

@@ -1,4 +1,4 @@
-"""Schedules of saving and restoring against times worked out by hand, and the ways tunables move them."""
+"""Schedules of saving and restoring against times worked out by hand, and the ways knobs move them."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_other_runs_do_not_restore_at_the_same_time() -> None:
     assert restoring(planned(tier="pfs", jobs=8)) == restoring(planned(tier="pfs"))
 
 
-# -- whatever the tunables --------------------------------------------------------------------------
+# -- whatever the knobs --------------------------------------------------------------------------
 
 WRITERS: list[dict[str, Any]] = [{}, {"checkpoint_serialization": False}, {"type": "fast"}, FAST]
 

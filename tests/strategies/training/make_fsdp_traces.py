@@ -25,7 +25,7 @@ LAYERS = 4
 
 
 class Case(NamedTuple):
-    """Tunables of a run."""
+    """Knobs of a run."""
 
     ranks: int = 2
     prefetch: str = "pre"

@@ -1,4 +1,4 @@
-"""What every tier holds at each stage of a run: tunable by tunable, worked out by hand."""
+"""What every tier holds at each stage of a run: knob by knob, worked out by hand."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def outcome(planned: Callable[[], Any]) -> Any:
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[ZeroTraining, dict[str, Any], Training]:
-    """A small model under any tunables."""
+    """A small model under any knobs."""
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     width = pick(64, 256, 1024)
     model = {
