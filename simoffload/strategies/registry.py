@@ -71,8 +71,8 @@ def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
     if older := sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys()):
         raise ValueError(
-            f"{name} defines {', '.join(older)}, of which nothing asks any more: write tunables(machine, plan), "
-            "which yields Placements and, with a plan, Tunables; see strategies/tunables.py"
+            f"{name} defines {', '.join(older)}, of which nothing asks: write tunables(machine, plan), which "
+            "yields Placements and, with a plan, each Tunable; see strategies/tunables.py"
         )
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):

@@ -112,8 +112,9 @@ class ZeroStrategy(Strategy):
         """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
         def edits(placement: Placement) -> tuple[Edit, ...]:
-            named = (self._tier_edits(*one, machine) for one in zip(self.states, placement) if one[1])
-            return tuple(chain.from_iterable(named))
+            named = zip(self.states, placement, strict=False)
+            found = (self._tier_edits(key, tier, machine) for key, tier in named if tier)
+            return tuple(chain.from_iterable(found))
 
         return Placements(
             now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
@@ -155,10 +156,8 @@ class ZeroStrategy(Strategy):
 
     def faster(self, plan: Plan) -> Tunable:
         """Return DeepSpeed's settings, and in training its stages."""
-        trains = "optimizer" in self.states
-        return Tunable(
-            "setting", faster_settings(self.ds_config, self.deepspeed_version, plan, trains=trains)
-        )
+        version, trains = self.deepspeed_version, "optimizer" in self.states
+        return Tunable("setting", faster_settings(self.ds_config, version, plan, trains=trains))
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Return edits to stage 3, with weights in host memory unless a tier is given."""
