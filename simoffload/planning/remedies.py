@@ -14,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
 from simoffload.results import HALVED, Change, TierUse
-from simoffload.strategies.tunables import Tunable, memory_tunables
+from simoffload.strategies.tunables import Purpose, Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
@@ -39,18 +39,17 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 # -- elsewhere ------------------------------------------------------------------------------------
 
 
-def tiers(evaluator: Evaluator) -> Iterator[Change]:
+def tiers(evaluator: Evaluator, purpose: Purpose = "tier") -> Iterator[Change]:
     """Yield, for each tier, the first placement on it that is enough; the smallest tiers first."""
-    for tunable in evaluator.tunables("tier"):
+    for tunable in evaluator.tunables(purpose):
         steps = tuple(tunable.changes)
-        yield from _first(evaluator, steps, *(step.description for step in steps if step.kind == "tier"))
+        tried = (step.description for step in steps if step.kind in {"tier", "stage"})
+        yield from _first(evaluator, steps, *tried)
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the first stage that divides the states among enough ranks."""
-    for tunable in evaluator.tunables("partition"):
-        steps = tuple(tunable.changes)
-        yield from _first(evaluator, steps, *(step.description for step in steps))
+    return tiers(evaluator, "partition")
 
 
 def _first(evaluator: Evaluator, steps: Iterable[Change], *description: str) -> Iterator[Change]:

@@ -43,8 +43,7 @@ class HookedStrategy(CachingStrategy):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Give the fields of ``tier_keys`` the type of names of tiers. Raises ValueError for other keys."""
         if strange := cls.tier_keys.keys() - cls.model_fields.keys():
-            text = f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}"
-            raise ValueError(text)
+            raise ValueError(f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}")
         for key, choice in cls.tier_keys.items():
             cls.model_fields[key].metadata.append(NamesTier(choice))
 
@@ -73,14 +72,12 @@ class HookedStrategy(CachingStrategy):
         """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
         the cache."""
         key, *_ = *self.tier_keys, ""
-        named = (tier for tier in (getattr(self, one) for one in self.tier_keys) if tier in machine.tiers)
-        now = Placement(next(named, "dram"))
-        only = key and self.tier_keys[key] == "storage"
-        others = machine.tiers.values() if key else ()
-        tiers = (Placement(one.name) for one in others if one.is_storage or not only)
+        named, choice = (getattr(self, one) for one in self.tier_keys), self.tier_keys.get(key)
+        now = Placement(next((one for one in named if one in machine.tiers), "dram"))
+        tiers = (name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage))
         yield Placements(
             now=lambda: now,
-            possible=tuple(dict.fromkeys((now, *tiers))),
+            possible=tuple(dict.fromkeys((now, *map(Placement, tiers)))),
             edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
             refusal=f"it keeps weights on {now}",
             storage=bool(key),

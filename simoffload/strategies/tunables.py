@@ -170,10 +170,8 @@ def memory_tunables(
     """Yield for each direction of a setting its other values, the nearest first."""
 
     def change(value: float) -> Change:
-        description = f"{word} {now:,} → {value:,}"
-        if isinstance(value, bool):
-            description = f"{word} {'set' if value else 'unset'}"
-        return Change("setting", description, (Edit(path, value),))
+        how = ("set" if value else "unset") if isinstance(value, bool) else f"{now:,} → {value:,}"
+        return Change("setting", f"{word} {how}", (Edit(path, value),))
 
     return (Tunable("memory", one, change, word) for one in values)
 

@@ -148,11 +148,6 @@ class Accelerate(CachingStrategy):
 
     # -- places ---------------------------------------------------------------------------------
 
-    def _folder(self) -> str:
-        if self.offload_folder is None:
-            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
-        return self.offload_folder
-
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
         ``auto``, and pinned memory; ``instead`` divides the layers."""
@@ -168,8 +163,7 @@ class Accelerate(CachingStrategy):
             return
         yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
-            placed = _all_modules(tier)
-            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", placed)])
+            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
         if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
             inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
             now, layers = len(inside), plan.model.num_hidden_layers
@@ -183,9 +177,9 @@ class Accelerate(CachingStrategy):
         Raises InputError if modules are on disk and ``offload_folder`` is not set.
         """
         homes = set(self.device_map.values()) if isinstance(self.device_map, dict) else {self.device_map}
-        if "disk" in homes:
-            return Placement(self._folder())
-        if isinstance(self.device_map, int):
+        if "disk" in homes and self.offload_folder is None:
+            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
+        if "disk" in homes or isinstance(self.device_map, int):
             return Placement(self.offload_folder or "dram")
         return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
 
@@ -197,9 +191,8 @@ class Accelerate(CachingStrategy):
         if isinstance(self.device_map, int):
             return (folder,)
         if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
-            homes = {
-                name: one if isinstance(one, int) else device.value for name, one in self.device_map.items()
-            }
+            named = self.device_map.items()
+            homes = {name: one if isinstance(one, int) else device.value for name, one in named}
             return Edit(("strategy", "device_map"), homes), folder
         return () if self.device_map == "auto" and tier.name == "dram" else everywhere
 
