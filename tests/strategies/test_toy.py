@@ -141,6 +141,14 @@ def test_an_older_program_is_told_what_to_write_now() -> None:
         register(Older)
 
 
+def test_its_cache_may_be_elsewhere() -> None:
+    """Planning finds the cache of a program that says nothing of it."""
+    larger = ["workload.batch_size=300", "workload.prompt_length=512"]
+    found = so.fit(so.load_scenario("s.yaml", overrides=larger))
+    assert found.remedies is not None
+    assert "key-value cache on dram" in [one.description for one in found.remedies.changes]
+
+
 def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not be counted, and everything would fit."""
     terms = (MemoryTerm("disk", "weights", 1 << 50),)
