@@ -125,7 +125,7 @@ class Placements(NamedTuple):
     """Name in reports, if the tier of the weights does not identify the placement."""
     phrase: str = ""
     """Phrase for the placement of {} in sentences, such as "parts of {} in each GPU"."""
-    storage: bool = True
+    storage: bool = False
     """Whether drives and servers that are bought can hold the states."""
     copied: bool = False
     """Whether every GPU has a full copy already."""

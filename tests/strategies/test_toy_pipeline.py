@@ -62,7 +62,7 @@ class Piped(Strategy):
         return PipedPlan(model=model, workload=workload, machine=machine, cpu_layers=self.cpu_layers)
 
     def tunables(self, _machine: Machine, _plan: Any = None) -> Iterator[Placements]:
-        yield Placements(refusal="the stages keep their layers in HBM", storage=False)
+        yield Placements(refusal="the stages keep their layers in HBM")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class CheckpointStorage(Strategy):
             edits=lambda other: (Edit.at("strategy.tier", other.weights),),
             refusal=f"checkpoints go to storage (has: {', '.join(one.name for one in storage) or 'none'})",
             no_copies="checkpoints go to storage",  # they would be lost with the GPU
+            storage=True,
         )
         for tier in sorted(storage, key=lambda one: one.capacity) if plan is not None else ():
             edit = Edit.at("strategy.tier", tier.name)

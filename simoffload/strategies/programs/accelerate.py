@@ -158,6 +158,7 @@ class Accelerate(CachingStrategy):
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
             name="device_map auto" if auto else "",
             phrase="{} where device_map auto puts them" if auto else "",
+            storage=True,
         )
         if not isinstance(plan, AcceleratePlan):
             return

@@ -128,6 +128,7 @@ class FlexGen(Strategy):
             possible=tuple(map(Placement, machine.tiers)),
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
             phrase="{} divided by FlexGen",
+            storage=True,
         )
         if not isinstance(plan, FlexGenPlan):
             return

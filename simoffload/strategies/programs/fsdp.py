@@ -102,7 +102,6 @@ class Fsdp(Strategy):
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
             "memory (dram+dram); strategy.kind zero_training offloads otherwise",
-            storage=False,
         )
         if plan is None:
             return

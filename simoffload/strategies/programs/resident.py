@@ -54,7 +54,6 @@ class Resident(CachingStrategy):
             refusal=why,
             name=RESIDENT,
             phrase=WHOLE_COPIES,
-            storage=False,
             copied=True,
         )
         if plan is None:

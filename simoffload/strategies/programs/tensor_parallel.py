@@ -457,7 +457,6 @@ class TensorParallel(DividedStrategy):
             refusal="offload with strategy.kind zero_inference",
             name="tensor parallel",
             phrase=DIVIDED,
-            storage=False,
         )
         if not isinstance(plan, TensorParallelPlan):
             return

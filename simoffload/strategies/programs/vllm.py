@@ -255,7 +255,6 @@ class VllmCpuOffload(DividedStrategy):
             refusal="set cpu_offload_gb or offload_group_size",
             name="vLLM offload" if self._offloads else "",  # the tier identifies it if all is on GPUs
             phrase=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
-            storage=False,
         )
         if not isinstance(plan, VllmOffloadPlan):
             return

@@ -121,6 +121,7 @@ class ZeroStrategy(Strategy):
             possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.states)))),
             edits=edits,
             allowing=self._allowing,
+            storage=True,
         )
 
     def _tier_edits(self, key: str, tier: str, machine: Machine) -> tuple[Edit, ...]:
