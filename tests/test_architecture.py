@@ -18,6 +18,7 @@ import pytest
 
 import simoffload
 from simoffload import strategies
+from simoffload.documents import Frozen
 from simoffload.models.families import FAMILIES
 from simoffload.strategies import Plan, Strategy
 
@@ -163,7 +164,7 @@ OWN_VALUES = {
 def edits_a_document(source: Source) -> Iterator[str]:
     """By hand, in place of an Edit: ``replace(…, data=…)``, ``model_copy(update=…)``, or a function of edits.
 
-    A strategy changes its own settings, which it writes as a section of a document (``retarget``).
+    A strategy changes its own settings, which it writes as a section of a document (``instead``).
     """
     if source.path == EDITS or source.path.startswith(("strategies/", *REAL)):
         return
@@ -318,6 +319,33 @@ def test_kinds_are_known() -> None:
 def test_no_exception_outlives_its_reason() -> None:
     copying = {source.path for source in SOURCES if "model_copy(" in source.text}
     assert set(OWN_VALUES) <= copying
+
+
+# -- what others may ask of a kind ---------------------------------------------------------------
+
+MEMBERS = {Strategy: 30}
+"""Largest number of public members of a class from which others derive."""
+DERIVED = re.compile("home|memor|moves|place|target|tier|traffic")
+"""What follows from where the tensors are, or is a tunable, and so is no member."""
+
+
+def members(kind: type) -> set[str]:
+    """Public names that a class defines itself: fields, class variables, methods and properties."""
+    names = vars(kind).keys() | vars(kind).get("__annotations__", {}).keys()
+    return {one for one in names if not one.startswith(("_", "model_")) and one not in dir(Frozen)}
+
+
+def misplaced(names: Iterable[str]) -> list[str]:
+    return sorted(filter(DERIVED.search, names))
+
+
+@pytest.mark.parametrize(("kind", "most"), MEMBERS.items())
+def test_a_kind_has_few_members(kind: type, most: int) -> None:
+    assert {"kind", "ranks", "serves", "gpus", "plan", "tunables"} <= members(Strategy)
+    assert len(members(kind)) <= most
+    assert misplaced(members(kind)) == []
+    older = {"moves", "placements", "retarget", "memory_stages", "tier_keys", "plan", "replicas"}
+    assert older - {*misplaced(older)} == {"plan", "replicas"}
 
 
 # -- a straight line -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
+from simoffload.planning.serving import baseline
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for, strategy_of
@@ -21,14 +22,13 @@ def without_offloading(
     for label, scenario in known.items():
         if results[label].refused or scenario.places[0] in ("", "hbm"):
             continue
-        work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-        for kind in strategy_for(work.kind):
+        for kind in strategy_for(scenario.scenario.workload.kind):
             other = strategy_of(kind)
             assert other is not None
             name = in_place_of_target(label, kind, scenario)
             if name in found or name in known:
                 continue
-            edits = other.baseline(strategy, scenario.model, work, scenario.machine)
+            edits = baseline(other, scenario, scenario.model)
             if not edits:
                 continue
             gpus = scenario.edited(*edits).scenario.strategy.gpus

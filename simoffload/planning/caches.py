@@ -75,7 +75,7 @@ def cache_limits(scenario: ScenarioSource, *, evaluator: Evaluator | None = None
     workload = evaluator.workload
     if not isinstance(workload, Inference):
         return ()
-    found = [_limits(evaluator, one, workload) for one in evaluator.strategy.caches(evaluator.plan)]
+    found = [_limits(evaluator, one, workload) for one in evaluator.changes("cache")]
     possible = tuple(one for one in found if one is not None)
     return possible if len(possible) > 1 else ()
 

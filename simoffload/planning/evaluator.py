@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,13 @@ from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
-from simoffload.results import SimulationResult, TierUse
+from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
+from simoffload.strategies.tunables import Purpose, Tunable
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
@@ -123,6 +124,16 @@ class Evaluator:
     def plan(self) -> Plan:
         """Plan of the unchanged scenario."""
         return self.scenario.plan()
+
+    def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
+        """Yield the tunables of the unchanged scenario that have a purpose."""
+        for one in self.strategy.tunables(self.scenario.machine, self.plan):
+            if isinstance(one, Tunable) and one.purpose == purpose:
+                yield one
+
+    def changes(self, purpose: Purpose) -> Iterator[Change]:
+        """Yield the changes of these tunables."""
+        return (change for one in self.tunables(purpose) for change in one.changes)
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""

@@ -20,6 +20,7 @@ from simoffload.planning.serving import together
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, labelled, simulate
+from simoffload.strategies.tunables import moving
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
 
@@ -150,14 +151,14 @@ def _on_storage(scenario: LoadedScenario) -> bool:
 def _candidates(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the placements of the strategy in memory, and the weights in the GPUs, those with most bits
     first."""
-    scenario, strategy = evaluator.scenario, evaluator.strategy
-    for one in strategy.placements(scenario.machine):
+    strategy, machine = evaluator.strategy, evaluator.scenario.machine
+    for one in evaluator.scenario.placements.possible:
         tiers = [tier for tier in one if tier is not None]
         if all(tier in {"hbm", "dram"} for tier in tiers):
             named = ("GPU memory" if tier == "hbm" else "host memory" for tier in dict.fromkeys(tiers))
             where = " and ".join(named)
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"
-            yield Change("placement", described, strategy.retarget(one, scenario.machine), key=str(one))
+            yield Change("placement", described, moving(strategy, one, machine), key=str(one))
     divided = [replaced(evaluator, one) for one in together(evaluator)]
     yield from sorted(divided, key=lambda one: -evaluator.edited(*one.edits).model.weight_bytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
@@ -13,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import formats
 from simoffload.planning.splits import of_other_strategies
 from simoffload.results import HALVED, Change, TierUse
-from simoffload.strategies import Tunable
+from simoffload.strategies.tunables import Purpose, Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
@@ -38,16 +39,17 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 # -- elsewhere ------------------------------------------------------------------------------------
 
 
-def tiers(evaluator: Evaluator) -> Iterator[Change]:
+def tiers(evaluator: Evaluator, purpose: Purpose = "tier") -> Iterator[Change]:
     """Yield, for each tier, the first placement on it that is enough; the smallest tiers first."""
-    for steps in evaluator.strategy.moves(evaluator.plan):
-        yield from _first(evaluator, steps, *(step.description for step in steps if step.kind == "tier"))
+    for tunable in evaluator.tunables(purpose):
+        steps = tuple(tunable.changes)
+        tried = (step.description for step in steps if step.kind in {"tier", "stage"})
+        yield from _first(evaluator, steps, *tried)
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the first stage that divides the states among enough ranks."""
-    steps = tuple(evaluator.strategy.stages(evaluator.plan))
-    yield from _first(evaluator, steps, *(step.description for step in steps))
+    return tiers(evaluator, "partition")
 
 
 def _first(evaluator: Evaluator, steps: Iterable[Change], *description: str) -> Iterator[Change]:
@@ -65,41 +67,41 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
     A setting is left out where the parts that name it are smaller than the shortage.
     """
     lacking = _lacking(evaluator)
-    for tunable in (*_of_work(evaluator), *evaluator.plan.tunables()):
-        named = ([term.size for term in use.terms if tunable.word in term.remedy] for use in lacking)
+    found = (*_of_work(evaluator), *evaluator.tunables("memory"))
+    for word, tunables in groupby(found, attrgetter("frees")):
+        named = ([term.size for term in use.terms if word in term.remedy] for use in lacking)
         if all(sum(sizes) >= -use.headroom for use, sizes in zip(lacking, named, strict=True)):
-            yield from _first(evaluator, _other_values(evaluator, tunable, lacking), tunable.word)
+            yield from _first(evaluator, _other_values(evaluator, tunables, lacking), word)
 
 
-def _other_values(evaluator: Evaluator, tunable: Tunable, lacking: Sequence[TierUse]) -> Iterator[Change]:
+def _other_values(
+    evaluator: Evaluator, tunables: Iterable[Tunable], lacking: Sequence[TierUse]
+) -> Iterator[Change]:
     """Yield for each direction of a setting the nearest value with which ``lacking`` tiers are large
     enough."""
     tiers = {use.tier for use in lacking}
 
-    def suffices(value: float) -> bool:
-        uses = evaluator.needs(Edit(tunable.path, value))
+    def suffices(tunable: Tunable, value: float) -> bool:
+        uses = evaluator.needs(*tunable.change(value).edits)
         return uses is None or all(use.fits for use in uses if use.tier in tiers)  # None: refused, too far
 
-    for values in tunable.values:
-        value = first_that_holds(values, suffices)
-        if value is None:
-            continue
-        description = f"{tunable.word} {tunable.now:,} → {value:,}"
-        if isinstance(value, bool):
-            description = f"{tunable.word} {'set' if value else 'unset'}"
-        yield Change("setting", description, (Edit(tunable.path, value),))
+    for tunable in tunables:
+        assert isinstance(tunable.values, Sequence)
+        value = first_that_holds(tunable.values, partial(suffices, tunable))
+        if value is not None:
+            yield tunable.change(value)
 
 
 def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
     workload = evaluator.workload
     for section, kept in (("workload", workload), ("checkpoint", evaluator.scenario.scenario.checkpoint)):
         if isinstance(kept, Checkpointing | TrainingCheckpoints):
-            yield Tunable("keep", (section, "keep"), kept.keep, (range(kept.keep - 1, 0, -1),))
+            yield from memory_tunables("keep", (section, "keep"), kept.keep, range(kept.keep - 1, 0, -1))
     if isinstance(workload, Training):
         key, now = "gradient_checkpointing", workload.gradient_checkpointing
-        yield Tunable(key, ("workload", key), now, ([not now],))
+        yield from memory_tunables(key, ("workload", key), now, [not now])
         key, steps = "gradient_accumulation_steps", workload.gradient_accumulation_steps
-        yield Tunable(key, ("workload", key), steps, ([1] if steps > 1 else [],))
+        yield from memory_tunables(key, ("workload", key), steps, [1] if steps > 1 else [])
 
 
 # -- less work ------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """Yield 16 instead of 32 bit, other optimizers and 4-bit frozen weights in training, and quantized
     weights."""
-    steps = (*halved(evaluator), *evaluator.strategy.precisions(), *formats(evaluator))
+    steps = (*halved(evaluator), *evaluator.changes("precision"), *formats(evaluator))
     for step in steps:
         yield from _first(evaluator, [step], step.description)
 
@@ -181,7 +183,7 @@ def adapters(evaluator: Evaluator) -> Iterator[Change]:
 def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
     """Return the changes that train adapters in place of the model; none but in training."""
     trains = isinstance(evaluator.workload, Training)
-    return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
+    return evaluator.changes("adapters") if trains else iter(())
 
 
 def other_strategies(evaluator: Evaluator) -> Iterator[Change]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
+from simoffload.documents import Edit
+from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import Change, quality_of_weights
@@ -37,7 +40,7 @@ def together(evaluator: Evaluator) -> Iterator[Change]:
         for name in ("", *weight_formats(scenario, other)):
             stored = (evaluator.model("quantization", name),) if name else ()
             model = quantized(scenario.model, QUANTIZATIONS[name]) if name else scenario.model
-            edits = other.baseline(strategy, model, work, scenario.machine)
+            edits = baseline(other, scenario, model)
             for section in (one.value for one in edits if one.path == ("strategy",)):
                 served = other.model_validate(section)
                 if served == strategy and not name:
@@ -48,6 +51,15 @@ def together(evaluator: Evaluator) -> Iterator[Change]:
                 key = f"{kind}-{name}" if name else kind
                 quality = quality_of_weights(name) if name else ""
                 yield Change("placement", description, (*stored, *edits), key=key, quality=quality)
+
+
+def baseline(other: type[Strategy], scenario: LoadedScenario, model: ModelShape) -> tuple[Edit, ...]:
+    """Return the edits by which another strategy does the work of a scenario without offloading; none if it
+    does not."""
+    strategy, work, machine = scenario.scenario.strategy, scenario.scenario.workload, scenario.machine
+    offers = chain.from_iterable(other.instead(strategy, model, work, machine, strategy.gpus))
+    changes = (change for one in offers if one.purpose == "baseline" for change in one.changes)
+    return next((change.edits for change in changes), ())
 
 
 def weight_formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:

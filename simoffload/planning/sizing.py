@@ -12,8 +12,8 @@ from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
-from simoffload.strategies import Placement
 from simoffload.strategies.training.memory import white_paper_rule
+from simoffload.strategies.tunables import Placement, moving
 from simoffload.workload import Checkpointing, Inference, Training
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
@@ -225,18 +225,17 @@ def _states(scenario: LoadedScenario) -> int:
 def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
     """Count machines by trying: a need that is divided falls with the number of machines."""
     try:
-        retargeted = scenario.edited(
-            *scenario.scenario.strategy.retarget(_wholly(scenario, tier), scenario.machine)
-        )
+        edits = moving(scenario.scenario.strategy, _wholly(scenario, tier), scenario.machine)
+        retargeted = scenario.edited(*edits)
     except PlacementError as error:
         return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
-    evaluator, strategy = Evaluator(retargeted), retargeted.scenario.strategy
+    evaluator, allowing = Evaluator(retargeted), retargeted.placements.allowing
 
     def with_nodes(nodes: int) -> tuple[Edit, ...]:
         over = evaluator.spread(nodes, per_node=each)
-        edit_sets = [(*over, *one) for one in strategy.allowing(retargeted.model, tier, ranks=nodes * each)]
+        edit_sets = [(*over, *one) for one in allowing(retargeted.model, tier, nodes * each)]
         return next((one for one in edit_sets if evaluator.needs(*one) is not None), edit_sets[0])
 
     found = evaluator.smallest(with_nodes, start=1, most=most)
@@ -248,7 +247,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
     """Return the placement with the most states on a tier that the strategy supports."""
     placement = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
-    listed = scenario.scenario.strategy.placements(scenario.machine)
+    listed = scenario.placements.possible
     if placement.optimizer is None or placement in listed:
         return placement
     partly = (one for one in listed if tier in one and set(one) <= {tier, "hbm", "dram"})

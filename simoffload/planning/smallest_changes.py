@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, combinations, islice, product
+from itertools import combinations, islice, product
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -36,10 +36,9 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
     if isinstance(workload, Training) and not workload.gradient_checkpointing:
         keys = ("workload", "gradient_checkpointing")
         yield Change("setting", "gradient_checkpointing set", (Edit(keys, True),))
-    strategy = evaluator.strategy
-    last = list(strategy.stages(evaluator.plan))[-1:]
+    last = list(evaluator.changes("partition"))[-1:]
     yield from last
-    every = chain.from_iterable(strategy.moves(evaluator.plan))
+    every = evaluator.changes("tier")
     moves = [one for one in every if one.same_work and (not last or last[0].description in one.description)]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:

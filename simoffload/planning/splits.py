@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
@@ -16,7 +16,8 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
 from simoffload.results import Change, peak_uses, quality_of_weights
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Split, Strategy, strategy_for, strategy_of
+from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
 
@@ -55,12 +56,11 @@ def splits(evaluator: Evaluator) -> Iterator[Change]:
                 if name not in forms:
                     stored = evaluator.model("quantization", name)
                     forms[name] = _Form(name, (stored,), quantized(scenario.model, QUANTIZATIONS[name]))
-                for alternatives in strategy.splits(forms[name].model, machine, gpus=gpus):
-                    possible = [one for one in alternatives if one.most or kind != evaluator.strategy.kind]
-                    largest = (_largest(scenario, strategy, split, forms[name]) for split in possible)
+                form, work = forms[name], evaluator.workload
+                for alternatives in strategy.instead(evaluator.strategy, form.model, work, machine, gpus):
+                    largest = (_largest(scenario, strategy, one, form) for one in alternatives)
                     for one in islice(chain.from_iterable(largest), 1):
-                        way = next((split.key for split in possible), "")
-                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", way, name)))
+                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", one.key, name)))
                         yield one._replace(key=key)
 
 
@@ -69,20 +69,29 @@ def of_other_strategies(evaluator: Evaluator) -> Iterator[Change]:
     fit."""
     seen = {evaluator.strategy.kind}
     for change in splits(evaluator):
-        kind = next(edit.value["kind"] for edit in change.edits if edit.path == ("strategy",))
+        kind = _section(change)["kind"]
         if kind not in seen:
             seen.add(kind)
             yield change._replace(kind="strategy")
 
 
 def _largest(
-    scenario: LoadedScenario, strategy: type[Strategy], split: Split, form: _Form
+    scenario: LoadedScenario, strategy: type[Strategy], tunable: Tunable, form: _Form
 ) -> Iterator[Change]:
-    """Yield the change to the largest number of a split that fits, if any does: of the numbers between those
-    for which the other tiers are too small and those for which HBM is."""
-    replicas = strategy.model_validate(split.section(0)).replicas
-    work = scenario.scenario.workload
+    """Yield the first change of a division that fits, if any does: of those after the ones for which HBM is
+    too small, and before those for which the other tiers are."""
+    if tunable.purpose != "division":
+        return
+    values, work = tunable.values, scenario.scenario.workload
+    assert isinstance(values, Sequence)
     assert isinstance(work, Inference)
+    if len(values) == 1 and strategy is type(scenario.scenario.strategy):
+        return  # another tier of its own
+
+    def divided(index: int) -> Strategy:
+        return strategy.model_validate(_section(tunable.change(values[index])))
+
+    replicas = divided(-1).replicas
     batch, rest = divmod(work.batch_size * scenario.scenario.strategy.replicas, replicas)
     if rest:  # its replicas cannot have equal parts of the sequences
         return
@@ -90,10 +99,10 @@ def _largest(
     work = scenario.edited(*batched).scenario.workload
 
     @cache
-    def too_small(number: int) -> frozenset[str]:
+    def too_small(index: int) -> frozenset[str]:
         """Return the kinds of the tiers that are too small; HBM for what the strategy refuses."""
         try:
-            plan = strategy.model_validate(split.section(number)).plan(form.model, work, scenario.machine)
+            plan = divided(index).plan(form.model, work, scenario.machine)
         except InputError:
             return frozenset({"hbm"})
         uses = peak_uses(plan.memory_stages, scenario.machine.tiers)
@@ -101,14 +110,18 @@ def _largest(
 
     # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
     # they never do.
-    number: int | None = split.most
-    if number and too_small(number):
-        number = first_that_holds(range(number - 1, -1, -1), lambda one: "hbm" not in too_small(one))
-    if number is None or too_small(number):
+    index: int | None = 0
+    if too_small(0):
+        index = first_that_holds(range(1, len(values)), lambda one: "hbm" not in too_small(one))
+    if index is None or too_small(index):
         return
-    description = split.description(number) + (
-        f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else ""
-    )
-    edits = (*form.edits, Edit(("strategy",), split.section(number)), *batched)
+    change = tunable.change(values[index])
+    description = change.description + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
+    edits = (*form.edits, *change.edits, *batched)
     quality = quality_of_weights(form.name) if form.name else ""
-    yield Change("placement", description, edits, quality=quality)
+    yield change._replace(description=description, edits=edits, quality=quality)
+
+
+def _section(change: Change) -> dict[str, Any]:
+    """Return the section ``strategy`` that a change writes."""
+    return next(edit.value for edit in change.edits if edit.path == ("strategy",))

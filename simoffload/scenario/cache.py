@@ -25,6 +25,7 @@ from simoffload.hardware import (
 )
 from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
 from simoffload.strategies import strategy_of
+from simoffload.strategies.tunables import tier_paths
 
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
@@ -249,11 +250,13 @@ def _used(data: Mapping[str, Any]) -> set[str] | None:
     strategy = data.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
     known = strategy_of(kind)
-    if known is None or not known.tier_keys or any(section in data for section in _SECTIONS):
+    paths = {} if known is None else tier_paths(known)
+    keys = [key for key in paths if "." not in key]
+    if not keys or any(section in data for section in _SECTIONS):
         return None
     assert isinstance(strategy, Mapping)
-    named = [strategy.get(key) for key in known.tier_keys]
-    sections = {key.partition(".")[0] for key in known.tier_paths() if "." in key}
+    named = [strategy.get(key) for key in keys]
+    sections = {key.partition(".")[0] for key in paths if "." in key}
     if not all(named) or any(section in strategy for section in sections):
         return None
     return {name for name in named if isinstance(name, str)}

@@ -14,7 +14,8 @@ from simoffload.models import Dtype, ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
-from simoffload.strategies import Placement, Plan, Strategy, TierChoice, strategy_for
+from simoffload.strategies import Plan, Strategy, strategy_for
+from simoffload.strategies.tunables import RESIDENT, Placement, Placements, TierChoice, moving, placements_of
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -50,10 +51,7 @@ class LoadedScenario:
         the strategy cannot use it.
         """
         strategy = self.scenario.strategy
-        if target == RESIDENT:
-            edits = strategy.resident()
-        else:
-            edits = strategy.retarget(placement_of(target, self.machine), self.machine)
+        edits = moving(strategy, placement_of(target, self.machine), self.machine)
         changed = self._resolved(edited(self.document, edits))
         return replace(
             changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
@@ -103,10 +101,15 @@ class LoadedScenario:
         return replace(resolve(document, cache=self.cache), remarks=self.remarks)
 
     @property
+    def placements(self) -> Placements:
+        """Where the strategy keeps its states on the machine, and where else it can."""
+        return placements_of(self.scenario.strategy, self.machine)
+
+    @property
     def places(self) -> tuple[str, str]:
         """The tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
-            weights, optimizer = self.scenario.strategy.places(self.machine)
+            weights, optimizer = self.placements.now()
         except InputError:
             return "", ""
         return weights, optimizer or ""
@@ -289,8 +292,6 @@ def _batches(batches: int) -> str:
 
 
 _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
-RESIDENT = "resident"
-"""The target of ``compare --on`` that is not a tier but a complete copy in each GPU."""
 
 
 def canonical_target(target: str) -> str:

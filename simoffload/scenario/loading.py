@@ -33,7 +33,8 @@ from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.overrides import overridden, usual_kind
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import TierChoice, strategy_of
+from simoffload.strategies import strategy_of
+from simoffload.strategies.tunables import TierChoice, tier_paths
 from simoffload.workload import Training
 
 ScenarioSource = LoadedScenario | str | Path
@@ -182,7 +183,7 @@ def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Return which tiers are valid wherever a scenario names one, by section and key."""
     strategy = data.get("strategy")
     known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
-    return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_paths()})
+    return _OTHER_TIERS | ({} if known is None else {"strategy": tier_paths(known)})
 
 
 def _value(part: Mapping[str, Any], key: str) -> Any:
@@ -209,7 +210,7 @@ def _with_tiers(
     document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
 ) -> Scenario:
     """Return the scenario with the machine's names of tiers, and add a problem for each unknown one."""
-    keys = {"strategy": scenario.strategy.tier_paths(), **_OTHER_TIERS}
+    keys = {"strategy": tier_paths(type(scenario.strategy)), **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
         for key, choice in keys[section].items():

@@ -121,6 +121,7 @@ def identity(
 ) -> dict[str, Any]:
     """Return the fields that identify a result: names, counts and provenance."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
+    placement = scenario.placements
     return {
         "name": scenario.name,
         "model": model.name,
@@ -128,8 +129,8 @@ def identity(
         "parameters": model.num_parameters,
         "platform": machine.platform,
         "target": target,
-        "placement_name": inner.strategy.placement_name,
-        "placement_words": inner.strategy.placement_words,
+        "placement_name": placement.name,
+        "placement_words": placement.phrase,
         "ranks": inner.strategy.ranks,
         "gpus": inner.strategy.gpus,
         "replicas": inner.strategy.replicas,

@@ -17,7 +17,8 @@ from simoffload.results import (
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
-from simoffload.strategies import Phase, PhaseSeries, Plan, strategy_of
+from simoffload.strategies import Phase, PhaseSeries, Plan
+from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES
 from simoffload.units import format_bytes, format_number, format_seconds
 
 R = TypeVar("R", bound=SimulationResult)
@@ -81,8 +82,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     }
     if isinstance(error, PlacementError):  # named by its target, which may be a strategy such as "resident"
         fields["placement_name"] = "" if weights in scenario.machine.tiers else weights
-        other = strategy_of(weights)
-        fields["placement_words"] = other.placement_words if other is not None else ""
+        fields["placement_words"] = WHOLE_COPIES if weights == RESIDENT else ""
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 

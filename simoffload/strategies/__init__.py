@@ -4,16 +4,15 @@ A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import (
+    SERVED,
     Earlier,
     Phase,
     PhaseSeries,
-    Placement,
     Plan,
     Strategy,
-    TierChoice,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
-from simoffload.strategies.terms import SERVED, Split, Tunable
+from simoffload.strategies.tunables import Placement, Placements, Tunable
 
 __all__ = [
     "SERVED",
@@ -22,10 +21,9 @@ __all__ = [
     "Phase",
     "PhaseSeries",
     "Placement",
+    "Placements",
     "Plan",
-    "Split",
     "Strategy",
-    "TierChoice",
     "Tunable",
     "register",
     "strategies",

@@ -28,6 +28,7 @@ from simoffload.strategies.passes.pass_writer import (
 )
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.registry import register
+from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
 
 __all__ = [
     "COMPUTE",
@@ -52,8 +53,12 @@ __all__ = [
     "Module",
     "Part",
     "PassWriter",
+    "Placement",
+    "Placements",
     "Prefetched",
     "StagePass",
+    "Tunable",
+    "Tunables",
     "register",
     "register_cache_format",
 ]

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
-from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
-from simoffload.results import Change, Facts, MemoryStage
+from simoffload.results import Facts, MemoryStage
 from simoffload.schedule import Schedule
-from simoffload.strategies.terms import Split, Tunable
+from simoffload.strategies.tunables import Tunable, Tunables
 
 if TYPE_CHECKING:
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
-TierChoice = Literal["any", "storage"]
+SERVED = "vllm"
+"""Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
 _Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
 _Others = Literal["forward", "backward", "optimizer", "save", "restore"]
 PhaseKind = Literal[_Inference, _Others]
@@ -78,18 +78,6 @@ class PhaseSeries:
     """Function from the number of a phase to the GPU time of each module [ps]."""
     cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
-
-
-class Placement(NamedTuple):
-    """A Placement names the tiers of a machine that hold weights and optimizer."""
-
-    weights: str
-    """Tier of the weights, or of the checkpoints if only checkpoints are simulated."""
-    optimizer: str | None = None
-    """Tier of the optimizer states; None if not specified."""
-
-    def __str__(self) -> str:
-        return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
 class Plan(ABC):
@@ -153,10 +141,6 @@ class Plan(ABC):
         """What no real run did with which predictions were compared, each to follow "no real run"."""
         return ()
 
-    def tunables(self) -> Iterator[Tunable]:
-        """Settings that may reduce the memory on their own."""
-        return iter(())
-
     def on(self, machine: Machine) -> Self:
         """Return the same plan on a machine whose devices have other rates."""
         return replace(self, machine=machine)  # type: ignore[type-var]  # all plans are dataclasses
@@ -192,10 +176,6 @@ class Strategy(Frozen, ABC):
     """Strategies outside the package by kind, as registered by ``registry.register``."""
     serves: ClassVar[frozenset[WorkloadKind]]
     """Kinds of workload that the strategy supports."""
-    uses_storage: ClassVar[bool] = True
-    """Whether offloaded states may be on drives and servers."""
-    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
-    """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
     gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
     """Keys that set the number of GPUs, the one to change first."""
     spans_hosts: ClassVar[bool] = True
@@ -204,10 +184,6 @@ class Strategy(Frozen, ABC):
     """Formats with fewer bits in which its program loads weights, as ``model.quantization`` names them."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
-    placement_name: ClassVar[str] = ""
-    """Name of its placement in reports, for strategies whose tier of the weights does not identify it."""
-    placement_words: ClassVar[str] = ""
-    """Phrase for its placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
     evidence: ClassVar[str] = ""
     """Group of the real runs with which its predictions were compared; "" for none."""
     unseen: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -236,23 +212,15 @@ class Strategy(Frozen, ABC):
         return tuple(strategies().values())
 
     @classmethod
-    def baseline(
-        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine
-    ) -> tuple[Edit, ...]:
-        """Return edits that do the work of another strategy with this one, as the baseline without offloading
-        that ``compare`` adds; none if it is not such a baseline or the machine is too small."""
-        return ()
+    def instead(
+        cls, _other: Strategy, _model: ModelShape, _workload: Any, _machine: Machine, _gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield what does the work of another strategy with this one: divisions of the weights between
+        so many GPUs and other tiers, and the baseline without offloading that ``compare`` adds.
 
-    @classmethod
-    def splits(cls, _model: ModelShape, _machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:  # noqa: ARG003
-        """Yield alternative ways to divide the weights between ``gpus`` GPUs and other tiers, of each the
-        preferred one first; the first that fits is used."""
+        Of each tuple of alternatives the first that fits is used.
+        """
         return iter(())
-
-    @classmethod
-    def tier_paths(cls) -> dict[str, TierChoice]:
-        """Return ``tier_keys`` and the keys of sections that name tiers, such as ``kv_cache.tier``."""
-        return dict(cls.tier_keys)
 
     @property
     def gpus(self) -> int:
@@ -271,43 +239,8 @@ class Strategy(Frozen, ABC):
         refuses."""
 
     @abstractmethod
-    def places(self, machine: Machine) -> Placement:
-        """Return the tiers of the offloaded states. Raises InputError if the machine has no such tier."""
-
-    @abstractmethod
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return all possible placements of the offloaded states, as ``compare --on`` names them."""
-
-    @abstractmethod
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return edits that move the offloaded states to another placement; ``strategy.kind`` never changes.
-
-        Raises PlacementError if the placement is not among ``placements``. A placement without an optimizer
-        is accepted if one with the same weights and an optimizer is among them.
-        """
-
-    def caveat(self, _tier: str, *, ranks: int) -> str:  # noqa: ARG002
-        """Return an explanation to print after "weights on <tier>" in a list of options, to prevent a
-        misreading."""
-        return ""
-
-    def resident(self) -> tuple[Edit, ...]:
-        """Return the edit that selects a full copy on each GPU. Raises PlacementError where that is not
-        equivalent work."""
-        return (Edit(("strategy",), {"kind": "resident", "ranks": self.gpus}),)
-
-    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield, for each tier from the smallest, successive changes that move more states to it."""
-        return iter(())
-
-    def stages(self, _plan: Plan) -> Iterator[Change]:
-        """Yield edits that partition the states among more ranks."""
-        return iter(())
-
-    def caches(self, _plan: Plan) -> Iterator[Change]:
-        """Yield the placements of the key-value cache that the program has, the present one among them; none
-        if it keeps none or there is no choice."""
-        return iter(())
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield where the states are on a machine, and with a plan all that planning may change."""
 
     def batch_unit(self, _batch_size: int) -> int:
         """Return the number of sequences by which a batch grows, which is more than 1 if its parts keep their
@@ -317,14 +250,6 @@ class Strategy(Frozen, ABC):
     def batch(self, count: int, *, now: int) -> tuple[Edit, ...]:  # noqa: ARG002
         """Return the edits that set the number of sequences of a batch, which is ``now`` so far."""
         return (Edit.at("workload.batch_size", count), *self.release_fixed_batch("batch_size"))
-
-    def adapters(self, _model: ModelShape) -> Iterator[Change]:
-        """Yield edits that train adapters instead of the model."""
-        return iter(())
-
-    def precisions(self) -> Iterator[Change]:
-        """Yield edits that store states with fewer bits."""
-        return iter(())
 
     def spread(self, gpus: int) -> tuple[Edit, ...]:
         """Return edits that use the given number of GPUs; none where the number of ranks is a Literal."""
@@ -342,19 +267,6 @@ class Strategy(Frozen, ABC):
         settings for the keys of the workload in ``changed``, so that the workload can change."""
         return ()
 
-    def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
-        """Yield edits with which all states fit on a tier when divided among ``ranks`` processes, of which
-        the first one is used that DeepSpeed does not refuse."""
-        return iter([()])
-
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield settings that may make the run faster without a purchase.
-
-        ``storage``: states are on drives or servers, so that settings of reads matter. ``direct``: weights
-        are on storage that the GPU can read without host memory.
-        """
-        return iter(())
-
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that complete a scenario that was made from the name of a model, without keys of
         ``strategy``."""
@@ -368,8 +280,3 @@ class Strategy(Frozen, ABC):
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Return configuration files with which real programs run the plan: content by name."""
         return {}
-
-
-def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
-    """Return the error for a placement that a strategy does not support."""
-    return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')

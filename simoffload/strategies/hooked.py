@@ -7,9 +7,9 @@ and schedules follow from both.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -17,12 +17,13 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import MemoryStage
-from simoffload.strategies.base import Placement, refused
+from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.homes import Homes
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.tunables import NamesTier, Placement, Placements, TierChoice, Tunables
 from simoffload.workload import Inference
 
 
@@ -35,6 +36,19 @@ class HookedStrategy(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     formats: ClassVar = tuple(QUANTIZATIONS)
+    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
+    """Keys that name tiers, the first one that of the weights: of ``any`` tier, or of ``storage``."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Give the fields of ``tier_keys`` the type of names of tiers. Raises ValueError for other keys."""
+        if strange := cls.tier_keys.keys() - cls.model_fields.keys():
+            raise ValueError(f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}")
+        for key, choice in cls.tier_keys.items():
+            if choice not in get_args(TierChoice):
+                text = f'"any" or "storage", got {choice!r}'
+                raise ValueError(f"{cls.__qualname__}.tier_keys.{key}: which tiers can it name? {text}")
+            cls.model_fields[key].metadata.append(NamesTier(choice))
 
     @abstractmethod
     def homes(self, model: ModelShape, machine: Machine) -> Homes:
@@ -57,26 +71,22 @@ class HookedStrategy(CachingStrategy):
                 raise InputError.at("strategy.kind", text)
         return HookedPlan(model, workload, machine, self, homes, cache)
 
-    def places(self, machine: Machine) -> Placement:
-        """Return the tier that the first of its keys of tiers names; without such keys, host memory."""
-        named = [getattr(self, key) for key in self.tier_keys]
-        return Placement(next((one for one in named if one in machine.tiers), "dram"))
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the tiers that its first key of tiers can name."""
-        key = next(iter(self.tier_keys), None)
-        if key is None:
-            return (self.places(machine),)
-        only = self.tier_keys[key] == "storage"
-        return tuple(Placement(name) for name, one in machine.tiers.items() if one.is_storage or not only)
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edit that names another tier. Raises PlacementError if the program has no such key."""
-        if placement == self.places(machine):
-            return ()
-        if placement not in self.placements(machine):
-            raise refused(placement, self.kind, f"it keeps weights on {self.places(machine).weights}")
-        return (Edit(("strategy", next(iter(self.tier_keys))), placement.weights),)
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
+        the cache."""
+        key, *_ = *self.tier_keys, ""
+        named, choice = (getattr(self, one) for one in self.tier_keys), self.tier_keys.get(key)
+        now = Placement(next((one for one in named if one in machine.tiers), "dram"))
+        tiers = (name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage))
+        yield Placements(
+            now=lambda: now,
+            possible=tuple(dict.fromkeys((now, *map(Placement, tiers)))),
+            edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
+            refusal=f"it keeps weights on {now}",
+            storage=bool(key),
+        )
+        if plan is not None:
+            yield from self.cache_tunables(plan)
 
 
 @dataclass(frozen=True)

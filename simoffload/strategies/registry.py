@@ -14,7 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import Strategy, TierChoice, WorkloadKind
+from simoffload.strategies.base import Strategy, WorkloadKind
 
 
 class _Own(NamedTuple):
@@ -60,8 +60,20 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
+_OLDER = (
+    "allowing baseline caches caveat moves placement_name placement_words placements places precisions "
+    "retarget splits tier_paths uses_storage"
+)
+"""Members by which programs once answered what planning may change."""
+
+
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
+    if older := sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys()):
+        raise ValueError(
+            f"{name} defines {', '.join(older)}, of which nothing asks: write tunables(machine, plan), which "
+            "yields Placements and, with a plan, each Tunable; see strategies/tunables.py"
+        )
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
         missing.append("serves")
@@ -72,11 +84,6 @@ def _check_complete(strategy: type[Strategy]) -> None:
         raise ValueError(
             f"{name}.serves: kinds of workload are {', '.join(work)}, got {set(strategy.serves)}"
         )
-    if strange := strategy.tier_keys.keys() - strategy.model_fields.keys():
-        raise ValueError(f"{name}.tier_keys: it has no field {', '.join(sorted(strange))}")
-    if unknown := set(strategy.tier_keys.values()).difference(get_args(TierChoice)):
-        choices = " or ".join(f'"{one}"' for one in get_args(TierChoice))
-        raise ValueError(f"{name}.tier_keys: each value is {choices}, got {min(map(repr, unknown))}")
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:

@@ -45,4 +45,4 @@ def test_reading_scenarios_imports_no_strategy_before_one_is_read() -> None:
     code = "import sys, simoffload.scenario; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {one.split(".")[2] for one in done.stdout.split() if one.startswith(STRATEGIES)}
-    assert found == {"base", "registry", "terms"}
+    assert found == {"base", "registry", "tunables"}

@@ -16,7 +16,8 @@ from simoffload.planning.compare import compare
 from simoffload.planning.targets import Misplaced, on_targets
 from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.base import Placement
+from simoffload.strategies import strategies
+from simoffload.strategies.tunables import Placement, moving, placements_of, tier_paths
 from tests.report.conftest import compare_text
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}
@@ -90,15 +91,15 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     """A strategy accepts the placements that it lists, without changing its kind, and refuses others."""
     before = scenario(name)
     strategy, machine = before.scenario.strategy, before.machine
-    listed = strategy.placements(machine)
+    listed = placements_of(strategy, machine).possible
     named = {*listed, *(Placement(one.weights) for one in listed)}
     tiers = tuple(machine.tiers)
     for placement in [Placement(one, other) for one in tiers for other in (None, *tiers)]:
         if placement not in named:
             with pytest.raises(PlacementError, match="cannot be on"):
-                strategy.retarget(placement, machine)
+                moving(strategy, placement, machine)
             continue
-        edits = strategy.retarget(placement, machine)
+        edits = moving(strategy, placement, machine)
         assert all(edit.path[0] == "strategy" and "kind" not in edit.path for edit in edits)
         moved = before.on(str(placement))
         assert moved.scenario == before.edited(*edits).scenario == read(moved.document.data).scenario
@@ -174,3 +175,24 @@ def test_a_platform_file_of_the_same_name_elsewhere_is_not_the_scenarios(
     monkeypatch.chdir(tmp_path / "here")
     found = on_targets(load_scenario(tmp_path / "mine" / "s.json"), ["./machines/p.yaml:hbm", ":dram"])
     assert [one.machine.platform for one in found.values()] == ["dgx-h100", "dgx-a100"]
+
+
+CACHE = {"kv_cache.tier": "any", "kv_cache.connector.tier": "any"}
+
+
+def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
+    """Those of the section come before those of the sections in it, which may be left out."""
+    found = {kind: dict(tier_paths(strategy)) for kind, strategy in strategies().items()}
+    assert found == {
+        "zero_inference": {"weights": "any", **CACHE},
+        "zero_training": {"weights": "any", "optimizer": "any"},
+        "fsdp": {},
+        "accelerate": {"offload_folder": "storage", **CACHE},
+        "resident": CACHE,
+        "tensor_parallel": CACHE,
+        "vllm_cpu_offload": {"offload_tier": "any", **CACHE},
+        "flexgen": {"disk": "storage"},
+        "checkpoint": {"tier": "storage", "swap": "storage"},
+    }
+    first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
+    assert first == ["weights", "offload_folder", "offload_tier"]

@@ -18,12 +18,13 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import load_platform
 from simoffload.models import load_model
+from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Placement
 from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.programs.device_map import ModuleTree, homes_of
+from simoffload.strategies.tunables import Placement, moving
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -532,7 +533,7 @@ def test_placements_move_the_offloaded_modules_only(on_disk: Path) -> None:
     assert filled.on("dram").scenario.strategy == filled.scenario.strategy
     assert filled.on("raid8").plan().bytes_at("disk") == WEIGHTS
     with pytest.raises(PlacementError, match="no optimizer"):
-        Accelerate().retarget(Placement("dram", "dram"), mixed.machine)
+        moving(Accelerate(), Placement("dram", "dram"), mixed.machine)
 
 
 @pytest.mark.parametrize(
@@ -628,7 +629,7 @@ def test_a_model_that_is_too_large_for_the_gpu_gets_fewer_layers(file: Path) -> 
 
 def test_advise_tries_other_homes(file: Path) -> None:
     scenario = loaded(file, "device_map=3")
-    changes = list(scenario.scenario.strategy.settings(scenario.model, storage=False, direct=False))
+    changes = list(Evaluator(scenario).changes("setting"))
     assert [one.key for one in changes] == ["auto", "pinned"]
     times = [tpot(scenario.edited(*one.edits)) for one in changes]
     assert times[0] == min(times), "everything fits"

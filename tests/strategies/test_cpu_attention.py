@@ -13,6 +13,7 @@ from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences, load_model
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
@@ -331,7 +332,7 @@ def test_what_transformers_4_32_refuses_of_llama(rope: dict[str, Any], obstacle:
 def test_it_is_proposed_only_for_what_it_loads() -> None:
     for model, proposed in (("llama-3-8b", True), ("llama-3.1-8b", False), ("llama-3.2-1b", False)):
         found = scenario(model=model, cache=None)
-        others = found.scenario.strategy.caches(found.plan())
+        others = Evaluator(found).changes("cache")
         assert any("attention on the CPU" in one.description for one in others) == proposed
 
 

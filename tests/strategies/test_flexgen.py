@@ -9,10 +9,11 @@ import pytest
 import simoffload as so
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
+from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Placement
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
+from simoffload.strategies.tunables import Placement, moving, placements_of
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""
@@ -327,20 +328,19 @@ def test_the_command_line() -> None:
 def test_other_tiers_move_all_weights() -> None:
     found = scenario(**PUBLISHED)
     strategy, machine = found.scenario.strategy, found.machine
-    assert strategy.places(machine) == Placement("dram")
+    assert placements_of(strategy, machine).now() == Placement("dram")
     assert plan(disk="nvme", weights_gpu_percent=0).target == "nvme"
     for tier in ("hbm", "dram", "nvme"):
         assert found.on(tier).plan().target == ("dram" if tier == "dram" else tier)
     with pytest.raises(PlacementError):
-        strategy.retarget(Placement("dram", "dram"), machine)
+        moving(strategy, Placement("dram", "dram"), machine)
 
 
 def test_settings_to_try() -> None:
-    strategy = FlexGen(**PUBLISHED, pin_weight=False, overlap=False)
-    model = scenario().model
-    keys = [one.key for one in strategy.settings(model, storage=False, direct=False)]
+    evaluator = Evaluator(scenario(**PUBLISHED, pin_weight=False, overlap=False))
+    keys = [one.key for one in evaluator.changes("setting")]
     assert keys == ["weights-gpu-0", "weights-gpu-40", "attention-cpu", "overlap", "pin-weight"]
-    assert [one.same_work for one in strategy.precisions()] == [False, False]
+    assert [one.same_work for one in evaluator.changes("precision")] == [False, False]
 
 
 def test_a_larger_block_has_more_gpu_batches() -> None:

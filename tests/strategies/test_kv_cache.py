@@ -13,6 +13,7 @@ from simoffload.calibration.runs import request
 from simoffload.cli import main
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.models import Sequences
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 
@@ -429,13 +430,9 @@ def test_a_format_may_state_the_data_type(kind: dict[str, Any], dtype: str, form
     plain, written = (scenario(model=model, strategy=kind, cache=cache) for cache in (None, {"format": form}))
     assert written.plan() == plain.plan()
     assert written.exports() == plain.exports()
-    changes = [
-        [one.key for one in found.scenario.strategy.caches(found.plan())] for found in (plain, written)
-    ]
+    changes = [[one.key for one in Evaluator(found).changes("cache")] for found in (plain, written)]
     assert changes[0] == changes[1]
-    moved = next(
-        one for one in written.scenario.strategy.caches(written.plan()) if one.key == "cache-hbm-fp8"
-    )
+    moved = next(one for one in Evaluator(written).changes("cache") if one.key == "cache-hbm-fp8")
     assert [str(edit) for edit in moved.edits] == [str(Edit.at("strategy.kv_cache.format", "fp8"))]
 
 

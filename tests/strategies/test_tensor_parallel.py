@@ -22,6 +22,7 @@ from simoffload.models import (
     load_model,
     parameters_of,
 )
+from simoffload.planning.serving import baseline
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
@@ -570,8 +571,7 @@ def test_one_gpu_is_a_baseline() -> None:
 )
 def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
     """Two stages need a number of layers that is even, six parts one of heads that six divides."""
-    served, machine = scenario.scenario, scenario.machine
-    edits = TensorParallel.baseline(served.strategy, scenario.model, served.workload, machine)
+    edits = baseline(TensorParallel, scenario, scenario.model)
     section = edits[0].value
     assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
     assert so.simulate(scenario.edited(*edits)).fits

@@ -111,22 +111,49 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
         serves: ClassVar = frozenset({"cooking"})
         kind: Literal["strange"] = "strange"  # type: ignore[assignment]
 
-    class Keyless(Streamed):
-        tier_keys: ClassVar = {"disk": "storage"}
-        kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
-
-    class Driven(Keyless):
-        disk: str = "raid"
-        tier_keys: ClassVar = {"disk": "drives"}
-
-    with pytest.raises(ValueError, match=r"""tier_keys: each value is "any" or "storage", got 'drives'"""):
-        register(Driven)
-    with pytest.raises(ValueError, match="Half lacks placements, places, plan, retarget, serves"):
+    with pytest.raises(ValueError, match="Half lacks plan, tunables, serves"):
         register(Half)
     with pytest.raises(ValueError, match="kinds of workload are inference, training, checkpoint"):
         register(Strange)
-    with pytest.raises(ValueError, match="it has no field disk"):
-        register(Keyless)
+    with pytest.raises(ValueError, match="tier_keys: it has no field disk"):
+
+        class Keyless(Streamed):
+            tier_keys: ClassVar = {"disk": "storage"}
+            kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match=r"""tier_keys\.disk: .* "any" or "storage", got 'drives'"""):
+
+        class Driven(Streamed):
+            disk: str = "raid"
+            tier_keys: ClassVar = {"disk": "drives"}
+            kind: Literal["driven"] = "driven"  # type: ignore[assignment]
+
+
+def test_an_older_program_is_told_what_to_write_now() -> None:
+    """One message names all of its members that nothing asks for; a field may have such a name."""
+
+    class Older(Streamed):
+        uses_storage: ClassVar = False
+        moves: int = 1
+        kind: Literal["older"] = "older"  # type: ignore[assignment]
+
+        def places(self, _machine: Machine) -> None: ...
+
+        def retarget(self, _placement: object, _machine: Machine) -> tuple[()]:
+            return ()
+
+    with pytest.raises(
+        ValueError, match=r"Older defines places, retarget, uses_storage, .* write tunables\(machine, plan\)"
+    ):
+        register(Older)
+
+
+def test_its_cache_may_be_elsewhere() -> None:
+    """Planning finds the cache of a program that says nothing of it."""
+    larger = ["workload.batch_size=300", "workload.prompt_length=512"]
+    found = so.fit(so.load_scenario("s.yaml", overrides=larger))
+    assert found.remedies is not None
+    assert "key-value cache on dram" in [one.description for one in found.remedies.changes]
 
 
 def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,10 +20,10 @@ from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
-from simoffload.strategies.base import Placement, refused
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.tunables import Placements
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -46,7 +46,6 @@ class Piped(Strategy):
     """
 
     serves: ClassVar = frozenset({"inference"})
-    uses_storage: ClassVar = False
 
     kind: Literal["piped"] = "piped"
     ranks: Literal[2] = 2
@@ -62,16 +61,8 @@ class Piped(Strategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> PipedPlan:
         return PipedPlan(model=model, workload=workload, machine=machine, cpu_layers=self.cpu_layers)
 
-    def places(self, _machine: Machine) -> Placement:
-        return Placement("hbm")
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        return (self.places(machine),)
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        if placement not in self.placements(machine):
-            raise refused(placement, self.kind, "the stages keep their layers in HBM")
-        return ()
+    def tunables(self, _machine: Machine, _plan: Any = None) -> Iterator[Placements]:
+        yield Placements(refusal="the stages keep their layers in HBM")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from simoffload.planning.advise.options import placement_words, resident
 from simoffload.planning.costs import CostList
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Placement
+from simoffload.strategies.tunables import Placement, moving
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
@@ -81,7 +81,7 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
     """Return sentences on what a platform cannot take, and on what is assumed of it."""
-    if not scenario.scenario.strategy.uses_storage:
+    if not scenario.placements.storage:
         return ()
     platform = scenario.platform(*(() if name is None else (Edit.at("platform", name),)))
     here, setting, slots = platform.profile.id, platform.profile.setting, DriveSlots.of(platform)
@@ -125,7 +125,7 @@ def _memory(host: str, size: int) -> Change:
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
     """Yield the present storage, every tier of the platform, arrays of any number of drives, and shared
     storage."""
-    if not scenario.scenario.strategy.uses_storage:
+    if not scenario.placements.storage:
         yield _UNCHANGED
         return
     if own:
@@ -211,4 +211,4 @@ def _placement_edits(scenario: LoadedScenario, tier: str, machine: Machine) -> t
     """Return the edits that put the weights into a tier, and in training the optimizer, too, if it is on
     storage now."""
     stored = scenario.places[1] in scenario.machine.topology.targets
-    return scenario.scenario.strategy.retarget(Placement(tier, tier if stored else None), machine)
+    return moving(scenario.scenario.strategy, Placement(tier, tier if stored else None), machine)

@@ -19,7 +19,7 @@ from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
-from simoffload.strategies import Placement
+from simoffload.strategies.tunables import RESIDENT, Placement, moving
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Training
 
@@ -60,16 +60,7 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
         yield from workloads(scenario)
     yield from cache_options(evaluator)
     yield from other_ways(evaluator)
-    yield from scenario.scenario.strategy.settings(
-        scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
-    )
-
-
-def _direct(scenario: LoadedScenario, tier: str) -> bool:
-    """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
-    machine = scenario.machine
-    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(tier)
-    return has_gds is not None and has_gds.value and target is not None and target.has_rdma
+    yield from evaluator.changes("setting")
 
 
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
@@ -77,7 +68,7 @@ def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: in
     work, (weights, optimizer) = scenario.scenario.workload, placement
     description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
     description += f", optimizer on {optimizer}" if optimizer else ""
-    return description + scenario.scenario.strategy.caveat(weights, ranks=ranks)
+    return description + scenario.placements.caveat(weights, ranks)
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Change]:
@@ -102,7 +93,7 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
 
 def remedies(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield what ``fit`` would change, the smallest change of each kind."""
-    alone = not scenario.scenario.strategy.uses_storage
+    alone = not scenario.placements.storage
     for number, one in enumerate(smallest_changes(scenario), start=1):
         if one.kind == "tier" and not alone:
             continue
@@ -117,7 +108,7 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     strategy = scenario.scenario.strategy
     for placement in _placements(scenario, tiers):
         description = placement_words(scenario, placement, ranks=strategy.ranks)
-        edits = strategy.retarget(placement, scenario.machine)
+        edits = moving(strategy, placement, scenario.machine)
         yield Change("placement", description, edits, key=f"on-{placement}")
 
 
@@ -125,7 +116,7 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield a full copy of all states on each GPU, instead of states that are partitioned or offloaded."""
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
-        if edits := strategy.resident():
+        if edits := moving(strategy, Placement(RESIDENT), scenario.machine):
             without = f", without {strategy.method}" if strategy.method else ""
             description = f"a whole copy of the model in each GPU{without}"
             yield Change("placement", description, edits, key="on-resident")
@@ -133,7 +124,8 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
     """Yield placements of the strategy that differ from the present one."""
-    names, possible = scenario.machine.tiers, scenario.scenario.strategy.placements(scenario.machine)
+    names = scenario.machine.tiers
+    possible = scenario.placements.possible
     if not isinstance(scenario.scenario.workload, Training):
         yield from (one for one in possible if one.weights not in tiers and one.optimizer is None)
         return
@@ -165,7 +157,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
             return
         if fit(inside).fits:
             return
-        on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
+        on_dram = moving(scenario.scenario.strategy, Placement("dram"), scenario.machine)
         yield Change(
             "hardware", f"{description}, with the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
         )

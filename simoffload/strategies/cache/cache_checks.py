@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from simoffload.documents import either
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
+from simoffload.strategies.tunables import NamesTier
 
 if TYPE_CHECKING:
     from simoffload.strategies.cache.kv_cache import CacheEngine, KvCache
@@ -26,7 +27,7 @@ def _named(value: object) -> object:
     return value
 
 
-TierName = Annotated[str, BeforeValidator(_named), Field(min_length=1)]
+TierName = Annotated[str, BeforeValidator(_named), Field(min_length=1), NamesTier("any")]
 """Name of a tier of the platform, which only the machine can confirm."""
 
 

@@ -20,7 +20,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
-from simoffload.strategies.base import Plan, Strategy, TierChoice
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cache_checks import (
     NATIVE,
     TierName,
@@ -31,6 +31,7 @@ from simoffload.strategies.cache.cache_checks import (
     refused,
 )
 from simoffload.strategies.cache.connector import Connector
+from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
@@ -383,31 +384,30 @@ class CachingStrategy(Strategy):
                     others = (tier for tier in tiers if tier not in places)
                     yield from now.with_placement(*way).with_blocks_on(others)
 
-    def caches(self, plan: Plan) -> Iterator[Change]:
-        """Yield the tiers, formats and implementations of the cache that the program has."""
+    def cache_tunables(self, plan: Plan) -> Iterator[Tunable]:
+        """Yield other tiers for the cache and formats with fewer bits, for plans of which a tier of the cache
+        is too small, and all tiers, formats and implementations that the program has."""
+        yield Tunable("tier", self._cache_moves(plan, same=True))
+        yield Tunable("tier", self._cache_moves(plan, same=False))
+        yield Tunable("cache", self._cache_choices(plan))
+
+    def _cache_choices(self, plan: Plan) -> Iterator[Change]:
         now = self.kv_cache.plain
         for other in self._others(plan):
             quality = "" if other.format == now.format else quality_of_cache(other.format)
             yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
 
-    def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
+    def _cache_moves(self, plan: Plan, *, same: bool) -> Iterator[Change]:
+        """Yield the cache on other tiers in the ``same`` format, or in other formats."""
         now = self.kv_cache.plain
         uses = peak_uses(plan.memory_stages, plan.machine.tiers)
         if all(use.fits for use in uses if use.tier in now.tiers):
             return
-        found = [(one, now.edits(one)) for one in self._others(plan)]
-        for kind, there in (("setting", True), ("precision", False)):
-            yield tuple(
-                Change(
-                    kind,
-                    f"key-value cache on {one.description}",
-                    edits,
-                    quality="" if there else quality_of_cache(one.format),
-                )
-                for one, edits in found
-                if (one.format == now.format) == there and (one.tiers != now.tiers or not there)
-            )
+        for one in self._others(plan):
+            if (one.format == now.format) == same and (one.tiers != now.tiers or not same):
+                text, quality = f"key-value cache on {one.description}", quality_of_cache(one.format)
+                kind = "setting" if same else "precision"
+                yield Change(kind, text, now.edits(one), quality="" if same else quality)
 
     def generation_config(self) -> dict[str, Any]:
         """Return the file with which transformers' ``generate`` makes the cache: content by name; empty for
@@ -425,8 +425,3 @@ class CachingStrategy(Strategy):
         elif cache.offloaded:
             content = {"cache_implementation": "offloaded"}
         return {"generation_config.json": content} if content else {}
-
-    @classmethod
-    def tier_paths(cls) -> dict[str, TierChoice]:
-        """Return also the keys of the cache's tiers."""
-        return {**super().tier_paths(), "kv_cache.tier": "any", "kv_cache.connector.tier": "any"}

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
+from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
 from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 
 if TYPE_CHECKING:
@@ -28,42 +26,28 @@ class CheckpointStorage(Strategy):
     """CheckpointStorage is the strategy for checkpoints that are simulated without training."""
 
     serves: ClassVar = frozenset({"checkpoint"})
-    tier_keys: ClassVar = {"tier": "storage", "swap": "storage"}
 
     kind: Literal["checkpoint"] = "checkpoint"
-    tier: Annotated[str, Field(min_length=1)]
+    tier: StorageTier
     """Storage tier to which checkpoints are written."""
-    swap: Annotated[str, Field(min_length=1)] | None = None
+    swap: StorageTier | None = None
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first tier with
     local drives."""
 
-    def places(self, _machine: Machine) -> Placement:
-        """Return the tier to which checkpoints are written."""
-        return Placement(self.tier)
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return each tier of storage as a placement."""
-        storage = (tier for tier in machine.tiers.values() if tier.is_storage)
-        return tuple(Placement(tier.name) for tier in storage)
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edits that move checkpoints to another storage tier. Raises PlacementError otherwise."""
-        known = self.placements(machine)
-        if placement not in known:
-            has = ", ".join(map(str, known)) or "none"
-            raise refused(placement, self.kind, f"checkpoints go to storage (has: {has})")
-        return (Edit.at("strategy.tier", placement.weights),)
-
-    def resident(self) -> tuple[Edit, ...]:
-        """Raise PlacementError: checkpoints in GPU memory would be lost with it."""
-        raise refused("resident", self.kind, "checkpoints go to storage")
-
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield changes that write checkpoints to each storage tier."""
-        machine = plan.machine
-        tiers = [one.weights for one in self.placements(machine)]
-        for tier in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
-            yield (Change("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield each tier of storage."""
+        storage = [tier for tier in machine.tiers.values() if tier.is_storage]
+        yield Placements(
+            now=lambda: Placement(self.tier),
+            possible=tuple(Placement(tier.name) for tier in storage),
+            edits=lambda other: (Edit.at("strategy.tier", other.weights),),
+            refusal=f"checkpoints go to storage (has: {', '.join(one.name for one in storage) or 'none'})",
+            no_copies="checkpoints go to storage",  # they would be lost with the GPU
+            storage=True,
+        )
+        for tier in sorted(storage, key=lambda one: one.capacity) if plan is not None else ():
+            edit = Edit.at("strategy.tier", tier.name)
+            yield Tunable("tier", [Change("tier", f"checkpoints on {tier.name}", (edit,))])
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
         """Apply the strategy. Raises InputError for missing hardware and for what DeepSpeed cannot do."""

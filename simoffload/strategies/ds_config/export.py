@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
+from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
     LATEST,
@@ -22,7 +23,7 @@ from simoffload.strategies.ds_config.settings import (
     parse_version,
     threads_key,
 )
-from simoffload.strategies.terms import Tunable
+from simoffload.strategies.tunables import Tunable, memory_tunables, uses_storage
 
 FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
@@ -258,7 +259,7 @@ def _edit(section: str, key: str, value: Any) -> Edit:
     return Edit(_path(section, key), value)
 
 
-def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
+def memory_settings(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
     """Yield settings that may reduce the memory on their own."""
     values = settings.config
     for tuned in (*_FETCHING, *_TRAINING):
@@ -266,7 +267,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
             spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
             name = _NAMES.get((tuned.section, tuned.key), spelled)
             now = values[tuned.section][tuned.key]
-            yield Tunable(name, tuned.path, now, (tuned.less(now),))
+            yield from memory_tunables(name, tuned.path, now, tuned.less(now))
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
@@ -307,13 +308,12 @@ def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
 # -- less time --------------------------------------------------------------------------------------
 
 
-def faster_settings(
-    config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
-) -> Iterator[Change]:
-    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse.
-
-    ``storage`` and ``direct`` are those of ``Strategy.settings``; ``trains``: there is an optimizer.
-    """
+def faster_settings(config: DeepSpeedConfig, version: str, plan: Plan, *, trains: bool) -> Iterator[Change]:
+    """Yield settings, switches and versions to try, including some that DeepSpeed may refuse; ``trains``:
+    there is an optimizer."""
+    model, machine, storage = plan.model, plan.machine, uses_storage(plan)
+    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(plan.target)
+    direct = has_gds is not None and has_gds.value and target is not None and target.has_rdma
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)
     if storage:

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine, Provenance, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
@@ -24,7 +24,7 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Device
-from simoffload.strategies.base import Placement, Plan
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.homes import Home
@@ -35,8 +35,15 @@ from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
 from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.terms import Split, Tunable
-from simoffload.strategies.weights_tier import weights_tier
+from simoffload.strategies.tunables import (
+    Placement,
+    Placements,
+    StorageTier,
+    Tunable,
+    Tunables,
+    memory_tunables,
+    uses_storage,
+)
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
@@ -91,7 +98,6 @@ class Accelerate(CachingStrategy):
     formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
     evidence: ClassVar = "accelerate"
-    tier_keys: ClassVar = {"offload_folder": "storage"}
 
     kind: Literal["accelerate"] = "accelerate"
     ranks: Literal[1] = 1
@@ -109,7 +115,7 @@ class Accelerate(CachingStrategy):
     """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
     not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and 0.9 of that of
     the host."""
-    offload_folder: Annotated[str, Field(min_length=1)] | None = None
+    offload_folder: StorageTier | None = None
     """Storage tier that holds the modules on disk."""
     page_cache: bool | None = None
     """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
@@ -120,16 +126,6 @@ class Accelerate(CachingStrategy):
     pin_memory: bool = False
     """Whether the weights in host memory are pinned: passed as ``state_dict``, as Accelerate does not pin
     them."""
-
-    @property
-    def placement_name(self) -> str:  # type: ignore[override]  # of one of its maps only
-        """Name of the map that fills one tier after the other."""
-        return "device_map auto" if self.device_map == "auto" else ""
-
-    @property
-    def placement_words(self) -> str:  # type: ignore[override]  # of one of its maps only
-        """Phrase for the placement by that map."""
-        return "{} where device_map auto puts them" if self.device_map == "auto" else ""
 
     @property
     def gpus(self) -> int:
@@ -152,57 +148,56 @@ class Accelerate(CachingStrategy):
 
     # -- places ---------------------------------------------------------------------------------
 
-    def _folder(self) -> str:
-        if self.offload_folder is None:
-            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
-        return self.offload_folder
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
+        ``auto``, and pinned memory; ``instead`` divides the layers."""
+        auto = self.device_map == "auto"
+        yield Placements(
+            now=self._offloaded,
+            possible=tuple(map(Placement, machine.tiers)),
+            edits=lambda other: self._all_on(machine.tiers[other.weights]),
+            name="device_map auto" if auto else "",
+            phrase="{} where device_map auto puts them" if auto else "",
+            storage=True,
+        )
+        if not isinstance(plan, AcceleratePlan):
+            return
+        yield from self.cache_tunables(plan)
+        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
+        if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
+            inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
+            now, layers = len(inside), plan.model.num_hidden_layers
+            word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
+            yield from memory_tunables(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
+        yield Tunable("setting", self._faster(storage=uses_storage(plan)))
 
-    def places(self, machine: Machine) -> Placement:  # noqa: ARG002
+    def _offloaded(self) -> Placement:
         """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
 
         Raises InputError if modules are on disk and ``offload_folder`` is not set.
         """
         homes = set(self.device_map.values()) if isinstance(self.device_map, dict) else {self.device_map}
-        if "disk" in homes:
-            return Placement(self._folder())
-        if isinstance(self.device_map, int):
+        if "disk" in homes and self.offload_folder is None:
+            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
+        if "disk" in homes or isinstance(self.device_map, int):
             return Placement(self.offload_folder or "dram")
         return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
 
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the tiers of the machine."""
-        return tuple(map(Placement, machine.tiers))
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return edits that offload the same modules to another tier; with ``auto`` all modules.
-
-        Raises PlacementError for an optimizer.
-        """
-        tier = weights_tier(placement, machine, self.kind)
-        home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
-        folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
-        if home == "cuda":
-            return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
+    def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
+        """Return edits that offload the same modules to another tier; with ``auto`` all modules."""
+        everywhere = device, *_, folder = _all_modules(tier)
+        if device.value == "cuda":
+            return everywhere
         if isinstance(self.device_map, int):
             return (folder,)
         if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
-            changed = {name: one if isinstance(one, int) else home for name, one in self.device_map.items()}
-            return Edit(("strategy", "device_map"), changed), folder
-        if self.device_map == "auto" and placement == self.places(machine):
-            return ()
-        return Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None), folder
+            named = self.device_map.items()
+            homes = {name: one if isinstance(one, int) else device.value for name, one in named}
+            return Edit(("strategy", "device_map"), homes), folder
+        return () if self.device_map == "auto" and tier.name == "dram" else everywhere
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the cache in host memory, and for each tier from the smallest all modules on it."""
-        yield from self.cache_moves(plan)
-        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
-            placed = self.model_copy(update={"device_map": "cuda"}).retarget(
-                Placement(tier.name), plan.machine
-            )
-            yield (Change("tier", f"weights on {tier.name}", placed),)
-
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """Yield a map by ``auto``, and pinned memory; ``splits`` divides the layers."""
+    def _faster(self, *, storage: bool) -> Iterator[Change]:
         if self.device_map != "auto":
             edit = Edit.at("strategy.device_map", "auto")
             yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
@@ -211,28 +206,29 @@ class Accelerate(CachingStrategy):
             yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
 
     @classmethod
-    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
         storage."""
         if gpus > machine.gpus_per_node:
             return
         total = model.num_hidden_layers
 
-        def split(where: str, **keys: Any) -> Split:
-            def section(count: int) -> dict[str, Any]:
-                if count == total:
-                    return {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
-                return {"kind": "accelerate", "num_gpus": gpus, "device_map": count, **keys}
-
-            def description(count: int) -> str:
+        def division(where: str, **keys: Any) -> Tunable:
+            def change(count: int) -> Change:
+                section = {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
+                if count < total:
+                    section |= {"device_map": count, **keys}
                 rest = "" if count == total else f", the others {where}"
-                return f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+                text = f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+                return Change("placement", text, (Edit(("strategy",), section),))
 
-            return Split(total, section, description)
+            return Tunable("division", range(total, -1, -1), change)
 
         stored = (one.name for one in machine.tiers.values() if one.is_storage)
-        on_disk = (split(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
-        yield split("in pinned memory", pin_memory=True), split("in pageable memory"), *on_disk
+        on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
+        yield division("in pinned memory", pin_memory=True), division("in pageable memory"), *on_disk
 
     # -- the plan -------------------------------------------------------------------------------
 
@@ -339,6 +335,14 @@ class Accelerate(CachingStrategy):
             *([call] if call else []),
         ]
         return "\n".join(lines) + "\n"
+
+
+def _all_modules(tier: Tier) -> tuple[Edit, ...]:
+    """Return edits that place all modules on a tier."""
+    home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
+    placed = Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
+    folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
+    return placed if home == "cuda" else (*placed, folder)
 
 
 def _offloads_buffers(plan: AcceleratePlan) -> bool:
@@ -540,16 +544,6 @@ class AcceleratePlan(InferencePlan):
         return (*unmeasured, *arithmetic_beyond(self.model, self.workload, self.machine))
 
     # -- memory ---------------------------------------------------------------------------------
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield smaller numbers of layers on the GPUs for HBM, then larger ones for host memory."""
-        if self.options.fixed:
-            return
-        inside = {call.layer for call, home in self.placed if call.layer >= 0 and isinstance(home, int)}
-        word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-        now = len(inside)
-        values = (range(now - 1, -1, -1), range(now + 1, self.model.num_hidden_layers))
-        yield Tunable(word, path, now, values)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

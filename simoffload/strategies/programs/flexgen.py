@@ -16,10 +16,10 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine, Provenance, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryTerm, StorageTraffic
-from simoffload.strategies.base import Placement, Plan, Strategy
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
 from simoffload.strategies.memory import pinned_rounding, system_memory
@@ -35,8 +35,14 @@ from simoffload.strategies.programs.flexgen_layout import (
 )
 from simoffload.strategies.programs.flexgen_timing import SlotTimings
 from simoffload.strategies.programs.resident import ResidentPlan
-from simoffload.strategies.terms import Tunable
-from simoffload.strategies.weights_tier import weights_tier
+from simoffload.strategies.tunables import (
+    Placement,
+    Placements,
+    StorageTier,
+    Tunable,
+    Tunables,
+    memory_tunables,
+)
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
@@ -50,8 +56,6 @@ class FlexGen(Strategy):
 
     spans_hosts: ClassVar = False
     serves: ClassVar = frozenset({"inference"})
-    tier_keys: ClassVar = {"disk": "storage"}
-    placement_words: ClassVar = "{} divided by FlexGen"
     elsewhere: ClassVar = {
         "kv_cache": "FlexGen's cache is placed by cache_gpu_percent and cache_cpu_percent (the rest is on "
         "disk), compress_cache keeps it in 4 bits, and cpu_attention attends to it on the CPU; remove the "
@@ -73,7 +77,7 @@ class FlexGen(Strategy):
     """Percentage of the hidden states between layers on the GPU: 100 or 0."""
     activations_cpu_percent: Percent = 0
     """Percentage of the hidden states in host memory, 100 or 0; the rest is on disk."""
-    disk: Annotated[str, Field(min_length=1)] | None = None
+    disk: StorageTier | None = None
     """Storage tier that holds what is on disk (``--offload-dir``)."""
     page_cache: Flag | None = None
     """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
@@ -116,48 +120,54 @@ class FlexGen(Strategy):
 
     # -- places ---------------------------------------------------------------------------------
 
-    def places(self, machine: Machine) -> Placement:  # noqa: ARG002
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers of the machine for all weights, shares of weights and cache, 4 bits, and numbers of
+        GPU batches."""
+        yield Placements(
+            now=self._slowest,
+            possible=tuple(map(Placement, machine.tiers)),
+            edits=lambda other: self._all_on(machine.tiers[other.weights]),
+            phrase="{} divided by FlexGen",
+            storage=True,
+        )
+        if not isinstance(plan, FlexGenPlan):
+            return
+        yield Tunable("tier", self._cache_moves(machine))
+        rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
+        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+            placed, text = self._all_on(tier), f"weights on {tier.name}"
+            both = Change("tier", f"{text}, cache and hidden states on dram", (*placed, *rest))
+            yield Tunable("tier", (Change("tier", text, placed), both))
+        block, now = plan.workload.batch_size, self.gpu_batches
+        divisors = [one for one in range(now + 1, block + 1) if block % one == 0]
+        yield from memory_tunables("gpu_batches", ("strategy", "gpu_batches"), now, divisors)
+        yield Tunable("cache", self._caches(machine))
+        yield Tunable("precision", self._precisions())
+        yield Tunable("setting", self._faster())
+
+    def _slowest(self) -> Placement:
         """Return the slowest tier of the weights. Raises InputError if it is the disk and ``disk`` is not
         set."""
         if self.weights.disk > 0:
             return Placement(self._disk("weights"))
         return Placement("dram" if self.weights.cpu else "hbm")
 
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the tiers of the machine."""
-        return tuple(map(Placement, machine.tiers))
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return edits that place all weights on another tier, or on another disk.
-
-        Raises PlacementError for an optimizer.
-        """
-        tier = weights_tier(placement, machine, self.kind)
-        if self.weights.disk <= 0 and self.places(machine) == placement:
+    def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
+        """Return edits that place all weights on another tier, or on another disk."""
+        if self.weights.disk <= 0 and self._slowest().weights == tier.name:
             return ()
         if not tier.is_storage:
             return _all_in("weights", "gpu" if tier.kind == "hbm" else "cpu")
         disk = Edit.at("strategy.disk", tier.name)
         return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the cache in other places, and for each tier from the smallest the weights there, and then
-        also cache and hidden states in host memory."""
-        yield tuple(
-            one._replace(kind="tier", description=f"key-value cache on {one.description}")
-            for one in self.caches(plan)
-            if one.edits and one.same_work
-        )
-        rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
-        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
-            placed = self.retarget(Placement(tier.name), plan.machine)
-            text = f"weights on {tier.name}"
-            yield (
-                Change("tier", text, placed),
-                Change("tier", f"{text}, cache and hidden states on dram", (*placed, *rest)),
-            )
+    def _cache_moves(self, machine: Machine) -> Iterator[Change]:
+        """Yield the cache in other places."""
+        for one in self._caches(machine):
+            if one.edits and one.same_work:
+                yield one._replace(kind="tier", description=f"key-value cache on {one.description}")
 
-    def precisions(self) -> Iterator[Change]:
+    def _precisions(self) -> Iterator[Change]:
         """Yield 4 bits for the weights, and for the cache where FlexGen can compress it."""
         if not self.compress_weight:
             edit = Edit.at("strategy.compress_weight", True)
@@ -166,7 +176,7 @@ class FlexGen(Strategy):
             edit = Edit.at("strategy.compress_cache", True)
             yield Change("precision", "cache in 4 bits (compress_cache)", (edit,), quality=FLEXGEN_4BIT)
 
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+    def _faster(self) -> Iterator[Change]:
         """Yield other shares of weights on the GPU, attention on the other side, overlap and pinning."""
         gpu, cpu = self.weights
         for percent in (gpu - _STEP, gpu + _STEP):
@@ -199,10 +209,10 @@ class FlexGen(Strategy):
         stored = "4 bits" if self.compress_cache else ""
         return ", ".join((*held, *filter(None, (stored,)))), stored
 
-    def caches(self, plan: Plan) -> Iterator[Change]:
+    def _caches(self, machine: Machine) -> Iterator[Change]:
         """Yield all of the cache in one place, in full and in 4 bits, with attention on either side; and the
         present shares."""
-        tiers = plan.machine.tiers
+        tiers = machine.tiers
         disks = [self.disk] if self.disk else [name for name, tier in tiers.items() if tier.is_storage]
         places: list[tuple[Place, str]] = [("gpu", "hbm"), ("cpu", "dram"), *(("disk", one) for one in disks)]
         found = []
@@ -518,12 +528,6 @@ class FlexGenPlan(InferencePlan):
         return tuple(arithmetic_beyond(self.model, batch, self.machine))
 
     # -- memory ---------------------------------------------------------------------------------
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield larger numbers of GPU batches, which divide the block."""
-        block, now = self.workload.batch_size, self.options.gpu_batches
-        divisors = [one for one in range(now + 1, block + 1) if block % one == 0]
-        yield Tunable("gpu_batches", ("strategy", "gpu_batches"), now, (divisors,))
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

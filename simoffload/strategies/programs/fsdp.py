@@ -7,7 +7,6 @@ accumulation, unsharded gradients are added up on the GPU (``no_sync``), as PyTo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -21,7 +20,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,
@@ -50,6 +49,7 @@ from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import micro_steps, optimizer_part
+from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
 from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training
 from simoffload.workload import Training
 
@@ -71,7 +71,6 @@ class Fsdp(Strategy):
     serves: ClassVar = frozenset({"training"})
     method: ClassVar = "FSDP"
     gathers: ClassVar = "FSDP"
-    uses_storage: ClassVar = False
     evidence: ClassVar = "fsdp"
 
     kind: Literal["fsdp"] = "fsdp"
@@ -93,30 +92,28 @@ class Fsdp(Strategy):
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
     default the host's cores over its ranks."""
 
-    def places(self, _machine: Machine) -> Placement:
-        """Return the tier that holds parameters, gradients and optimizer."""
-        tier = "dram" if self.cpu_offload else "hbm"
-        return Placement(tier, tier)
-
-    def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Return the placements: all states in HBM, or all in host memory."""
-        return Placement("hbm", "hbm"), Placement("dram", "dram")
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edit of ``cpu_offload``. Raises PlacementError for placements that FSDP does not
-        support."""
-        weights, optimizer = placement
-        if (weights, optimizer or weights) not in self.placements(machine):
-            why = (
-                "it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-                "memory (dram+dram); strategy.kind zero_training offloads otherwise"
-            )
-            raise refused(placement, self.kind, why)
-        return (Edit.at("strategy.cpu_offload", weights == "dram"),)
-
-    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the change that moves all states to host memory."""
-        yield (Change("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and LoRA under ZeRO, as
+        adapters under FSDP are not modelled."""
+        here = "dram" if self.cpu_offload else "hbm"
+        yield Placements(
+            now=lambda: Placement(here, here),
+            possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
+            edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
+            refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
+            "memory (dram+dram); strategy.kind zero_training offloads otherwise",
+        )
+        if plan is None:
+            return
+        offload = Edit.at("strategy.cpu_offload", True)
+        yield Tunable("tier", [Change("tier", "states on dram", (offload,))])
+        if not self.cpu_offload and self.mixed_precision:
+            yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
+        config = {"zero_optimization": {"stage": 3}}
+        strategy = {"kind": "zero_training", "ranks": self.ranks, "ds_config": config}
+        adapters = lora_moves(plan.model, before=(Edit(("strategy",), strategy),))
+        stated = (one._replace(description=f"{one.description}, under ZeRO-3") for one in adapters)
+        yield Tunable("adapters", stated)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""
@@ -132,18 +129,6 @@ class Fsdp(Strategy):
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         plan = FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
         return replace(plan, warnings=(PAGING_RATE,)) if plan.paged_out else plan
-
-    def precisions(self) -> Iterator[Change]:
-        """Yield moments in 8 bit or paged, if they are on the GPU."""
-        if not self.cpu_offload and self.mixed_precision:
-            yield from optimizer_changes(("strategy", "optimizer"), now=self.optimizer)
-
-    def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA under ZeRO, as adapters under FSDP are not modelled."""
-        config = {"zero_optimization": {"stage": 3}}
-        strategy = {"kind": "zero_training", "ranks": self.ranks, "ds_config": config}
-        for one in lora_moves(model, before=(Edit(("strategy",), strategy),)):
-            yield one._replace(description=f"{one.description}, under ZeRO-3")
 
     def exports(self, plan: Plan) -> dict[str, Any]:  # noqa: ARG002
         """Return how a program makes the optimizer, if it is one of bitsandbytes."""

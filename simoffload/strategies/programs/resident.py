@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Placement, Plan, refused
+from simoffload.results import MemoryStage, MemoryTerm
+from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES, Placement, Placements, Tunable, Tunables
 from simoffload.workload import Inference, Training
 
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -30,10 +29,7 @@ class Resident(CachingStrategy):
     ZeRO."""
 
     serves: ClassVar = frozenset({"inference", "training"})
-    uses_storage: ClassVar = False
     formats: ClassVar = ("nf4-dq",)
-    placement_name: ClassVar = "resident"
-    placement_words: ClassVar = "a whole copy of {} in each GPU"
     evidence: ClassVar = "accelerate"  # runs with all weights on the GPU, and the cache in host memory
     unseen: ClassVar = {**CachingStrategy.unseen, "kv_cache.tier": (None, "hbm")}
 
@@ -48,48 +44,32 @@ class Resident(CachingStrategy):
         """Return the file with which transformers makes the cache."""
         return self.generation_config()
 
-    def places(self, _machine: Machine) -> Placement:
-        """Return HBM as the place of all states."""
-        return Placement("hbm", "hbm")
-
-    def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Return HBM for the weights, with and without HBM for the optimizer, which inference does not
-        have."""
-        return Placement("hbm"), Placement("hbm", "hbm")
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return no edits if the placement is HBM. Raises PlacementError for all other placements."""
-        if placement not in self.placements(machine):
-            why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
-            raise refused(placement, self.kind, why)
-        return ()
-
-    def resident(self) -> tuple[Edit, ...]:
-        """Return no edit, as the strategy is resident already."""
-        return ()
-
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the cache in host memory, and ZeRO instead of a full copy on each GPU, with the weights on
-        each tier."""
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield HBM as the place of all states, the cache in host memory, and ZeRO instead of a full copy on
+        each GPU, with the weights on each tier; in training its stages, and adapters under it."""
+        why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
+        yield Placements(
+            now=lambda: Placement("hbm", "hbm"),
+            possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
+            refusal=why,
+            name=RESIDENT,
+            phrase=WHOLE_COPIES,
+            copied=True,
+        )
+        if plan is None:
+            return
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
-            elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
-            return chain(self.cache_moves(plan), elsewhere)
-        above = tuple(self.stages(plan))
-        return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
-
-    def stages(self, plan: Plan) -> Iterator[Change]:
-        """Yield the stages of ZeRO for training."""
-        if not plan.optimizer_target:
-            return iter(())
+            yield from self.cache_tunables(plan)
+            yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+            return
         from simoffload.strategies.programs.zero_training import stages_of_zero
 
-        return stages_of_zero(plan)
-
-    def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA adapters under ZeRO, which can also offload."""
-        return lora_moves(model, before=_ZERO_TRAINING)
+        above = tuple(stages_of_zero(plan))
+        yield from training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
+        yield Tunable("partition", above)
+        yield Tunable("adapters", lora_moves(plan.model, before=_ZERO_TRAINING))
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""

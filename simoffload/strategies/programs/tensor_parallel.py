@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +25,7 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, MemoryStage, MemoryTerm, peak_uses
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
@@ -71,7 +70,7 @@ from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
 from simoffload.strategies.requirements import check_capability, check_dtype, lacks
-from simoffload.strategies.terms import SERVED, Tunable
+from simoffload.strategies.tunables import Placements, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
@@ -291,19 +290,6 @@ class TensorParallelPlan(StagedPlan):
         batch = (Sequences(work.batch_size, work.prompt_length - loaded, work.prompt_length),)
         return [batch] if self.engine is None else self.engine.chunks(batch)
 
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield fewer tokens at once, and more of the GPU's memory."""
-        engine, least = self.engine, max(self.workload.batch_size, _LEAST_TOKENS)
-        if engine is not None:
-            halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
-            key = "max_num_batched_tokens"
-            yield Tunable(key, ("strategy", key), engine.tokens, (halves,))
-            key, more = (
-                "gpu_memory_utilization",
-                [one for one in fuller(self.machine) if one > engine.utilization],
-            )
-            yield Tunable(key, ("strategy", key), engine.utilization, (more,))
-
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
@@ -322,6 +308,8 @@ class TensorParallelPlan(StagedPlan):
 
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+DIVIDED = "parts of {} in each GPU"
+"""Phrase for weights that are divided among GPUs."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -330,7 +318,6 @@ class DividedStrategy(CachingStrategy):
     data parallelism."""
 
     serves: ClassVar = frozenset({"inference"})
-    uses_storage: ClassVar = False
     evidence: ClassVar = "tensor_parallel"
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
@@ -424,9 +411,16 @@ class DividedStrategy(CachingStrategy):
             named["gpu-memory-utilization"] = engine.utilization
         return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield other placements of the cache."""
-        return self.cache_moves(plan)
+    def engine_tunables(self, plan: TensorParallelPlan) -> Iterator[Tunable]:
+        """Yield fewer tokens at once, and more of the GPU's memory."""
+        engine, least = plan.engine, max(plan.workload.batch_size, _LEAST_TOKENS)
+        if engine is not None:
+            halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
+            key = "max_num_batched_tokens"
+            yield from memory_tunables(key, ("strategy", key), engine.tokens, halves)
+            key, more = "gpu_memory_utilization", fuller(plan.machine)
+            larger = [one for one in more if one > engine.utilization]
+            yield from memory_tunables(key, ("strategy", key), engine.utilization, larger)
 
     @property
     def degrees(self) -> Degrees:
@@ -448,9 +442,7 @@ class DividedStrategy(CachingStrategy):
 class TensorParallel(DividedStrategy):
     """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
 
-    placement_name: ClassVar = "tensor parallel"
     without_vllm: ClassVar = "strategy.compiled to false (transformers), or strategy.kind to zero_inference"
-    placement_words: ClassVar = "parts of {} in each GPU"
 
     kind: Literal["tensor_parallel"] = "tensor_parallel"
     compiled: Annotated[bool, Field(strict=True)] = False
@@ -458,26 +450,21 @@ class TensorParallel(DividedStrategy):
     graphs, as in vLLM and with torch.compile, so that the host thread does not launch them one by one; false:
     transformers' eager code."""
 
-    def places(self, _machine: Machine) -> Placement:
-        """Return HBM as the place of the weights."""
-        return Placement("hbm")
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return HBM, the only placement."""
-        return (self.places(machine),)
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return no edits if the placement is HBM. Raises PlacementError for all other placements."""
-        if placement not in self.placements(machine):
-            raise refused(placement, self.kind, "offload with strategy.kind zero_inference")
-        return ()
-
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield the cache in host memory, and ZeRO-Inference with the weights on each tier."""
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
+        ZeRO-Inference with the weights on each tier."""
+        yield Placements(
+            refusal="offload with strategy.kind zero_inference",
+            name="tensor parallel",
+            phrase=DIVIDED,
+        )
+        if not isinstance(plan, TensorParallelPlan):
+            return
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
         size = int(OffloadParamSection().buffer_size)
-        elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
-        return chain(self.cache_moves(plan), elsewhere)
+        yield from self.cache_tunables(plan)
+        yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        yield from self.engine_tunables(plan)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
@@ -499,15 +486,20 @@ class TensorParallel(DividedStrategy):
         return plan
 
     @classmethod
-    def baseline(
-        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine
-    ) -> tuple[Edit, ...]:
-        """Return edits with which GPUs hold the weights together, if they can with what vLLM fills of their
-        memory: those of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer
-        hosts.
+    def instead(
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, _gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield GPUs that hold the weights together, if they can with what vLLM fills of their memory: those
+        of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer hosts.
 
         All of them work on the sequences of all replicas of ``other``.
         """
+        yield (Tunable("baseline", cls._without_offloading(other, model, workload, machine)),)
+
+    @classmethod
+    def _without_offloading(
+        cls, other: Strategy, model: ModelShape, workload: Inference, machine: Machine
+    ) -> Iterator[Change]:
         batch = workload.batch_size * other.replicas
         work = workload.model_copy(update={"batch_size": batch})
         each = machine.gpus_per_node
@@ -518,8 +510,8 @@ class TensorParallel(DividedStrategy):
                 with suppress(InputError):
                     plan = cls.model_validate(strategy).plan(model, work, machine)
                     if all(use.fits for use in peak_uses(plan.memory_stages, machine.tiers)):
-                        return Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
-        return ()
+                        edits = Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
+                        yield Change("placement", "", edits)
 
     @property
     def program(self) -> str:

@@ -29,21 +29,21 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Placement, Plan, refused
+from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (
+    DIVIDED,
     DividedStrategy,
-    TensorParallel,
     TensorParallelPlan,
     arrangements,
     vllm_command,
 )
 from simoffload.strategies.programs.vllm_engine import fuller, unserved_in_place
-from simoffload.strategies.terms import SERVED, Split, Tunable
+from simoffload.strategies.tunables import AnyTier, Placement, Placements, Tunable, Tunables, memory_tunables
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -160,29 +160,26 @@ def group_of(layers: int, count: int) -> tuple[int, int]:
     raise ValueError(f"{count} of {layers} layers cannot be offloaded")
 
 
-def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Split:
-    """Return a split by the number of layers of each GPU that stay on it, the others prefetched with two
+def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Tunable:
+    """Return divisions by the number of layers of each GPU that stay on it, the others prefetched with two
     slots."""
     stages = sizes["pipeline_parallel_size"]
     layers = model.num_hidden_layers // stages
     several = {key: size for key, size in sizes.items() if size > 1}
 
-    def section(resident: int) -> dict[str, Any]:
-        offloaded = layers - resident
-        if not offloaded:
-            return {"kind": "vllm_cpu_offload", **several}
-        group, number = group_of(layers, offloaded)
-        keys = {"offload_group_size": group, "offload_num_in_group": number}
-        keys |= {"offload_prefetch_step": min(2, offloaded)}
-        more = {key: value for key, value in keys.items() if value > 1 or key == "offload_group_size"}
-        return {"kind": "vllm_cpu_offload", **several, **more}
+    def change(resident: int) -> Change:
+        offloaded, how = layers - resident, "without offload"
+        section: dict[str, Any] = {"kind": "vllm_cpu_offload", **several}
+        if offloaded:
+            group, number = group_of(layers, offloaded)
+            keys = {"offload_group_size": group, "offload_num_in_group": number}
+            keys |= {"offload_prefetch_step": min(2, offloaded)}
+            section |= {key: size for key, size in keys.items() if size > 1 or key == "offload_group_size"}
+            how = f"with {offloaded} of {layers} layers prefetched"
+        description = f"vLLM on {plural(gpus, 'GPU')} {how}"
+        return Change("placement", description, (Edit(("strategy",), section),), key="prefetch")
 
-    def description(resident: int) -> str:
-        offloaded = layers - resident
-        how = f"with {offloaded} of {layers} layers prefetched" if offloaded else "without offload"
-        return f"vLLM on {plural(gpus, 'GPU')} {how}"
-
-    return Split(layers, section, description, "prefetch")
+    return Tunable("division", range(layers, -1, -1), change)
 
 
 _GIB = 1 << 30
@@ -210,7 +207,6 @@ class VllmCpuOffload(DividedStrategy):
 
     evidence: ClassVar = SERVED
     cache_engine: ClassVar = VLLM
-    tier_keys: ClassVar = {"offload_tier": "any"}
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
     compiled: Annotated[bool, Field(strict=True)] = True
@@ -223,20 +219,8 @@ class VllmCpuOffload(DividedStrategy):
     """Number of offloaded layers at the end of each group."""
     offload_prefetch_step: Count = 1
     """Number of offloaded layers by which a copy is ahead, and of slots for them on the GPU."""
-    offload_tier: Annotated[str, Field(min_length=1)] = "dram"
+    offload_tier: AnyTier = "dram"
     """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
-
-    @property
-    def placement_name(self) -> str:  # type: ignore[override]  # the tier identifies it if all is on GPUs
-        """Name of weights in GPU and host memory."""
-        return "vLLM offload" if self._offloads else ""
-
-    @property
-    def placement_words(self) -> str:  # type: ignore[override]  # depends on what is offloaded
-        """Phrase for weights in GPU and host memory."""
-        if not self._offloads:
-            return TensorParallel.placement_words
-        return "{} in GPU and host memory" if self.offload_tier == "dram" else "{} in GPU and on drives"
 
     @property
     def _offloads(self) -> bool:
@@ -258,55 +242,67 @@ class VllmCpuOffload(DividedStrategy):
         step = self.offload_prefetch_step
         return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
 
-    def places(self, _machine: Machine) -> Placement:
-        """Return the tier of offloaded weights, if some are."""
-        return Placement(self.offload_tier if self._offloads else "hbm")
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return the present placement and HBM, and if layers are prefetched, all other tiers."""
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield HBM, and if layers are prefetched, all tiers; placements of the cache, limits of vLLM's
+        engine, other values of ``cpu_offload_gb``, and prefetching."""
+        now = Placement(self.offload_tier if self._offloads else "hbm")
         others = machine.tiers if self.offload_group_size else ()
-        return tuple(dict.fromkeys((self.places(machine), Placement("hbm"), *map(Placement, others))))
+        where = "host memory" if self.offload_tier == "dram" else "on drives"
+        yield Placements(
+            now=lambda: now,
+            possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
+            edits=lambda other: () if other == now else self._elsewhere(other.weights),
+            refusal="set cpu_offload_gb or offload_group_size",
+            name="vLLM offload" if self._offloads else "",  # the tier identifies it if all is on GPUs
+            phrase=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
+        )
+        if not isinstance(plan, VllmOffloadPlan):
+            return
+        yield from self.cache_tunables(plan)
+        yield from self.engine_tunables(plan)
+        if not plan.options.group:  # larger values for HBM, then smaller ones for host memory
+            most = max(one.weight_bytes for one in plan.divided.stages) // _GIB + 1
+            key, size = "cpu_offload_gb", plan.options.budget // _GIB
+            values = range(size + 1, most + 1), range(size - 1, -1, -1)
+            yield from memory_tunables(key, ("strategy", key), size, *values)
+        yield Tunable("setting", self._prefetched(plan.model))
 
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edits that offload nothing if the placement is HBM. Raises PlacementError for a tier
-        that is not used."""
-        if placement not in self.placements(machine):
-            raise refused(placement, self.kind, "set cpu_offload_gb or offload_group_size")
-        if placement == self.places(machine):
-            return ()
-        if placement.weights != "hbm":
-            return (Edit.at("strategy.offload_tier", placement.weights),)
+    def _elsewhere(self, tier: str) -> tuple[Edit, ...]:
+        """Return the edits that offload to another tier, or nothing if it is HBM."""
+        if tier != "hbm":
+            return (Edit.at("strategy.offload_tier", tier),)
         edits = Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
         return edits if self.offload_tier == "dram" else (*edits, Edit.at("strategy.offload_tier", "dram"))
 
     @classmethod
-    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory, where
         kernels read them, and a number of layers of each GPU, with the others prefetched from there."""
         total = model.weight_bytes // gpus // _GIB + 1
 
-        def split(sizes: Mapping[str, float]) -> Split:
+        def division(sizes: Mapping[str, float]) -> Tunable:
             several = {key: size for key, size in sizes.items() if size != 1}
             fills = sizes.get("gpu_memory_utilization")
             filled = f", which fills {fills:g} of their memory" if fills else ""
 
-            def section(count: int) -> dict[str, Any]:
-                return {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": total - count}
+            def change(size: int) -> Change:
+                section = {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": size}
+                offloaded = f"with cpu_offload_gb {size}" if size else "without offload"
+                description = f"vLLM on {plural(gpus, 'GPU')} {offloaded}{filled}"
+                return Change("placement", description, (Edit(("strategy",), section),))
 
-            def description(count: int) -> str:
-                offloaded = f"with cpu_offload_gb {total - count}" if count < total else "without offload"
-                return f"vLLM on {plural(gpus, 'GPU')} {offloaded}{filled}"
-
-            return Split(total, section, description)
+            return Tunable("division", range(total + 1), change)
 
         sizes = tuple(arrangements(gpus, machine))
         more: list[dict[str, float]] = [
             {**one, "gpu_memory_utilization": most} for most in fuller(machine)[-1:] for one in sizes
         ]
-        yield (*map(split, sizes), *map(split, more))
+        yield (*map(division, sizes), *map(division, more))
         yield tuple(prefetching(model, one, gpus=gpus) for one in sizes)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
+    def _prefetched(self, model: ModelShape) -> Iterator[Change]:
         """Yield prefetching of at least as many bytes as kernels read in place, and of one slot more."""
         layers = model.num_hidden_layers // self.pipeline_parallel_size
         inside = sum(count * sum(map(stored_bytes_of(model), layer)) for layer, count in model.kinds)
@@ -333,7 +329,7 @@ class VllmCpuOffload(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            target=self.places(machine).weights,
+            target=self.offload_tier if self._offloads else "hbm",
             options=self.options,
             cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
@@ -484,16 +480,6 @@ class VllmOffloadPlan(TensorParallelPlan):
         if not any(map(_total, self.offloaded)):
             return ()
         return (Prefetch(self) if self.options.group else ReadInPlace(self),)
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield other limits of vLLM's engine; unless layers are prefetched, also larger values of
-        ``cpu_offload_gb`` for HBM, then smaller ones for host memory."""
-        yield from super().tunables()
-        most = max(one.weight_bytes for one in self.divided.stages) // _GIB + 1
-        if not self.options.group:
-            now = self.options.budget // _GIB
-            values = (range(now + 1, most + 1), range(now - 1, -1, -1))
-            yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, values)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -20,7 +19,7 @@ from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cpu_attention import (
     COMMAND,
     example_command,
@@ -34,7 +33,7 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
+from simoffload.strategies.ds_config.export import FILE, Work, inference_config, memory_settings
 from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
 from simoffload.strategies.ds_config.sections import OffloadParamSection
@@ -54,7 +53,7 @@ from simoffload.strategies.programs.zero_strategy import (
     within_config,
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.terms import Split, Tunable
+from simoffload.strategies.tunables import Tunable, Tunables
 from simoffload.strategies.zero.called_experts import (
     fetches_called,
     only_called,
@@ -81,7 +80,6 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
-    tier_keys: ClassVar = {"weights": "any"}
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["zero_inference"] = "zero_inference"
@@ -99,10 +97,6 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         do."""
         more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
         return (*super().spread(gpus), *more)
-
-    def caveat(self, tier: str, *, ranks: int) -> str:
-        """Return a note for weights in HBM: every GPU gathers them for every token."""
-        return gathered(tier, ranks=ranks)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
@@ -135,24 +129,33 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield changes that move the cache to host memory, and the weights to each tier."""
-        assert isinstance(plan, ZeroInferencePlan)
-        size = plan.placement.settings.buffer_size
-        return chain(self.cache_moves(plan), inference_moves(plan, ranks=self.ranks, buffer_size=size))
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers of weights and cache, and DeepSpeed's settings."""
+        yield self._placements(machine)._replace(caveat=gathered)
+        if not isinstance(plan, ZeroInferencePlan):
+            return
+        settings = plan.placement.settings
+        yield from self.cache_tunables(plan)
+        yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
+        yield from memory_settings(settings)
+        yield self.faster(plan)
 
     @classmethod
-    def splits(cls, model: ModelShape, machine: Machine, *, gpus: int) -> Iterator[tuple[Split, ...]]:
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
         needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
 
-        def split(tier: Tier) -> Split:
+        def change(tier: Tier) -> Change:
             section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
             if tier.is_storage and needed > usual:
                 section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": needed}}}
-            return Split(0, lambda _: section, lambda _: f"weights on {tier.name} (zero_inference)")
+            text = f"weights on {tier.name} (zero_inference)"
+            return Change("placement", text, (Edit(("strategy",), section),))
 
-        yield tuple(split(one) for one in machine.tiers.values() if one.kind != "hbm")
+        tiers = (one for one in machine.tiers.values() if one.kind != "hbm")
+        yield tuple(Tunable("division", [one], change) for one in tiers)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap
@@ -206,10 +209,6 @@ class ZeroInferencePlan(InferencePlan):
     def target(self) -> str:
         """Tier that holds the weights."""
         return self.placement.tier
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield the settings of fetching parameters."""
-        return tunables(self.placement.settings)
 
     @property
     def whole_copies(self) -> Plan | None:

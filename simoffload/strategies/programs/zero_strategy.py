@@ -7,22 +7,28 @@ tier, it has priority over ds_config.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import Placement, Plan, Strategy, refused
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
+from simoffload.strategies.tunables import (
+    AnyTier,
+    Placement,
+    Placements,
+    Tunable,
+)
 from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
@@ -51,7 +57,10 @@ class ZeroStrategy(Strategy):
     method: ClassVar = "ZeRO"
     gathers: ClassVar = "ZeRO-3"
 
-    weights: Annotated[str, Field(min_length=1)] | None = None
+    states: ClassVar[tuple[str, ...]] = ("weights",)
+    """States that are offloaded: keys that name their tiers."""
+
+    weights: AnyTier | None = None
     """Tier of the platform that holds the weights; by default the one that ``ds_config`` names."""
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
@@ -99,26 +108,21 @@ class ZeroStrategy(Strategy):
                 return written.nvme_path
         return f"/mnt/{tier}"
 
-    def places(self, machine: Machine) -> Placement:
-        """Return the tiers of weights and optimizer. Raises InputError if the machine has no tier for a
-        device."""
-        return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
+    def _placements(self, machine: Machine) -> Placements:
+        """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Return all combinations of tiers for weights and optimizer."""
-        return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
+        def edits(placement: Placement) -> tuple[Edit, ...]:
+            named = zip(self.states, placement, strict=False)
+            found = (self._tier_edits(key, tier, machine) for key, tier in named if tier)
+            return tuple(chain.from_iterable(found))
 
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Return the edits that move the weights, and the optimizer if the placement names it.
-
-        Raises PlacementError if the strategy does not have this placement.
-        """
-        weights = self._tier_edits("weights", placement.weights, machine)
-        if placement.optimizer is None:
-            return weights
-        if "optimizer" not in self.tier_keys:
-            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
-        return (*weights, *self._tier_edits("optimizer", placement.optimizer, machine))
+        return Placements(
+            now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
+            possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.states)))),
+            edits=edits,
+            allowing=self._allowing,
+            storage=True,
+        )
 
     def _tier_edits(self, key: str, tier: str, machine: Machine) -> tuple[Edit, ...]:
         """Return edits that name a tier in ``strategy.key`` and make ds_config agree with it."""
@@ -143,7 +147,7 @@ class ZeroStrategy(Strategy):
         change."""
         return released(self.ds_config, *changed)
 
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
+    def _allowing(self, model: ModelShape, tier: str, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires
         another tier."""
         settings, _ = fetch_settings(
@@ -151,12 +155,10 @@ class ZeroStrategy(Strategy):
         )
         return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:
-        """Yield DeepSpeed's settings, and in training its stages."""
-        trains = "optimizer" in self.tier_keys
-        return faster_settings(
-            self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=trains
-        )
+    def faster(self, plan: Plan) -> Tunable:
+        """Return DeepSpeed's settings, and in training its stages."""
+        version, trains = self.deepspeed_version, "optimizer" in self.states
+        return Tunable("setting", faster_settings(self.ds_config, version, plan, trains=trains))
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Return edits to stage 3, with weights in host memory unless a tier is given."""
@@ -231,25 +233,25 @@ _RANK = 16
 """Rank of proposed adapters: our choice; PEFT's own default is 8."""
 
 
-def gathered(tier: str, *, ranks: int) -> str:
+def gathered(tier: str, ranks: int) -> str:
     """Return a note for weights in HBM in inference: they are gathered for every token, not resident."""
     return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
 
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Change, ...]]:
+) -> Iterator[Tunable]:
     """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
     first."""
     for tier in _smaller_first(plan.machine):
-        description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
+        description = f"weights on {tier.name}{gathered(tier.name, ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield (Change("tier", description, (*before, *weights)),)
+        yield Tunable("tier", [Change("tier", description, (*before, *weights))])
 
 
 def training_moves(
     plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Change, ...]]:
+) -> Iterator[Tunable]:
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
     machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
@@ -274,7 +276,7 @@ def training_moves(
         places.pop((now.weights, now.optimizer), None)
         moves = [Change("tier", description, (*before, *edits)) for description, edits in places.values()]
         plain = [Change("tier", description, edits) for description, edits in places.values()]
-        yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
+        yield Tunable("tier", (*moves, *(stage.with_(move) for move in plain for stage in stages)))
 
 
 def _smaller_first(machine: Machine) -> list[Tier]:

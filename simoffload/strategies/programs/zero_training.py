@@ -21,9 +21,9 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
-from simoffload.strategies.base import Plan, refused
+from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
+from simoffload.strategies.ds_config.export import FILE, Work, memory_settings, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
@@ -36,9 +36,9 @@ from simoffload.strategies.programs.zero_strategy import (
     training_moves,
     within_config,
 )
-from simoffload.strategies.terms import Tunable
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
+from simoffload.strategies.tunables import AnyTier, Tunable, Tunables
 from simoffload.units import plural
 from simoffload.workload import Training
 
@@ -61,10 +61,10 @@ class ZeroTraining(ZeroStrategy):
     """Training with states divided among the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"training"})
-    tier_keys: ClassVar = {"weights": "any", "optimizer": "any"}
+    states: ClassVar = ("weights", "optimizer")
 
     kind: Literal["zero_training"] = "zero_training"
-    optimizer: Annotated[str, Field(min_length=1)] | None = None
+    optimizer: AnyTier | None = None
     """Tier of the optimizer states; by default the one that ``ds_config`` names."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default the host's cores over its
@@ -83,13 +83,6 @@ class ZeroTraining(ZeroStrategy):
     def trains(self) -> str:
         """Name of what is trained: adapters with LoRA, else all weights."""
         return "all weights" if self.lora is None else "adapters"
-
-    def resident(self) -> tuple[Edit, ...]:
-        """Return the edit to full copies without ZeRO. Raises PlacementError if only adapters are trained."""
-        if self.lora is not None:
-            why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
-            raise refused("resident", self.kind, why)
-        return super().resident()
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
@@ -129,22 +122,22 @@ class ZeroTraining(ZeroStrategy):
             return plan
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Yield changes that move weights, optimizer or both to each tier, also in higher stages."""
-        assert isinstance(plan, ZeroTrainingPlan)
-        size = plan.settings.params.buffer_size
-        return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
+        why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
+        yield self._placements(machine)._replace(no_copies="" if self.lora is None else why)
+        if not isinstance(plan, ZeroTrainingPlan):
+            return
+        settings, above = plan.settings, tuple(stages(plan.settings))
+        yield from training_moves(plan, above, ranks=self.ranks, buffer_size=settings.params.buffer_size)
+        yield Tunable("partition", above)
+        yield from memory_settings(settings)
+        yield Tunable("precision", self._precisions())
+        if self.lora is None:
+            yield Tunable("adapters", lora_moves(plan.model))
+        yield self.faster(plan)
 
-    def stages(self, plan: Plan) -> Iterator[Change]:
-        """Yield the higher stages of ZeRO."""
-        assert isinstance(plan, ZeroTrainingPlan)
-        return stages(plan.settings)
-
-    def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """Yield LoRA, unless adapters are already trained."""
-        return lora_moves(model) if self.lora is None else iter(())
-
-    def precisions(self) -> Iterator[Change]:
+    def _precisions(self) -> Iterator[Change]:
         """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
         on the GPU."""
         if self.lora is not None and self.lora.quantize is None:
@@ -335,10 +328,6 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
     """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield no settings, as none reduces the memory."""
-        return iter(())
 
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -14,7 +14,6 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.optimizers import paged_out, with_paging
@@ -23,7 +22,6 @@ from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import TrainingTiming
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.terms import Tunable
 from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
@@ -214,10 +212,6 @@ class ZeroTrainingPlan(StepWork):
             if found is not None:
                 return found
         raise AssertionError("nothing is left out of the whole")
-
-    def tunables(self) -> Iterator[Tunable]:
-        """Yield the settings of parameters, gradients and optimizer that may reduce the memory."""
-        return tunables(self.settings)
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
