@@ -118,7 +118,10 @@ def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple
             doubtful = step
         else:
             certain, time = step, found
-        step = (certain + doubtful) // 2 if search else certain
+        if not search:
+            break
+        # If the last one is not certain, often not even the next one is.
+        step = (certain + doubtful) // 2 if certain > low.step else low.step + 1
     return certain, time
 
 
