@@ -189,9 +189,10 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
-            fixed, self._pending = self._pending, 0
-            self._awaited = []
+            fixed, self._pending, after = self._pending, 0, tuple[Dependency, ...]()
+            if self._awaited:
+                after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
+                self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)
 
     def add(

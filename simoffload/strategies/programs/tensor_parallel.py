@@ -174,7 +174,8 @@ class StagedPlan(InferencePlan):
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
         batches = self.micro_batches(forward)
-        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
+        times = [one.durations(batch) for batch in batches for one in self.stage_timings]
+        return tuple(chain.from_iterable(times))
 
     def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages: several only in a prefill."""

@@ -244,7 +244,7 @@ class TrainingMemory:
         return max((self._padded(update.group) for update in self.state.updates), default=0)
 
     def _padded(self, group: SubGroup) -> int:
-        numels = Counter(tensor.slice_numel for tensor in group.tensors)
+        numels = Counter([tensor.slice_numel for tensor in group.tensors])
         return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
 
@@ -636,7 +636,7 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
     if started:
         smallest = state.settings.params.min_swap_bytes
         pieces = Counter(
-            SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors
+            [SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors]
         )
         size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
         yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)
