@@ -116,7 +116,10 @@ class Track:
 
     def repeat_of(self, entry: int) -> Repeat | None:
         """Return the repeat that contains an entry, if any."""
-        return next((one for one in self.repeats if one.first <= entry < one.last), None)
+        for one in self.repeats:
+            if one.first <= entry < one.first + one.size:
+                return one
+        return None
 
     def start_of(self, ordinal: int) -> int:
         """Return the start [ps] of an operation. Raises IndexError."""

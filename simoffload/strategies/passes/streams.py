@@ -65,6 +65,7 @@ class StreamWriter:
         self.ranks = len(gpus)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
+        self._latest = [Dependency(stream) for stream in range(len(streams))]
         self.known: dict[tuple[object, ...], tuple[int, int]] = {}
         """Route and latency [ps] of transfers that were asked for, by what they are."""
         self._routes: Routes = {} if routes is None else routes
@@ -241,8 +242,8 @@ class StreamWriter:
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
         """Return dependencies on all work written so far on some streams."""
-        first, written = self.first, self.builder.written
-        return tuple([Dependency(first + one) for one in streams if written[first + one]])
+        first, written, latest = self.first, self.builder.written, self._latest
+        return tuple([latest[first + one] for one in streams if written[first + one]])
 
 
 # --------------------------------------------------------------------------------------------------
