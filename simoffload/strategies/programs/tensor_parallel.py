@@ -262,7 +262,7 @@ class TensorParallelPlan(StagedPlan):
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))
 
-    @property
+    @cached_property
     def cache_blocks(self) -> CacheBlocks | None:
         """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
         layers that cache nothing."""
