@@ -173,26 +173,20 @@ class ScheduleBuilder:
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        ratios = [
-            [[(link, share.as_integer_ratio()) for link, share in hops] for hops in hops_of_ranks]
-            for hops_of_ranks in self._route_hops
-        ]
-        for hops_of_ranks in ratios:
+        for hops_of_ranks in self._route_hops:
             for hops in hops_of_ranks:
-                for link, (_, below) in hops:
-                    scales[link] = lcm(scales[link], below)
+                for link, share in hops:
+                    scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
             Link(name, capacity * scale, scale, unit)
             for (name, capacity, unit), scale in zip(units, scales, strict=True)
         )
         route_hops = [
             tuple(
-                [
-                    tuple([(link, above * (scales[link] // below)) for link, (above, below) in hops])
-                    for hops in hops_of_ranks
-                ]
+                tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
+                for hops in hops_of_ranks
             )
-            for hops_of_ranks in ratios
+            for hops_of_ranks in self._route_hops
         ]
         routes = tuple(Route(key.cause, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
