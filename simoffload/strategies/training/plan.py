@@ -260,7 +260,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def _files(self) -> RankFiles:
-        """Files of one rank."""
+        """Files that one rank reads and writes."""
         return RankFiles(self.state)
 
     @property
