@@ -76,7 +76,7 @@ def _reported(
 
     keep(scenario.scenario.engine.limits)
     now_doing("reporting")
-    data = result.to_dict()
+    data = result.to_dict() if folder or console.as_json else None
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     note, files = "", report_files(document, data) if folder else {}

@@ -154,7 +154,7 @@ class Network(Generic[Owner]):
         now, active = self._clock.now, self._active
         self._history.append((self._current, now - self._current_since))
         self._current_since = now
-        paths = tuple(sorted([flow.path for flow in active]) if len(active) > 1 else [f.path for f in active])
+        paths = (active[0].path,) if len(active) == 1 else tuple(sorted([flow.path for flow in active]))
         self._current = self._solved.get(paths) or self._solve(paths)
         rates = self._current.rates
         next_end = None

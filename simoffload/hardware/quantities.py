@@ -8,6 +8,7 @@ from bisect import bisect_left
 from fractions import Fraction
 from itertools import pairwise
 from math import log
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -29,7 +30,7 @@ class Curve(NamedTuple):
 
     def at(self, x: float) -> float:
         """Return the value of the curve at ``x``."""
-        index = bisect_left(self.points, x, key=lambda point: point[0])
+        index = bisect_left(self.points, x, key=itemgetter(0))
         if index == 0:
             return self.points[0][1]
         if index == len(self.points):

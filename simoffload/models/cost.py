@@ -117,10 +117,10 @@ def module_cost(
 def tokens_of(module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING) -> int:
     """Return the number of tokens that a module processes in a pass."""
     if module.last_only:
-        return sum(one.number for one in batch)
+        return sum([one.number for one in batch])
     if module.cached:
-        return sum(one.number * cache.positions(one.context) for one in batch)
-    return sum(one.number * one.new_tokens for one in batch)
+        return sum([one.number * cache.positions(one.context) for one in batch])
+    return sum([one.number * one.new_tokens for one in batch])
 
 
 def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> ModuleCost:

@@ -9,7 +9,6 @@ of one token depend on each other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Self
 
@@ -61,12 +60,18 @@ class Routing(Frozen):
         """Return each expert's probability of being among the ``chosen`` of a token, the largest first."""
         if self.frequencies is not None:
             return _inclusion(tuple(sorted(self.frequencies, reverse=True)), chosen)
-        return _inclusion(tuple((rank + 1) ** -float(self.zipf or 0) for rank in range(experts)), chosen)
+        return _inclusion(_zipf(float(self.zipf or 0), experts), chosen)
 
 
 EVEN = Routing(zipf=0.0)
 """Every expert as often as the others."""
 DEFAULT = Routing(zipf=_ZIPF)
+
+
+@lru_cache(maxsize=64)
+def _zipf(exponent: float, experts: int) -> tuple[float, ...]:
+    """Return how often experts are chosen by Zipf's law, relative to the first."""
+    return tuple([(rank + 1) ** -exponent for rank in range(experts)])
 
 
 @lru_cache(maxsize=64)
@@ -85,7 +90,8 @@ def _inclusion(weights: tuple[float, ...], chosen: int) -> tuple[float, ...]:
     return (*([1.0] * certain), *(scale * weight for weight in weights[certain:]))
 
 
-def touched_share(probabilities: Sequence[float], tokens: int) -> float:
+@lru_cache(maxsize=256)
+def touched_share(probabilities: tuple[float, ...], tokens: int) -> float:
     """Return the mean part of the experts that at least one of ``tokens`` tokens chooses."""
     counts = Counter(probabilities)
     total = len(probabilities)

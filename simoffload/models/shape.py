@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, Self, TypeVar
 
@@ -38,7 +39,7 @@ def grouped(layers: Sequence[Layer]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup((layer,), len(list(run))) for layer, run in groupby(layers))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The properties of a model that the simulation needs.
 
@@ -94,7 +95,7 @@ class ModelShape:
     groups: tuple[LayerGroup, ...]
     modules_after: tuple[Module, ...]
 
-    @property
+    @cached_property
     def dtype_bytes(self) -> int:
         """The size [B] of one element."""
         return DTYPE_BYTES[self.dtype]
@@ -122,7 +123,7 @@ class ModelShape:
         name = self.layer_list
         return tuple(f"{name}.{index}" for index in range(self.num_hidden_layers))
 
-    @property
+    @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in call order; equal ones are the same object."""
         return tuple(layer for group in self.groups for layer in group.layers * group.repeat)
@@ -131,7 +132,7 @@ class ModelShape:
         """Return a value for each layer in call order, calculated once for those that repeat."""
         return tuple(one for group in self.groups for one in tuple(map(value, group.layers)) * group.repeat)
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
         """The layers that differ, each with the number of times that it occurs in all groups."""
         found: dict[Layer, int] = {}
@@ -164,7 +165,7 @@ class ModelShape:
         """Return the modules before and after the layers, and every kind of layer, with their numbers."""
         return ((self.modules_before, 1), *self.kinds, (self.modules_after, 1))
 
-    @property
+    @cached_property
     def distinct_modules(self) -> tuple[Module, ...]:
         """The modules before the layers, those of each kind of layer, and those after them."""
         return tuple(module for modules, _ in self.outside_and_kinds() for module in modules)
@@ -179,7 +180,7 @@ class ModelShape:
         """The number of parameters in all distinct tensors: a tied weight counts once, as in Hugging Face."""
         return sum(count * parameters_of(modules) for modules, count in self.outside_and_kinds())
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """The size [B] of all distinct tensors as they are stored."""
         return sum(count * stored_bytes(modules, self) for modules, count in self.outside_and_kinds())
@@ -248,12 +249,12 @@ class ModelShape:
         """Number of layers with a sliding window."""
         return sum(count for layer, count in self.kinds if any(one.window is not None for one in layer))
 
-    @property
+    @cached_property
     def head_widths(self) -> int:
         """The elements of one head of keys and one of values."""
         return self.head_dim + (self.value_head_dim or self.head_dim)
 
-    @property
+    @cached_property
     def cache_width(self) -> int:
         """The elements that the cache keeps of each token in one layer."""
         return self.latent_width or self.num_key_value_heads * self.head_widths

@@ -327,8 +327,12 @@ def _work(result: SimulationResult) -> Work:
 
 def _row(group: str, work: Work, place: str) -> CalibrationError:
     """Return the errors of held-out runs, if there are any; else of another place, or of another group."""
-    rows = sorted(calibration_errors(), key=lambda row: (row.profile != "own", row.part != "holdout"))
-    mine = [row for row in rows if row.work == work and (row.profile == "own" or row.group == group)]
+    mine = [
+        row
+        for row in calibration_errors()
+        if row.work == work and (row.profile == "own" or row.group == group)
+    ]
+    mine.sort(key=lambda row: (row.profile != "own", row.part != "holdout"))
     near = [row for row in mine if row.place == place]
     return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
 

@@ -27,13 +27,9 @@ class OperationRef(NamedTuple):
     """Number of periods between the recorded operation and this copy of it."""
 
 
-class PathSegment(NamedTuple):
-    """A PathSegment is a part of the critical path, made of operations of one track."""
-
-    track: int
-    entry: int
-    times: int
-    """How often the chain contains the segment, each time one period earlier."""
+PathSegment = tuple[int, int, int]
+"""Part of the critical path: a track, an entry of it, and how often the chain contains it, each time one
+period earlier."""
 
 
 def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
@@ -57,9 +53,14 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     walker = _Walker(timeline)
     path: list[PathSegment] = []
     met: dict[tuple[int, int], tuple[int, int]] = {}  # (copy, length of the chain) when an entry was reached
+    afters = [track.after for track in timeline.tracks]
+    edges = [{at for one in track.repeats for at in (one.first, one.last)} for track in timeline.tracks]
     track, entry, copy = last
     while entry >= 0:
-        path.append(PathSegment(track, entry, 1))
+        path.append((track, entry, 1))
+        if afters[track][entry] < 0 and entry not in edges[track]:
+            entry -= 1
+            continue
         before = copy
         track, entry, copy = walker.before(track, entry, copy)
         if copy < before:
@@ -117,7 +118,7 @@ class _Walker:
         rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
         if rounds < 1:
             return copy
-        path[since:] = [part._replace(times=part.times * (1 + rounds)) for part in path[since:]]
+        path[since:] = [(at, entry, times * (1 + rounds)) for at, entry, times in path[since:]]
         return copy - rounds * (met - copy)
 
     def _reach(self, window: int) -> int:

@@ -247,7 +247,7 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[Cause, str]:
     fullest: dict[Cause, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
         # Of equal links, that of the first rank, which the table of links shows.
-        for link in dict.fromkeys(link for hops in route.hops for link, _ in hops):
+        for link in dict.fromkeys([link for hops in route.hops for link, _ in hops]):
             if timeline.link_busy[link]:
                 ratio = timeline.link_saturated[link] / timeline.link_busy[link]
                 if ratio > fullest.get(route.cause, (-1.0, ""))[0]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from simoffload.schedule import CompiledOp, Op, Schedule, steps_of
@@ -38,6 +39,9 @@ class Repeat(NamedTuple):
     def last(self) -> int:
         """Number of the first entry after the repeated ones."""
         return self.first + self.size
+
+
+_ordinal = attrgetter("ordinal")
 
 
 class Piece(NamedTuple):
@@ -112,7 +116,10 @@ class Track:
 
     def repeat_of(self, entry: int) -> Repeat | None:
         """Return the repeat that contains an entry, if any."""
-        return next((one for one in self.repeats if one.first <= entry < one.last), None)
+        for one in self.repeats:
+            if one.first <= entry < one.first + one.size:
+                return one
+        return None
 
     def start_of(self, ordinal: int) -> int:
         """Return the start [ps] of an operation. Raises IndexError."""
@@ -127,10 +134,6 @@ class Track:
     def _later(self, entry: int, copy: int) -> int:
         repeat = self.repeat_of(entry) if copy else None
         return copy * repeat.length if repeat else 0
-
-
-def _ordinal(repeat: Repeat) -> int:
-    return repeat.ordinal
 
 
 class Interval(NamedTuple):

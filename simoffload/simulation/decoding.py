@@ -74,13 +74,18 @@ def decode(
     durations = lru_cache(maxsize=REMEMBERED)(durations)
     known = {1: run(1)}
     open_ends = [(1, steps)]
+    alone = set[int]()  # simulated steps after which not even the next one is certain
     done: list[_DecodeRange] = []
     while open_ends:
         low, high = open_ends.pop(0)
         if low == high:
             continue
         may_run = len(known) + 1 < most  # one more for the end of an interpolated range
-        last, time = _farthest(known[low], high, later, search=may_run)
+        last, time = low, known[low].time
+        if low not in alone:
+            last, time = _farthest(known[low], high, later, search=may_run)
+        if last == low and may_run:
+            alone.add(low)
         stretch = _certain(known[low], last, time, durations) if last > low else None
         if stretch is not None:
             done.append(stretch)
@@ -118,7 +123,10 @@ def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple
             doubtful = step
         else:
             certain, time = step, found
-        step = (certain + doubtful) // 2 if search else certain
+        if not search:
+            break
+        # If the last one is not certain, often not even the next one is.
+        step = (certain + doubtful) // 2 if certain > low.step else low.step + 1
     return certain, time
 
 

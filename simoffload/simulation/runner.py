@@ -12,6 +12,7 @@ from simoffload.results import PassResult, PassWork, Timeline, makespan_for_long
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.simulation.decoding import (
+    MOST,
     REMEMBERED,
     Decoding,
     Durations,
@@ -84,9 +85,13 @@ class Runner:
         def durations(step: int) -> Durations:
             return (*series.durations(step), *transfers(step))
 
+        @lru_cache(maxsize=MOST)
+        def schedule(step: int) -> Schedule:
+            return series.step(step).schedule({})
+
         def run(step: int) -> Simulated:
             phase = series.step(step)
-            timeline = self.execute(phase.name, phase.schedule({}))
+            timeline = self.execute(phase.name, schedule(step))
             result = summarize_pass(
                 timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
             )
@@ -97,8 +102,8 @@ class Runner:
             # Transfers of other sizes meet differently: such steps are not derived from each other.
             if low.timeline is None or transfers(low.step) != transfers(step):
                 return None
-            phase = series.step(step)
-            return makespan_for_longer_context(low.timeline, phase.schedule({}), ends_with=phase.ends_with)
+            ends_with = series.step(step).ends_with
+            return makespan_for_longer_context(low.timeline, schedule(step), ends_with=ends_with)
 
         if how == "on":
             return decode(series.steps, durations, run, later)

@@ -356,7 +356,7 @@ class InferencePlan(Plan):
         it."""
         moves, context = self.block_moves, self.workload.prompt_length + number
         forward = self.forward(f"decode {number}", 1, context)
-        return forward._replace(stores=moves is not None and moves.parts > 0)
+        return forward if moves is None else forward._replace(stores=moves.parts > 0)
 
     @cached_property
     def allocation_waits(self) -> Mapping[int, int]:

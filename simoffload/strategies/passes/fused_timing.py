@@ -99,7 +99,8 @@ class FusedTiming(Timing):
             rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
         traffic: float = self._tokens(module) * (2 * rotated + model.cache_width) * model.dtype_bytes
         traffic += self._tokens(module) * model.cache_width * (self._cache.paged or model.dtype_bytes)
-        return ModuleCost(sum(one.flops for one in kernels), traffic + sum(one.bytes for one in kernels))
+        flops, own = sum([one.flops for one in kernels]), sum([one.bytes for one in kernels])
+        return ModuleCost(flops, traffic + own)
 
     def launch_s(self, module: Module) -> float:
         """Return the host time of launching the kernels of ``module`` [s]: none within CUDA graphs, which

@@ -420,17 +420,13 @@ class PassWriter(StreamWriter):
         self.label = call.module.name
         for before in self._before:
             before(call, self)
-        if duration := self._duration(call):
-            self._kernels(call, duration)
+        if call.kernels != "none":
+            timing = self.now.timing
+            duration = (timing.backward if call.kernels == "backward" else timing.compute)(call.module)
+            if duration:
+                self._kernels(call, duration)
         for after in reversed(self._after):
             after(call, self)
-
-    def _duration(self, call: Call) -> int:
-        """Return the GPU time of a call [ps]."""
-        if call.kernels == "none":
-            return 0
-        timing = self.now.timing
-        return (timing.backward if call.kernels == "backward" else timing.compute)(call.module)
 
     def _kernels(self, call: Call, duration: int) -> None:
         """Launch a module, and let the GPU run its kernels when all is there for which they wait."""

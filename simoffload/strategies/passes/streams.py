@@ -65,6 +65,7 @@ class StreamWriter:
         self.ranks = len(gpus)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
+        self._latest = [Dependency(stream) for stream in range(len(streams))]
         self.known: dict[tuple[object, ...], tuple[int, int]] = {}
         """Route and latency [ps] of transfers that were asked for, by what they are."""
         self._routes: Routes = {} if routes is None else routes
@@ -189,9 +190,10 @@ class StreamWriter:
         """Write the work of the host thread that was added up so far as one operation, so that others can
         depend on it."""
         if self._pending or self._awaited:
-            after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
-            fixed, self._pending = self._pending, 0
-            self._awaited = []
+            fixed, self._pending, after = self._pending, 0, tuple[Dependency, ...]()
+            if self._awaited:
+                after = tuple([self.after(stream, ordinal) for stream, ordinal in self._awaited])
+                self._awaited = []
             self.add("hook", HOST, fixed=fixed, after=after)
 
     def add(
@@ -240,8 +242,8 @@ class StreamWriter:
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
         """Return dependencies on all work written so far on some streams."""
-        first, written = self.first, self.builder.written
-        return tuple([Dependency(first + one) for one in streams if written[first + one]])
+        first, written, latest = self.first, self.builder.written, self._latest
+        return tuple([latest[first + one] for one in streams if written[first + one]])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ class StagedPlan(InferencePlan):
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
         batches = self.micro_batches(forward)
-        return tuple(time for batch in batches for one in self.stage_timings for time in one.durations(batch))
+        times = [one.durations(batch) for batch in batches for one in self.stage_timings]
+        return tuple(chain.from_iterable(times))
 
     def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages: several only in a prefill."""
@@ -260,7 +261,7 @@ class TensorParallelPlan(StagedPlan):
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))
 
-    @property
+    @cached_property
     def cache_blocks(self) -> CacheBlocks | None:
         """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
         layers that cache nothing."""

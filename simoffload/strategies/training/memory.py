@@ -244,7 +244,7 @@ class TrainingMemory:
         return max((self._padded(update.group) for update in self.state.updates), default=0)
 
     def _padded(self, group: SubGroup) -> int:
-        numels = Counter(tensor.slice_numel for tensor in group.tensors)
+        numels = Counter([tensor.slice_numel for tensor in group.tensors])
         return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
 
@@ -506,7 +506,7 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]
 
 
 def _largest(weights: Iterable[Weight]) -> int:
-    return max((one.numel for one in weights), default=0)
+    return max([one.numel for one in weights], default=0)
 
 
 def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
@@ -549,9 +549,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
-    yield _term(
-        "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
-    )
+    yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights), "")
     yield from _buckets(memory)
     if not memory.state.offloads_optimizer:
         size = SINGLE * memory.state.largest_group
@@ -636,7 +634,7 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
     if started:
         smallest = state.settings.params.min_swap_bytes
         pieces = Counter(
-            SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors
+            [SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors]
         )
         size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
         yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)

@@ -239,7 +239,7 @@ class ZeroTrainingPlan(StepWork):
     def steady_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage in one later step."""
         read = self.peak.read if self.peak else ()
-        return RankFiles(self.state).steady([(read, self.step.cycle)])
+        return self._files.steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
@@ -250,7 +250,12 @@ class ZeroTrainingPlan(StepWork):
             later = self.peak.read if self.peak else ()
             first = self._peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
-        return RankFiles(self.state).until_first_step(passed)
+        return self._files.until_first_step(passed)
+
+    @cached_property
+    def _files(self) -> RankFiles:
+        """Files that one rank reads and writes."""
+        return RankFiles(self.state)
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:

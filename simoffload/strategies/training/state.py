@@ -115,7 +115,7 @@ class Partitions:
     @cached_property
     def trained(self) -> tuple[Weight, ...]:
         """Tensors of the model that have gradients."""
-        return tuple(weight for weight in self.weights if weight.trainable)
+        return tuple([weight for weight in self.weights if weight.trainable])
 
     @cached_property
     def trained_numel(self) -> int:
@@ -130,7 +130,7 @@ class Partitions:
     @cached_property
     def slices(self) -> tuple[int, ...]:
         """[elements] of one rank's slice of every trained tensor."""
-        return tuple(self.slice_numel(weight.numel) for weight in self.trained)
+        return tuple([self.slice_numel(weight.numel) for weight in self.trained])
 
     @cached_property
     def part(self) -> int:
@@ -304,7 +304,7 @@ class TrainingState:
     def trained(self) -> tuple[Tensor, ...]:
         """Tensors that the optimizer updates; all of them except with LoRA."""
         weights = self.partitions.weights
-        return tuple(one for one, weight in zip(self.tensors, weights, strict=True) if weight.trainable)
+        return tuple([one for one, weight in zip(self.tensors, weights, strict=True) if weight.trainable])
 
     # -- sub-groups -----------------------------------------------------------------------------
 

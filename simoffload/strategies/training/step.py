@@ -313,7 +313,7 @@ def out_numel(update: Update, out: MicroStepWriter) -> int:
     swapper = out.swapper
     if swapper is None:
         return 0
-    return sum(swapper.size(tensor) for tensor in update.group.tensors)
+    return sum(map(swapper.size, update.group.tensors))
 
 
 class CpuWork:
