@@ -103,6 +103,9 @@ def _largest(
     # they never do.
     number: int | None = split.most
     if number and too_small(number):
+        # Where both are too small, HBM is for every larger number, and another tier for every smaller one.
+        if len(lacking := too_small((number - 1) // 2)) > 1 and "hbm" in lacking:
+            return
         number = first_that_holds(range(number - 1, -1, -1), lambda one: "hbm" not in too_small(one))
     if number is None or too_small(number):
         return
