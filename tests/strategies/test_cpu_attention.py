@@ -274,11 +274,7 @@ def test_the_command_is_that_of_the_example() -> None:
             "implementation",
             "does not load llama-3.1-8b: rope_scaling of type llama3",
         ),
-        (
-            {"model": "llama-3.3-70b"},
-            "implementation",
-            "use dynamic or static, or a model such as llama-3",
-        ),
+        ({"model": "llama-3.3-70b"}, "implementation", "use dynamic or static, or a model such as llama-3"),
         (
             {"strategy": {"kind": "vllm_cpu_offload"}, "cache": {"implementation": "cpu_attention"}},
             "implementation",

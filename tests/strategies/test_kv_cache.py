@@ -378,11 +378,7 @@ FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
         ({"cache": {"tier": "attic"}}, "tier", 'no tier "attic" on platform "dgx-h200"'),
         ({"cache": {"tier": "raid"}}, "tier", "transformers keeps no cache there; use hbm or dram"),
         ({"cache": OFFLOADED, "strategy": VLLM}, "tier", "vLLM keeps no cache there; use hbm"),
-        (
-            {"cache": {"format": "int8"}},
-            "format",
-            "no cache of this format; use fp8, int4 or int2, or leave",
-        ),
+        ({"cache": {"format": "int8"}}, "format", "no cache of this format; use fp8, int4 or int2, or leave"),
         ({"cache": {"format": "int3"}}, "format", 'must be "fp16", "bf16", "fp8", "int8", "int4" or "int2"'),
         ({"cache": {"format": "bf16"}}, "format", "is in float16, and its cache too"),
         ({"cache": {"format": "bf16"}}, "format", "use fp16, fp8, int4 or int2, or leave it out"),

@@ -52,17 +52,9 @@ VALUES = 4096 * 11_008
     [
         (
             gptq(4, 128),
-            {
-                "qweight": VALUES // 2,
-                "scales": 4096 * 86 * 2,
-                "qzeros": 4096 * 86 // 2,
-                "g_idx": 4 * 11_008,
-            },
+            {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2, "g_idx": 4 * 11_008},
         ),
-        (
-            gptq(4, 128, awq=True),
-            {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2},
-        ),
+        (gptq(4, 128, awq=True), {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2}),
         (
             packed(4, 128, symmetric=True),
             {"weight_packed": VALUES // 2, "weight_scale": 4096 * 86 * 2, "weight_shape": 16},

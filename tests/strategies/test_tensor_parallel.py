@@ -503,12 +503,7 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
 
 
 def offloaded(
-    platform: str = "dgx-a100-80g",
-    model: str = "llama-2-7b",
-    *,
-    batch: int = 2,
-    nodes: int = 1,
-    **keys: Any,
+    platform: str = "dgx-a100-80g", model: str = "llama-2-7b", *, batch: int = 2, nodes: int = 1, **keys: Any
 ) -> LoadedScenario:
     text = {
         "name": "offloaded",
@@ -586,10 +581,7 @@ def test_a_baseline_leaves_the_memory_that_vllm_leaves() -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "targets"),
-    [
-        (offloaded(), ["hbm"]),
-        (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"]),
-    ],
+    [(offloaded(), ["hbm"]), (offloaded(model="bloom-176b", platform="dgx-a100", ranks=8), ["dram"])],
     ids=["nothing is offloaded", "too large"],
 )
 def test_without_need_or_room_nothing_is_added(scenario: LoadedScenario, targets: list[str]) -> None:

@@ -308,13 +308,7 @@ def test_qlora_puts_65_billion_parameters_on_one_gpu_of_48_gb() -> None:
     """Dettmers et al., arXiv 2305.14314, abstract; batch 1, 512 tokens, rank 64 on all linear layers."""
     sizes_65b = {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 22016}
     model = load_model(
-        {
-            "family": "llama",
-            "num_attention_heads": 64,
-            "vocab_size": 32000,
-            "dtype": "bfloat16",
-            **sizes_65b,
-        }
+        {"family": "llama", "num_attention_heads": 64, "vocab_size": 32000, "dtype": "bfloat16", **sizes_65b}
     )
     assert model.num_parameters / 1e9 == pytest.approx(65.3, abs=0.1)
     every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -21,9 +21,7 @@ LAYERS = {
     "bloom": "transformer.h",
 }
 TWICE = "BLOOM's attention has two results, and the hook before its backward pass fires for both"
-KNOWN = {
-    "bloom-reentrant": TWICE,
-}
+KNOWN = {"bloom-reentrant": TWICE}
 CASES = [
     pytest.param(
         name,
