@@ -149,6 +149,8 @@ def check_cache(one: Found, cache: str) -> None:
         first = one.step.loaded - sequences * EARLIER * TOKEN
         assert first in (0, sequences * TOKEN // LAYERS), cache
         assert kept == {"dram": sequences * LONGEST * TOKEN}, cache
+    elif cache == "attention on the CPU":
+        assert kept == {"dram": 2 * sequences * LONGEST * TOKEN}, "in single precision"
     elif cache in ("in HBM", "static", "4 bits", "fp8"):
         assert one.step[2:] == (0, 0, 0, 0), cache
         assert set(kept) == {"hbm"}, cache
