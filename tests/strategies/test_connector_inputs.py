@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
+from tests.strategies.cached import refused
 
 SCENARIO = """\
 name: connected
@@ -21,17 +22,6 @@ strategy:
 SECTION = "{tier: dram, prefix: 512}"
 HERE = "s.yaml:8:"
 KEY = "strategy.kv_cache.connector"
-
-
-def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The only line that ``run`` prints about a scenario that it refuses."""
-    file = path / "s.yaml"
-    file.write_text(text)
-    assert main(["run", str(file)]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.count("error:") == 1
-    return err.replace(str(file), "s.yaml")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +69,8 @@ def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_mistakes_in_the_section(
     section: str, key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(tmp_path, SCENARIO.replace(SECTION, section), capsys)
-    assert f"error: {HERE}" in said
+    said = refused(SCENARIO.replace(SECTION, section), tmp_path, capsys)
+    assert f"/{HERE}" in said
     assert f"{KEY}{key}: " in said
     assert message in said
 
@@ -102,7 +92,7 @@ def test_mistakes_in_the_section(
 def test_mistakes_around_it(
     old: str, new: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(tmp_path, SCENARIO.replace(old, new), capsys)
+    assert message in refused(SCENARIO.replace(old, new), tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
