@@ -229,13 +229,6 @@ def test_weights_that_were_never_written_are_copied_faster(file: Path) -> None:
     assert not plan(file).warnings
 
 
-def test_fewer_layers_on_the_gpu_take_longer(file: Path) -> None:
-    maps = (8, 6, 3, 0, "cpu")
-    times = [tpot(loaded(file, f"device_map={one}")) for one in maps]
-    assert times == sorted(times)
-    assert len(set(times)) == len(maps)
-
-
 def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     found = plan(file)
     host = found.machine.host
@@ -632,12 +625,6 @@ def test_advise_tries_other_homes(file: Path) -> None:
     assert [one.key for one in changes] == ["auto", "pinned"]
     times = [tpot(scenario.edited(*one.edits)) for one in changes]
     assert times[0] == min(times), "everything fits"
-
-
-@pytest.mark.parametrize("command", [["run"], ["fit"], ["check"]])
-def test_commands_know_it(file: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, str(file)]) == 0, capsys.readouterr().err
-    capsys.readouterr()
 
 
 def test_compare_sets_it_beside_another_strategy(
