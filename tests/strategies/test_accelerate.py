@@ -14,17 +14,16 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import load_platform
 from simoffload.models import load_model
-from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
 from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.programs.device_map import ModuleTree, homes_of
 from simoffload.workload import Inference
+from tests.strategies import cached
 
 SCENARIO = """\
 name: hooks
@@ -291,14 +290,9 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
         "sliding_window": 4096,
         "max_window_layers": 14,
     }
-    text = {
-        "name": "windows",
-        "model": model,
-        "platform": "dgx-h100",
-        "workload": {"batch_size": 4, "prompt_length": 4000, "output_length": 28_000},
-        "strategy": {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2},
-    }
-    found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
+    strategy = {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2}
+    work = {"platform": "dgx-h100", "batch_size": 4, "prompt_length": 4000, "output_length": 28_000}
+    found = cached.scenario(model=model, **work, strategy=strategy).plan()
     assert isinstance(found, AcceleratePlan)
     caches = [next(one.size for one in terms if one.name == "key-value cache") for terms in found.on_gpus]
     each = 4 * 14 * 2 * 4 * 128 * 2

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.hardware import load_platform
 from simoffload.models import ModelShape, Sequences, load_model
-from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies import Phase
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.passes.pass_writer import Call, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import PassTimings
+from tests.strategies import cached
 
 MODEL = {"family": "llama", "num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 8}
 MODEL |= {"num_key_value_heads": 2, "intermediate_size": 4096, "vocab_size": 32000, "dtype": "float16"}
@@ -118,15 +117,8 @@ MAPS: tuple[dict[str, Any], ...] = (
 def test_parts_repeat_rightly_and_copies_of_weights_overlap_no_kernel(
     keys: dict[str, Any], cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = {
-        "name": "hooks",
-        "model": MODEL,
-        "platform": "dgx-h200",
-        "strategy": {"kind": "accelerate", **keys},
-    }
-    text |= {"workload": {"batch_size": 2, "prompt_length": 16, "output_length": 3}}
-    text["strategy"]["kv_cache"] = cache  # type: ignore[index]
-    found = resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    work = {"batch_size": 2, "prompt_length": 16, "steps": 2}
+    found = cached.scenario(model=MODEL, **work, strategy={"kind": "accelerate", **keys}, cache=cache)
     phases = [one if isinstance(one, Phase) else one.step(1) for one in found.plan().phases]
     repeated = [one.schedule({}) for one in phases]
     monkeypatch.setattr(PassWriter, "verify", True)

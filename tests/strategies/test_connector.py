@@ -16,6 +16,7 @@ from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.cache.blocks import BlockMoves
+from tests.strategies import cached
 
 PROMPT, PREFIX = 1024, 512
 
@@ -32,20 +33,10 @@ def scenario(
     strategy: dict[str, Any] | None = None,
     **connector: Any,
 ) -> LoadedScenario:
-    section = {"tier": "dram", "prefix": PREFIX, **connector}
-    text = {
-        "name": "connected",
-        "model": model,
-        "platform": platform,
-        "workload": {"batch_size": batch, "prompt_length": prompt, "output_length": output},
-        "strategy": {
-            "kind": kind,
-            "tensor_parallel_size": gpus,
-            "kv_cache": {"connector": section},
-            **(strategy or {}),
-        },
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    cache = {"connector": {"tier": "dram", "prefix": PREFIX, **connector}}
+    keys = {"kind": kind, "tensor_parallel_size": gpus, **(strategy or {})}
+    work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
+    return cached.scenario(model=model, platform=platform, **work, strategy=keys, cache=cache)
 
 
 def simulated(**keys: Any) -> Any:

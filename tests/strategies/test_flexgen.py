@@ -208,10 +208,6 @@ def test_copies_without_overlap_add_up() -> None:
     assert apart == pytest.approx(together + kernels, rel=0.05)
 
 
-def test_memory_that_is_not_pinned_is_slower() -> None:
-    assert tpot(batch=1, pin_weight=False, **IN_HOST) > 1.1 * tpot(batch=1, **IN_HOST)
-
-
 def test_decode_steps_that_are_skipped_are_those_that_are_simulated() -> None:
     """Also where only the work of the CPU grows with the context."""
     keys: dict[str, Any] = {"batch": 6, "tokens": 24, "gpu_batches": 3, "cpu_attention": True, **PUBLISHED}

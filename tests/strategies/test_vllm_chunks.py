@@ -9,12 +9,13 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import yaml_text
 from simoffload.models import Sequences
 from simoffload.report.sections.capacity import capacity
 from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.strategies.programs.vllm_engine import VllmEngine, graph_sizes
+from tests.strategies import cached
 
 GIB = 1 << 30
 
@@ -28,14 +29,9 @@ def scenario(
     output: int = 2,
     **strategy: Any,
 ) -> LoadedScenario:
-    text = {
-        "name": "served",
-        "model": {"name": model, "dtype": "bfloat16"} if isinstance(model, str) else model,
-        "platform": platform,
-        "workload": {"batch_size": batch, "prompt_length": prompt, "output_length": output},
-        "strategy": {"kind": "tensor_parallel", "compiled": True} | strategy,
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    shape = {"name": model, "dtype": "bfloat16"} if isinstance(model, str) else model
+    work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
+    return cached.scenario(model=shape, platform=platform, **work, strategy={**cached.COMPILED, **strategy})
 
 
 def simulated(**keys: Any) -> InferenceResult:

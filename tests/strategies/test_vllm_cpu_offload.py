@@ -9,10 +9,11 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import yaml_text
 from simoffload.models import Sequences, load_model, parameters_of
 from simoffload.planning.confidence import confidence
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
+from tests.strategies import cached
 
 GIB = 1 << 30
 LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
@@ -22,14 +23,8 @@ LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
 def scenario(
     *, model: str = "llama-2-7b", platform: str = "dgx-a100-80g", prompt: int = 32, **strategy: Any
 ) -> LoadedScenario:
-    text = {
-        "name": "offloaded",
-        "model": model,
-        "platform": platform,
-        "workload": {"batch_size": 1, "prompt_length": prompt, "output_length": 4},
-        "strategy": {"kind": "vllm_cpu_offload", **strategy},
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    keys = {"model": model, "platform": platform, "batch_size": 1, "prompt_length": prompt}
+    return cached.scenario(**keys, strategy={**cached.VLLM, **strategy})
 
 
 def simulated(**strategy: Any) -> Any:
