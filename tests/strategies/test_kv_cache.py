@@ -256,17 +256,6 @@ def test_a_cache_in_eight_bit_is_decoded_in_single_precision() -> None:
     assert terms(strategy=COMPILED, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
 
 
-def test_fit_counts_the_cache_where_it_is() -> None:
-    """A cache that does not fit a GPU fits host memory."""
-    keys: dict[str, Any] = {"batch_size": 16, "prompt_length": 60_000}
-    uses = [
-        {one.tier: one.fits for one in so.simulate(scenario(**keys, cache=cache)).capacity}
-        for cache in ({}, OFFLOADED)
-    ]
-    assert [one["hbm"] for one in uses] == [False, True]
-    assert uses[1]["dram"]
-
-
 # -- reports and files ------------------------------------------------------------------------------------
 
 
