@@ -22,7 +22,8 @@ from simoffload.strategies.base import Placement
 from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.programs.device_map import ModuleTree, homes_of
-from tests.strategies import cached
+from tests.strategies import scenarios
+from tests.strategies.scenarios import bytes_of
 
 SCENARIO = """\
 name: hooks
@@ -66,11 +67,6 @@ def decode(found: AcceleratePlan) -> Schedule:
     return found.schedule(found.forward("decode 1", 1, 17))
 
 
-def total(schedule: Schedule, kind: str) -> int:
-    """Return the bytes that all operations of a kind move."""
-    return sum(op.size * block.repeat for block in schedule.blocks for op in block.ops if op.kind == kind)
-
-
 def count(schedule: Schedule, kind: str) -> int:
     return sum(block.repeat for block in schedule.blocks for op in block.ops if op.kind == kind)
 
@@ -95,7 +91,7 @@ def test_a_pass_copies_every_offloaded_tensor_once(
     file: Path, overrides: Sequence[str], moved: int, tensors: int
 ) -> None:
     schedule = decode(plan(file, *overrides))
-    assert total(schedule, "copy") == moved
+    assert bytes_of(schedule, "copy") == moved
     assert count(schedule, "copy") == tensors
 
 
@@ -103,7 +99,7 @@ def test_a_tied_output_layer_is_copied_again_unless_the_embedding_is_on_the_gpu(
     """``post_forward`` of the embedding removes the tensor from ``tied_params_map``."""
     scenario = so.load_scenario(str(file), overrides=["model.tie_word_embeddings=true"])
     found: Any = scenario.plan()
-    assert total(decode(found), "copy") == WEIGHTS
+    assert bytes_of(decode(found), "copy") == WEIGHTS
     assert found.bytes_at("cpu") == WEIGHTS - TABLE, "host memory holds it once"
     table = so.load_scenario(
         str(file),
@@ -113,7 +109,7 @@ def test_a_tied_output_layer_is_copied_again_unless_the_embedding_is_on_the_gpu(
         ],
     )
     kept: Any = table.plan()
-    assert total(decode(kept), "copy") == WEIGHTS - 2 * TABLE
+    assert bytes_of(decode(kept), "copy") == WEIGHTS - 2 * TABLE
     assert kept.bytes_at(0) == TABLE
 
 
@@ -256,7 +252,7 @@ def test_one_process_drives_several_gpus(file: Path) -> None:
     assert layers == [0, 0, 1, 1, 2, 2, 3, 3]
     assert output == 3
     schedule = decode(found)
-    assert total(schedule, "copy") == 3 * 2 * 1024 * 2, "hidden states of two sequences, three times"
+    assert bytes_of(schedule, "copy") == 3 * 2 * 1024 * 2, "hidden states of two sequences, three times"
     assert schedule.gpus == 4
     alone = so.simulate(loaded(file, "device_map=cuda")).compared_s
     assert result.compared_s is not None
@@ -284,7 +280,7 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
     }
     strategy = {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2}
     work = {"platform": "dgx-h100", "batch_size": 4, "prompt_length": 4000, "output_length": 28_000}
-    found = cached.scenario(model=model, **work, strategy=strategy).plan()
+    found = scenarios.scenario(model=model, **work, strategy=strategy).plan()
     assert isinstance(found, AcceleratePlan)
     caches = [next(one.size for one in terms if one.name == "key-value cache") for terms in found.on_gpus]
     each = 4 * 14 * 2 * 4 * 128 * 2
@@ -456,15 +452,15 @@ def on_disk(tmp_path: Path) -> Path:
 
 def test_a_cached_file_is_copied_to_a_tensor_and_then_to_the_gpu(on_disk: Path) -> None:
     schedule = decode(plan(on_disk))
-    assert (total(schedule, "read"), total(schedule, "copy")) == (0, WEIGHTS)
-    assert total(schedule, "cpu") == 2 * WEIGHTS, "read once and written once"
+    assert (bytes_of(schedule, "read"), bytes_of(schedule, "copy")) == (0, WEIGHTS)
+    assert bytes_of(schedule, "cpu") == 2 * WEIGHTS, "read once and written once"
     assert any("page cache" in text for text in plan(on_disk).warnings)
     assert not plan(on_disk, "page_cache=true").warnings, "the scenario says so itself"
 
 
 def test_a_cold_file_is_read_while_it_is_copied(on_disk: Path) -> None:
     cold = decode(plan(on_disk, "page_cache=false"))
-    assert (total(cold, "read"), total(cold, "copy")) == (WEIGHTS, WEIGHTS)
+    assert (bytes_of(cold, "read"), bytes_of(cold, "copy")) == (WEIGHTS, WEIGHTS)
     maps: tuple[list[str], ...] = (["device_map=cpu"], [], ["page_cache=false"])
     memory, cached, drive = (tpot(loaded(on_disk, *more)) for more in maps)
     assert memory < cached < drive

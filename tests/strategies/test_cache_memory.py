@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import FAMILIES
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 BATCH, PROMPT, STEPS = 3, 9000, 40
 LONGEST = PROMPT + STEPS
@@ -62,7 +62,9 @@ WITHOUT_STATE = [family for family, shape in SHAPES.items() if not shape.state]
 
 def terms(shape: Shape, *, steps: int = STEPS, **strategy: Any) -> dict[tuple[str, str], int]:
     model = {"name": shape.name, "dtype": "bfloat16"}
-    return cached.terms(model=model, batch_size=BATCH, prompt_length=PROMPT, steps=steps, strategy=strategy)
+    return scenarios.terms(
+        model=model, batch_size=BATCH, prompt_length=PROMPT, steps=steps, strategy=strategy
+    )
 
 
 def positions(shape: Shape, *, full: int, sliding: int) -> int:

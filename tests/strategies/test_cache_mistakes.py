@@ -10,7 +10,7 @@ import pytest
 import simoffload as so
 from simoffload.calibration.launch import case_data
 from simoffload.calibration.runs import request
-from tests.strategies.cached import OFFLOADED, ON_CPU, STATIC, VLLM, refused, streamed, text
+from tests.strategies.scenarios import OFFLOADED, ON_CPU, STATIC, VLLM, refused, streamed, text
 
 FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
 OF_VLLM = {"strategy": VLLM}

@@ -16,7 +16,7 @@ from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.cache.blocks import BlockMoves
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 PROMPT, PREFIX = 1024, 512
 
@@ -36,7 +36,7 @@ def scenario(
     cache = {"connector": {"tier": "dram", "prefix": PREFIX, **connector}}
     keys = {"kind": kind, "tensor_parallel_size": gpus, **(strategy or {})}
     work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
-    return cached.scenario(model=model, platform=platform, **work, strategy=keys, cache=cache)
+    return scenarios.scenario(model=model, platform=platform, **work, strategy=keys, cache=cache)
 
 
 def simulated(**keys: Any) -> Any:

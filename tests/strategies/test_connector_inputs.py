@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from tests.strategies.cached import refused
+from tests.strategies.scenarios import refused
 
 SCENARIO = """\
 name: connected

@@ -11,8 +11,8 @@ import simoffload as so
 from simoffload.models import Sequences, load_model
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
-from tests.strategies import cached
-from tests.strategies.cached import ON_CPU
+from tests.strategies import scenarios
+from tests.strategies.scenarios import ON_CPU
 
 BATCH, PROMPT = 16, 512
 SHAPES = {
@@ -32,12 +32,12 @@ def described(*, model: str = "opt-30b", **keys: Any) -> dict[str, Any]:
 
 
 def scenario(**keys: Any) -> LoadedScenario:
-    return cached.scenario(**described(**keys))
+    return scenarios.scenario(**described(**keys))
 
 
 def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
     """Bytes of keys, values, queries and results that a pass copies to host memory, and to the GPU."""
-    back, there = cached.moved(found, ", pageable", new=new, context=context)
+    back, there = scenarios.moved(found, ", pageable", new=new, context=context)
     return there, back
 
 
@@ -128,7 +128,7 @@ def test_the_host_waits_for_the_cpu() -> None:
     """With weights on the GPU a step is the sum of copies, work of the CPU and everything else."""
     keys: dict[str, Any] = {"model": "llama-2-7b", "strategy": {"weights": "hbm"}, "steps": 1}
     found = scenario(**keys)
-    inside, outside = (cached.decode(**described(**keys, cache=cache)) for cache in (None, ON_CPU))
+    inside, outside = (scenarios.decode(**described(**keys, cache=cache)) for cache in (None, ON_CPU))
     work = layer_work(found, BATCH, PROMPT + 1)
     cpu = 32 * work.attended.traffic / cpu_rate(found.machine, work.attended, ranks=1)
     copied = 32 * (sum(work.sent) + work.returned) / 10e9
@@ -143,7 +143,7 @@ def test_weights_in_pageable_memory_do_not_overlap_with_the_cpu() -> None:
         "ds_config": {"zero_optimization": {"stage": 3, "offload_param": {"pin_memory": False}}},
     }
     keys: dict[str, Any] = {"model": "llama-2-7b", "strategy": strategy, "steps": 1}
-    found, step = scenario(**keys), cached.decode(**described(**keys))
+    found, step = scenario(**keys), scenarios.decode(**described(**keys))
     work = layer_work(found, BATCH, PROMPT + 1)
     cpu = 32 * work.attended.traffic / cpu_rate(found.machine, work.attended, ranks=1)
     weights = (found.model.weight_bytes - 2 * 32000 * 4096) / 12.9e9

@@ -13,6 +13,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
+from tests.strategies.scenarios import bytes_of
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272
 """Of OPT-30B."""
@@ -57,16 +58,6 @@ def decode(found: FlexGenPlan) -> Schedule:
 
 def prefill(found: FlexGenPlan) -> Schedule:
     return found.schedule(found.forward("prefill", 512, 512))
-
-
-def bytes_of(schedule: Schedule, kind: str, label: str = "") -> int:
-    """Return the bytes that the operations of a kind, with a label, move in all."""
-    return sum(
-        op.size * block.repeat
-        for block in schedule.blocks
-        for op in block.ops
-        if op.kind == kind and op.label.startswith(label)
-    )
 
 
 def tpot(**keys: Any) -> float:

@@ -11,7 +11,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import Edit, yaml_text
 from simoffload.models import Sequences
-from tests.strategies.cached import (
+from tests.strategies.scenarios import (
     BATCH,
     COMPILED,
     KINDS,

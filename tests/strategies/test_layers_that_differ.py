@@ -12,7 +12,7 @@ from simoffload.models import ModelShape, load_model
 from simoffload.models.shape import stored_bytes
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.divided import divide
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense first": {"name": "deepseek-v2-lite"},
@@ -28,7 +28,7 @@ under_transformers = pytest.mark.parametrize("name", [name for name in MODELS if
 
 def scenario(model: dict[str, Any], **strategy: Any) -> LoadedScenario:
     work = {"batch_size": 2, "prompt_length": 32, "steps": 2}
-    return cached.scenario(model=model, platform="dgx-a100-80g", **work, strategy=strategy)
+    return scenarios.scenario(model=model, platform="dgx-a100-80g", **work, strategy=strategy)
 
 
 def times(model: dict[str, Any], **strategy: Any) -> list[int]:

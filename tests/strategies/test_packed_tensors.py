@@ -16,7 +16,7 @@ from simoffload.strategies.memory import pinned_block, pinned_rounding
 from simoffload.strategies.programs.accelerate import AcceleratePlan
 from simoffload.strategies.programs.vllm import VllmOffloadPlan
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDING = "rounding of pinned allocations"
@@ -28,7 +28,7 @@ DOWN_BLOCKS, DOWN_SCALES = 128 * 2880 * 1440, 128 * 2880 * 90
 
 def scenario(platform: str, model: Any, **strategy: Any) -> LoadedScenario:
     work = {"batch_size": 1, "prompt_length": 512, "steps": 31}
-    return cached.scenario(model=model, platform=platform, strategy=strategy, **work)
+    return scenarios.scenario(model=model, platform=platform, strategy=strategy, **work)
 
 
 def terms(loaded: LoadedScenario, tier: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.passes.timing import copy_cause
 from simoffload.strategies.pinned_pool import allocation_waits
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 MIB = 1 << 20
 LAYERS, COPY_PS, RATE = 8, 10**9, 10**9
@@ -98,7 +98,7 @@ def scenario(output_length: int, cache: dict[str, Any], **model: Any) -> LoadedS
     """A model of the shape of Llama 8B, 16 prompts of 4096 tokens, on a measured machine with an H200."""
     shape = {"name": "llama-3.1-8b", "dtype": "float16", **model}
     work = {"batch_size": 16, "prompt_length": 4096, "output_length": output_length}
-    return cached.scenario(model=shape, **work, cache=cache)
+    return scenarios.scenario(model=shape, **work, cache=cache)
 
 
 def simulated(output_length: int, cache: dict[str, Any], **model: Any) -> InferenceResult:

@@ -14,7 +14,7 @@ from simoffload.strategies.hooks.slots import CopyThreads, SlotEnds, SlotKernels
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
 from simoffload.strategies.programs.flexgen import FlexGenPlan
 from simoffload.strategies.programs.flexgen_timing import SlotTiming
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]
 
@@ -24,7 +24,7 @@ def plan(*percent: int, model: str = "opt-1.3b", **keys: Any) -> FlexGenPlan:
     strategy = {"kind": "flexgen", **dict(zip(PLACES, percent, strict=True)), **keys}
     shape = {"name": model, "dtype": "float16"}
     work = {"platform": "gcp-t4", "batch_size": 12, "prompt_length": 64}
-    found = cached.scenario(model=shape, **work, strategy=strategy).plan()
+    found = scenarios.scenario(model=shape, **work, strategy=strategy).plan()
     assert isinstance(found, FlexGenPlan)
     return found
 

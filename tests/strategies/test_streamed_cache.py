@@ -15,8 +15,18 @@ from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
 from simoffload.strategies.passes.streams import DEPTH, REQUEST
-from tests.strategies.cached import BATCH, COMPILED, KINDS, PROMPT, VLLM, decode, operations, scenario, terms
-from tests.strategies.cached import streamed as cache
+from tests.strategies.scenarios import (
+    BATCH,
+    COMPILED,
+    KINDS,
+    PROMPT,
+    VLLM,
+    decode,
+    operations,
+    scenario,
+    terms,
+)
+from tests.strategies.scenarios import streamed as cache
 
 PREFETCHED = {**VLLM, "offload_group_size": 8}
 FAMILIES = {

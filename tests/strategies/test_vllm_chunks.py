@@ -14,7 +14,7 @@ from simoffload.models import Sequences
 from simoffload.report.sections.capacity import capacity
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.programs.vllm_engine import VllmEngine, graph_sizes
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 GIB = 1 << 30
 
@@ -30,7 +30,9 @@ def scenario(
 ) -> LoadedScenario:
     shape = {"name": model, "dtype": "bfloat16"} if isinstance(model, str) else model
     work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
-    return cached.scenario(model=shape, platform=platform, **work, strategy={**cached.COMPILED, **strategy})
+    return scenarios.scenario(
+        model=shape, platform=platform, **work, strategy={**scenarios.COMPILED, **strategy}
+    )
 
 
 def simulated(**keys: Any) -> Any:

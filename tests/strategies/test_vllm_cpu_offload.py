@@ -13,7 +13,7 @@ from simoffload.documents import yaml_text
 from simoffload.models import Sequences, load_model
 from simoffload.planning.confidence import confidence
 from simoffload.scenario import LoadedScenario
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 GIB = 1 << 30
 LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
@@ -24,7 +24,7 @@ def scenario(
     *, model: str = "llama-2-7b", platform: str = "dgx-a100-80g", prompt: int = 32, **strategy: Any
 ) -> LoadedScenario:
     keys = {"model": model, "platform": platform, "batch_size": 1, "prompt_length": prompt}
-    return cached.scenario(**keys, strategy={**cached.VLLM, **strategy})
+    return scenarios.scenario(**keys, strategy={**scenarios.VLLM, **strategy})
 
 
 def simulated(**strategy: Any) -> Any:
@@ -137,8 +137,7 @@ def test_experts_are_read_again_for_every_tile_of_their_own_tokens() -> None:
     assert read(2048, keys=mixtral)["mlp.experts"] == 32 * 4 * experts
     plan: Any = scenario(**mixtral | {"cpu_offload_gb": 30}, prompt=4096).plan()
     (prefill,) = (one.schedule({}) for one in plan.phases if one.kind == "prefill")
-    moved = sum(op.size * block.repeat for block in prefill.blocks for op in block.ops if op.kind == "copy")
-    assert plan.weight_moves == round(moved / plan.pinned.size) == 8
+    assert plan.weight_moves == round(scenarios.bytes_of(prefill, "copy") / plan.pinned.size) == 8
 
 
 def test_a_prefill_from_host_memory_as_on_an_h200() -> None:

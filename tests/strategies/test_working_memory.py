@@ -9,7 +9,7 @@ import pytest
 from simoffload.models import load_model
 from simoffload.strategies.memory import activation_bytes, cache_bytes
 from simoffload.workload import Inference
-from tests.strategies import cached
+from tests.strategies import scenarios
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_transformers_keeps_the_whole_prompt_until_the_first_decode_step(
 def test_a_paged_cache_has_whole_blocks(kind: dict[str, Any], form: str | None, element: int) -> None:
     """400 sequences of 17 tokens have two blocks of 16 each."""
     work = {"batch_size": 400, "prompt_length": 10, "output_length": 8}
-    cache = cached.terms(**work, strategy=kind, cache={"format": form})["hbm", "key-value cache"]
+    cache = scenarios.terms(**work, strategy=kind, cache={"format": form})["hbm", "key-value cache"]
     assert cache == 400 * 2 * 16 * 32 * 2 * 8 * 128 * element
 
 

@@ -1,4 +1,4 @@
-"""Scenarios with a key-value cache, and what their passes move and occupy."""
+"""Scenarios in a few words, and what their passes move and occupy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.schedule import Schedule
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ def text(*, model: Any = "llama-3.1-8b", steps: int = 3, platform: str = "dgx-h2
     if (section := keys.pop("cache", None)) is not None:
         strategy["kv_cache"] = section
     work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1} | keys
-    content = {"name": "cached", "model": model, "platform": platform, "workload": work}
+    content = {"name": "small", "model": model, "platform": platform, "workload": work}
     return yaml_text({**content, "strategy": strategy})
 
 
@@ -75,6 +76,12 @@ def moved(found: LoadedScenario, way: str, *, new: int, context: int) -> tuple[i
         for there in ("host to GPU", "GPU to host")
     ]
     return sizes[0], sizes[1]
+
+
+def bytes_of(schedule: Schedule, kind: str, label: str = "") -> int:
+    """Return the bytes that the operations of a kind, with a label that begins so, move on a rank."""
+    ops = [(op, block.repeat) for block in schedule.blocks for op in block.ops]
+    return sum(op.size * times for op, times in ops if op.kind == kind and op.label.startswith(label))
 
 
 def decode(**keys: Any) -> Any:
