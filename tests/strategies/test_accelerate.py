@@ -111,6 +111,9 @@ def test_a_tied_output_layer_is_copied_again_unless_the_embedding_is_on_the_gpu(
     kept: Any = table.plan()
     assert bytes_of(decode(kept), "copy") == WEIGHTS - 2 * TABLE
     assert kept.bytes_at(0) == TABLE
+    overrides = ["model.tie_word_embeddings=true", 'strategy.device_map={"": 0, "model.embed_tokens": "cpu"}']
+    head: Any = so.load_scenario(str(file), overrides=overrides).plan()
+    assert (head.bytes_at(0), head.bytes_at("cpu")) == (WEIGHTS - TABLE, 0), "the head is on the main GPU"
 
 
 # -- times ------------------------------------------------------------------------------------------
