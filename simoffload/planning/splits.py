@@ -111,7 +111,10 @@ def _largest(
     # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
     # they never do.
     index: int | None = 0
-    if too_small(0):
+    if len(values) > 1 and too_small(0):
+        # Where both are too small, HBM is for all with more on the GPUs, another tier for all with less.
+        if len(lacking := too_small((len(values) + 1) // 2)) > 1 and "hbm" in lacking:
+            return
         index = first_that_holds(range(1, len(values)), lambda one: "hbm" not in too_small(one))
     if index is None or too_small(index):
         return

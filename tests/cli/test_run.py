@@ -7,12 +7,14 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import simoffload as so
+from simoffload.planning import advise, explanation
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from tests.report.conftest import result_text
@@ -117,7 +119,21 @@ def test_every_answer_says_how_sure_it_is(program) -> None:
     assert json.loads(program("run", "small.yaml", *TOO_LARGE, "--json").out)["confidence"] is None
 
 
-def test_explain_says_why_in_every_form(program) -> None:
+def first_answer(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that is called once, and returns the same whenever it is asked again."""
+    found: list[object] = []
+
+    def asked(*given: object, **named: object) -> object:
+        found[:] = found or [function(*given, **named)]
+        return found[0]
+
+    return asked
+
+
+def test_explain_says_why_in_every_form(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulations of the second answer would be those of the first: it gets what these found."""
+    for module, name in ((explanation, "explain"), (advise, "advise")):
+        monkeypatch.setattr(module, name, first_answer(getattr(module, name)))
     answer = program("run", "small.yaml", "--explain", "--output-dir", "out")
     assert answer.status == 0
     titles = ("Storage bandwidth and throughput", "Sensitivity to inputs", "Confidence")

@@ -108,7 +108,7 @@ def test_slips_are_placed_in_the_scenario(change: str, key: str, message: str) -
 def test_the_rate_of_a_switch_changes_and_counts_in_the_sensitivity() -> None:
     given = [
         "platform=h200-8gpu-vm",
-        "model=opt-13b",
+        "model=opt-6.7b",
         "strategy.ranks=4",
         "strategy.weights=dram",
         "workload.output_length=2",

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.hardware import load_platform
 from simoffload.models import ModelShape, Sequences, load_model
-from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies import Phase
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.passes.pass_writer import Call, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import PassTimings
+from tests.strategies import scenarios
+from tests.strategies.scenarios import bytes_of
 
 MODEL = {"family": "llama", "num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 8}
 MODEL |= {"num_key_value_heads": 2, "intermediate_size": 4096, "vocab_size": 32000, "dtype": "float16"}
@@ -42,12 +42,6 @@ def written(offloaded: range, *, gpus: int = 1, **keys: Any) -> tuple[Schedule, 
     hooks = (AlignDevices(lambda *_: (RESULT,), **keys), *([HiddenStates(2048, 0)] if gpus > 1 else ()))
     out = PassWriter(name="pass", machine=MACHINE, hooks=hooks, compute=gpus)
     return out.write([StagePass(parts, timings.timing(BATCH), BATCH)]), model, timings
-
-
-def total(schedule: Schedule, kind: str, label: str = "") -> int:
-    """Return the bytes that operations of a kind move."""
-    ops = [(op, block.repeat) for block in schedule.blocks for op in block.ops]
-    return sum(op.size * times for op, times in ops if op.kind == kind and label in op.label)
 
 
 def sizes_of(model: ModelShape, layers: int) -> list[int]:
@@ -92,8 +86,8 @@ def test_the_host_thread_takes_as_long_as_by_hand(count: int) -> None:
 )
 def test_each_offloaded_tensor_is_copied_once(layers: range, gpus: int, moves: int) -> None:
     schedule, model, _ = written(layers, gpus=gpus)
-    states = total(schedule, "copy", "hidden states")
-    assert total(schedule, "copy") - states == sum(sizes_of(model, len(layers)))
+    states = bytes_of(schedule, "copy", "hidden states")
+    assert bytes_of(schedule, "copy") - states == sum(sizes_of(model, len(layers)))
     assert states == moves * 2 * 2048
 
 
@@ -101,7 +95,7 @@ def test_each_offloaded_tensor_is_copied_once(layers: range, gpus: int, moves: i
 def test_files_are_read_and_copied(cached: bool) -> None:
     schedule, model, _ = written(range(2), folder="raid", page_cache=cached)
     size = sum(sizes_of(model, 2))
-    assert (total(schedule, "read"), total(schedule, "copy")) == (0 if cached else size, size)
+    assert (bytes_of(schedule, "read"), bytes_of(schedule, "copy")) == (0 if cached else size, size)
 
 
 CACHES = ({}, {"tier": "dram"}, {"tier": "raid", "implementation": "streamed"})
@@ -118,15 +112,8 @@ MAPS: tuple[dict[str, Any], ...] = (
 def test_parts_repeat_rightly_and_copies_of_weights_overlap_no_kernel(
     keys: dict[str, Any], cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = {
-        "name": "hooks",
-        "model": MODEL,
-        "platform": "dgx-h200",
-        "strategy": {"kind": "accelerate", **keys},
-    }
-    text |= {"workload": {"batch_size": 2, "prompt_length": 16, "output_length": 3}}
-    text["strategy"]["kv_cache"] = cache  # type: ignore[index]
-    found = resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    work = {"batch_size": 2, "prompt_length": 16, "steps": 2}
+    found = scenarios.scenario(model=MODEL, **work, strategy={"kind": "accelerate", **keys}, cache=cache)
     phases = [one if isinstance(one, Phase) else one.step(1) for one in found.plan().phases]
     repeated = [one.schedule({}) for one in phases]
     monkeypatch.setattr(PassWriter, "verify", True)

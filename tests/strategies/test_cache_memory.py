@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.models import FAMILIES
-from simoffload.scenario import resolve
+from tests.strategies import scenarios
 
 BATCH, PROMPT, STEPS = 3, 9000, 40
 LONGEST = PROMPT + STEPS
@@ -62,12 +61,10 @@ WITHOUT_STATE = [family for family, shape in SHAPES.items() if not shape.state]
 
 
 def terms(shape: Shape, *, steps: int = STEPS, **strategy: Any) -> dict[tuple[str, str], int]:
-    work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
     model = {"name": shape.name, "dtype": "bfloat16"}
-    content = {"name": "cache", "model": model, "platform": "dgx-h200", "workload": work}
-    found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
-    (stage,) = found.plan().memory_stages
-    return {(one.tier, one.name): one.size for one in stage.terms}
+    return scenarios.terms(
+        model=model, batch_size=BATCH, prompt_length=PROMPT, steps=steps, strategy=strategy
+    )
 
 
 def positions(shape: Shape, *, full: int, sliding: int) -> int:

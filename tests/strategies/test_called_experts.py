@@ -19,6 +19,7 @@ from simoffload.strategies.zero.called_experts import only_called, order_lasts
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
 from simoffload.strategies.zero.replay import hook
 from tests.calibration.separate_experts import BUCKET, MODEL
+from tests.strategies.scenarios import bytes_of
 
 RECORD = json.loads(
     (Path(__file__).parents[1] / "calibration" / "data" / "separate_experts.json").read_text()
@@ -154,7 +155,7 @@ def mixtral(batch: int, *overrides: str) -> ZeroInferencePlan:
 def copied(plan: ZeroInferencePlan, new_tokens: int = 1) -> int:
     """Return the bytes that one pass copies to the GPU."""
     schedule = plan.schedule(plan.forward("pass", new_tokens, 64 + new_tokens))
-    return sum(op.size * block.repeat for block in schedule.blocks for op in block.ops if op.kind == "copy")
+    return bytes_of(schedule, "copy")
 
 
 def test_one_token_fetches_two_of_eight_experts() -> None:

@@ -6,7 +6,7 @@ The combinations are those of the page ``docs/reference/programs.md``.
 from __future__ import annotations
 
 import runpy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import simoffload as so
+from simoffload.documents import Edit
+from simoffload.engine import execute
+from simoffload.models import Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.passes.pass_writer import PassWriter
 
@@ -24,10 +27,13 @@ TOKEN = LAYERS * 2 * WIDTH * 2
 """[B] of keys and values of a token."""
 BATCH, EARLIER = 2, 97
 """Sequences of a replica, and earlier tokens of each in the second decode step."""
+LONGEST = 96 + 3
+"""Tokens of a sequence after the last decode step, whose own is not kept."""
 HEAD = VOCABULARY * WIDTH * 2
 """[B] of the head, which is the embedding: it is stored once and moved twice."""
 FIRST_LINEAR = 4 * WIDTH**2 * 2
 """[B] of the largest module of a layer."""
+SHORTCUTS = ("steady_state", "rank_symmetry", "decode_extrapolation")
 
 
 class Moved(NamedTuple):
@@ -41,6 +47,10 @@ class Moved(NamedTuple):
     """Of keys and values, to the GPUs."""
     stored: int
     """Of keys and values, from the GPUs."""
+    read: int
+    """Of keys and values, from files."""
+    written: int
+    """Of keys and values, to files."""
 
 
 def moved(schedule: Schedule) -> Moved:
@@ -56,6 +66,8 @@ def moved(schedule: Schedule) -> Moved:
         files=sizes["read", False] + sizes["mapped-copies", False] // 2,  # a copy reads and writes
         loaded=sizes["host-to-gpu", True],
         stored=sizes["gpu-to-host", True],
+        read=sizes["read", True],
+        written=sizes["write", True],
     )
 
 
@@ -122,9 +134,28 @@ def test_bytes_are_conserved_whatever_the_cache_is(weights: str) -> None:
         staged = FIRST_LINEAR // one.plan.degrees.tensor if one.step.weights else 0
         if "in place" not in weights:
             assert on_gpu >= held["hbm"] + staged, cache
-        if cache.startswith("streamed") and weights != COMBINATIONS["FLEXGEN"]:
-            assert one.step.loaded == one.replicas * BATCH * EARLIER * TOKEN, cache
-            assert one.step.stored == one.replicas * BATCH * TOKEN, cache
+        if weights != COMBINATIONS["FLEXGEN"]:
+            check_cache(one, cache)
+
+
+def check_cache(one: Found, cache: str) -> None:
+    """What moves, and where it is kept, follows from tokens alone, whatever brings the weights."""
+    sequences, kept = one.replicas * BATCH, one.held("key-value cache")
+    if cache.startswith("streamed"):
+        assert one.step[2:4] == (sequences * EARLIER * TOKEN, sequences * TOKEN), cache
+        on_files = one.step[2:4] if "storage" in cache else (0, 0)
+        assert one.step[4:] == on_files, cache
+        assert kept == {"raid" if "storage" in cache else "dram": sequences * LONGEST * TOKEN}, cache
+    elif cache == "offloaded":
+        assert one.step.stored == sequences * (EARLIER + 1) * TOKEN, cache
+        first = one.step.loaded - sequences * EARLIER * TOKEN
+        assert first in (0, sequences * TOKEN // LAYERS), cache
+        assert kept == {"dram": sequences * LONGEST * TOKEN}, cache
+    elif cache == "attention on the CPU":
+        assert kept == {"dram": 2 * sequences * LONGEST * TOKEN}, "in single precision"
+    elif cache in ("in HBM", "static", "4 bits", "fp8"):
+        assert one.step[2:] == (0, 0, 0, 0), cache
+        assert set(kept) == {"hbm"}, cache
 
 
 def test_a_cache_moves_its_bytes_whatever_brings_the_weights() -> None:
@@ -132,3 +163,44 @@ def test_a_cache_moves_its_bytes_whatever_brings_the_weights() -> None:
     rows = ("Accelerate, host memory", "Accelerate, several GPUs", "resident", "homes and hooks")
     steps = {row: found(row, "offloaded").step for row in rows}
     assert len({(one.loaded, one.stored) for one in steps.values()}) == 1, steps
+
+
+@pytest.mark.parametrize("weights", [one for one in WEIGHTS if one != COMBINATIONS["FLEXGEN"]])
+@pytest.mark.parametrize("cache", ["offloaded", "streamed, host memory", "streamed, storage"])
+def test_attention_does_not_overtake_its_cache(weights: str, cache: str) -> None:
+    """Nor do the copies overtake attention: there is room for the layers in use and the next one. Long
+    contexts, for which everything waits for copies."""
+    cell = CELL(weights, cache)
+    if cell.answer().startswith("no: "):
+        return
+    plan: Any = cell.load().plan()
+    schedule = plan.step([Sequences(BATCH, 1, 3000)]).schedule({})
+    causes, spans = [one.cause for one in schedule.routes], defaultdict[tuple[int, str], list[Any]](list)
+    for one in execute(schedule):
+        name = one.op.label.rpartition(".")[2] if one.op.kind == "compute" else ""
+        if one.op.kind == "copy" and causes[one.op.route].moves_cache:
+            name = causes[one.op.route].kind
+        spans[one.rank, name].append((one.start, one.end))
+    assert sum(len(found) for (_, name), found in spans.items() if name == "attention") >= LAYERS
+    for rank in range(schedule.ranks):
+        loads, stores, joins, attention = (
+            sorted(spans[rank, name]) for name in ("host-to-gpu", "gpu-to-host", "cat", "attention")
+        )
+        if cache == "offloaded":  # each layer loads the next one, the last one the first of the next pass
+            assert [one for one, load in zip(joins[1:], loads, strict=False) if one[0] < load[1]] == []
+            assert [one for one, join in zip(stores, joins, strict=True) if one[0] < join[1]] == []
+        else:
+            assert [one for one, load in zip(attention, loads, strict=True) if one[0] < load[1]] == []
+            assert [one for one, used in zip(loads[2:], attention, strict=False) if one[0] < used[1]] == []
+            assert [one for one, used in zip(stores, attention, strict=True) if one[0] < used[1]] == []
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_shortcuts_change_nothing(weights: str) -> None:
+    """Steady states, equal ranks, and steps that are derived from others; of each row and column a
+    third."""
+    edits = [Edit.at(f"engine.{one}", "verify") for one in SHORTCUTS]
+    for number, cache in enumerate(CACHES):
+        cell = CELL(weights, cache)
+        if (number + list(WEIGHTS).index(weights)) % 3 == 0 and not cell.answer().startswith("no: "):
+            so.simulate(cell.load().edited(*edits, Edit.at("workload.output_length", 13)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -12,12 +11,12 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
-from simoffload.models import load_model
 from simoffload.planning.cache_speed import with_speeds
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.cache.blocks import BlockMoves
+from tests.strategies import scenarios
 
 PROMPT, PREFIX = 1024, 512
 
@@ -34,20 +33,10 @@ def scenario(
     strategy: dict[str, Any] | None = None,
     **connector: Any,
 ) -> LoadedScenario:
-    section = {"tier": "dram", "prefix": PREFIX, **connector}
-    text = {
-        "name": "connected",
-        "model": model,
-        "platform": platform,
-        "workload": {"batch_size": batch, "prompt_length": prompt, "output_length": output},
-        "strategy": {
-            "kind": kind,
-            "tensor_parallel_size": gpus,
-            "kv_cache": {"connector": section},
-            **(strategy or {}),
-        },
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    cache = {"connector": {"tier": "dram", "prefix": PREFIX, **connector}}
+    keys = {"kind": kind, "tensor_parallel_size": gpus, **(strategy or {})}
+    work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
+    return scenarios.scenario(model=model, platform=platform, **work, strategy=keys, cache=cache)
 
 
 def simulated(**keys: Any) -> Any:
@@ -106,6 +95,8 @@ def test_of_sliding_layers_only_blocks_of_the_window_are_read() -> None:
         traffic = moves(scenario(model="gpt-oss-20b", batch=1, layerwise=layerwise)).traffic
         assert traffic.read == (12 * PREFIX + 12 * 128) * each
         assert traffic.written == 24 * (PROMPT - PREFIX) * each
+    with pytest.raises(InputError, match=r"cross_layer_blocks.*sliding layers keep fewer"):
+        scenario(model="gpt-oss-20b", cross_layer_blocks=True).plan()
 
 
 def test_only_full_blocks_move() -> None:
@@ -116,19 +107,6 @@ def test_only_full_blocks_move() -> None:
     assert simulated(prefix=500).prefill.new_tokens == PROMPT - 496
     assert moves(scenario(prefix=15)).traffic.read == 0
     assert simulated(prefix=15, store=False).load is None
-
-
-@pytest.mark.parametrize("tier", ["dram", "raid", "nfs"])
-@pytest.mark.parametrize("layerwise", [False, True])
-def test_both_halves_of_the_way_carry_all_bytes(tier: str, *, layerwise: bool) -> None:
-    """Through pinned buffers every byte crosses the tier and the link, in each direction once."""
-    found = scenario(tier=tier, layerwise=layerwise, output=1, prompt=1000, prefix=400)
-    traffic, prefill = moves(found).traffic, phase(found, "prefill")
-    assert written(prefill, "host to GPU") == traffic.read > 0
-    assert written(prefill, "GPU to host") == traffic.written > 0
-    if tier != "dram":
-        assert written(prefill, f"{tier} read") == traffic.read
-        assert written(prefill, f"{tier} write") == traffic.written
 
 
 def test_a_prompt_in_chunks_is_stored_once() -> None:
@@ -278,46 +256,6 @@ def test_memory_of_another_host_is_shared_by_all_gpus() -> None:
     assert not found.machine.tiers["peer"].is_storage
 
 
-def test_stages_of_a_pipeline_load_their_own_layers() -> None:
-    one, two = (
-        scenario(kind="tensor_parallel", strategy={"compiled": True, "pipeline_parallel_size": stages})
-        for stages in (1, 2)
-    )
-    assert moves(one).traffic == moves(two).traffic
-    assert len(moves(two).loads(1)) == 1
-    assert sum(moves(two).loads(stage)[0].total for stage in (0, 1)) == moves(one).traffic.read
-    times = [so.simulate(found).ttft_s for found in (one, two)]  # type: ignore[attr-defined]
-    assert times[1] > 0
-
-
-@pytest.mark.parametrize(
-    ("keys", "key", "message"),
-    [
-        ({"tier": "hbm"}, "connector.tier", "the cache itself is in hbm; use one of dram, raid"),
-        ({"prefix": PROMPT}, "connector.prefix", "1024 tokens are all of a prompt of 1024; use at most 1023"),
-        ({"direct": True}, "connector.direct", "copied by the GPU itself; leave it out"),
-        ({"direct": True, "tier": "nfs"}, "connector.direct", "cannot be read directly into a GPU"),
-        (
-            {"layerwise": True, "cross_layer_blocks": True},
-            "cross_layer_blocks",
-            "layerwise moves each layer on its own; set it to false",
-        ),
-        (
-            {"model": "gpt-oss-20b", "cross_layer_blocks": True},
-            "cross_layer_blocks",
-            "sliding layers keep fewer",
-        ),
-        ({"tier": "tape"}, "connector.tier", 'no tier "tape"'),
-    ],
-)
-def test_refusals(keys: dict[str, Any], key: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        scenario(**keys).plan()
-    (problem,) = caught.value.problems
-    assert key in problem.key
-    assert message in problem.message
-
-
 def test_load_or_compute() -> None:
     """The break-even rate is that at which both take as long."""
     found: Any = so.prefix_loading(scenario(batch=1, prompt=8193, prefix=8192, tier="nfs"))
@@ -354,14 +292,6 @@ def test_load_or_compute_is_asked_without_stores(keys: dict[str, Any]) -> None:
     if "layerwise" in keys:  # the pass ends with its stores
         *_, last = found.sentences
         assert last.startswith("this is without stores: with them, the first token comes after 1.3")
-
-
-def test_sizes_of_the_catalogue_agree() -> None:
-    """One block is what the model's cache of its tokens takes."""
-    model = load_model("llama-3.1-8b")
-    (blocks,) = moves(scenario(batch=1)).loads(0)
-    assert blocks.size == model.kv_cache_bytes(batch=1, tokens=16)
-    assert Fraction(blocks.total, blocks.size) == blocks.number == PREFIX // 16
 
 
 def command(**keys: Any) -> tuple[str, dict[str, Any]]:

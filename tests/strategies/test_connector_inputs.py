@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
+from tests.strategies.scenarios import refused
 
 SCENARIO = """\
 name: connected
@@ -23,17 +24,6 @@ HERE = "s.yaml:8:"
 KEY = "strategy.kv_cache.connector"
 
 
-def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The only line that ``run`` prints about a scenario that it refuses."""
-    file = path / "s.yaml"
-    file.write_text(text)
-    assert main(["run", str(file)]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.count("error:") == 1
-    return err.replace(str(file), "s.yaml")
-
-
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
@@ -47,11 +37,7 @@ def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("{tier: [dram, raid]}", ".tier", "dram or raid, got a list of 2"),
         ("{prefix: 16}", ".tier", "required key is missing"),
         ("{}", ".tier", "required key is missing"),
-        (
-            "{tier: dram, prefix: 1024}",
-            ".prefix",
-            "are all of a prompt of 1024; use at most 1023",
-        ),
+        ("{tier: dram, prefix: 1024}", ".prefix", "are all of a prompt of 1024; use at most 1023"),
         ("{tier: dram, prefix: 5000}", ".prefix", "more than all of a prompt of 1024; use at most 1023"),
         ("{tier: dram, prefix: -1}", ".prefix", "must be at least 0, got -1"),
         ("{tier: dram, prefix: 0.5}", ".prefix", "must be a whole number, got 0.5"),
@@ -73,11 +59,7 @@ def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("{tier: dram, layerwise: true, cross_layer_blocks: true}", ".cross_layer_blocks", "on its own"),
         ("{tier: dram, direct: true}", ".direct", "host memory is always copied by the GPU itself"),
         ("{tier: nfs, direct: true}", ".direct", "cannot be read directly into a GPU (nfs-100gbe)"),
-        (
-            "{tier: dram, chunk_size: 256}",
-            ".chunk_size",
-            "unknown key (known here: tier, prefix",
-        ),
+        ("{tier: dram, chunk_size: 256}", ".chunk_size", "unknown key (known here: tier, prefix"),
         ("{tier: dram, prefx: 256}", ".prefx", 'unknown key; did you mean "prefix"?'),
         ("[{tier: dram}, {tier: raid}]", "", "must be a mapping, got a list of 2"),
         ("dram", "", 'must be a mapping, got "dram"'),
@@ -87,8 +69,8 @@ def refused(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_mistakes_in_the_section(
     section: str, key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(tmp_path, SCENARIO.replace(SECTION, section), capsys)
-    assert f"error: {HERE}" in said
+    said = refused(SCENARIO.replace(SECTION, section), tmp_path, capsys)
+    assert f"/{HERE}" in said
     assert f"{KEY}{key}: " in said
     assert message in said
 
@@ -110,7 +92,7 @@ def test_mistakes_in_the_section(
 def test_mistakes_around_it(
     old: str, new: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(tmp_path, SCENARIO.replace(old, new), capsys)
+    assert message in refused(SCENARIO.replace(old, new), tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,6 @@ def test_decode_steps_store_equal_parts_of_a_generation(tier: str, strategy: dic
     assert written(phase(found, "prefill"), "GPU to host") == 0
 
 
-def test_the_only_decode_step_stores_all_blocks() -> None:
-    found = scenario(output=2)
-    assert written(decode(found).schedule({}), "GPU to host") == moves(found).traffic.written > 0
-
-
 @pytest.mark.parametrize("tier", ["dram", "raid", "nfs"])
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_steps_that_use_no_link_take_as_long_with_stores(tier: str, gpus: int) -> None:
@@ -113,26 +108,6 @@ def test_a_prefix_is_there_before_the_first_kernel_reads_weights(strategy: dict[
     assert times[0] == times[1] + load
 
 
-def test_memory_holds_weights_and_blocks() -> None:
-    result = so.fit(scenario(strategy=IN_PLACE))
-    parts = {one.name: one.size for use in result.capacity if use.tier == "dram" for one in use.terms}
-    assert parts["weights"] >= 8 << 30
-    assert parts["blocks of the prefixes"] == 2 * 512 * TOKEN
-
-
-def test_stages_of_a_pipeline_store_their_own_layers() -> None:
-    """The end of a step is that of all stages; stores do not delay it."""
-    keys: dict[str, Any] = {
-        "kind": "tensor_parallel",
-        "output": 9,
-        "strategy": {"compiled": True, "pipeline_parallel_size": 2},
-    }
-    without, stored = (simulated(**keys, store=store) for store in (False, True))
-    assert stored.decode[0].time_s == without.decode[0].time_s
-    ups = [one.size for one in stored.decode[0].links if one.link.startswith(("gpu0 ->", "gpu1 ->"))]
-    assert ups == [stored.traffic[0].written // 2 // 8] * 2
-
-
 def test_what_a_tier_does_not_take_in_time_is_a_backlog() -> None:
     """A part of a step takes the latency of the server and its bytes; a warning follows if the next prefill
     is too short for what is left."""
@@ -158,13 +133,3 @@ def test_a_server_that_only_prefills_has_a_backlog_after_its_prefill() -> None:
     waits = simulated(tier="nfs", output=1, prefix=0, batch=8, layerwise=True)
     assert waits.kv_backlog_s == 0, "the prefill waits for them"
     assert not [one for one in waits.warnings if "faster than" in one]
-
-
-@pytest.mark.parametrize("strategy", [{}, *OFFLOADED])
-@pytest.mark.parametrize("tier", ["dram", "raid"])
-def test_shortcuts_change_nothing(tier: str, strategy: dict[str, Any]) -> None:
-    """Steps that are derived from others end with the pass, not with its stores."""
-    found = scenario(tier=tier, output=40, strategy=strategy, batch=4)
-    checked = dict.fromkeys(("steady_state", "rank_symmetry", "decode_extrapolation"), "verify")
-    found.document.data["engine"] = checked
-    so.simulate(resolve(found.document))

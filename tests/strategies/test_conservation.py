@@ -350,11 +350,12 @@ def test_a_connector(
 )
 def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages: int) -> None:
     """Keys, and values, of a layer are read and written in whole pages, those of a prompt by each micro-batch
-    on its own; the traffic of a generation is what all passes move."""
+    on its own, and cross the cables byte by byte; the traffic of a generation is what all passes move."""
     shape = shape._replace(layers=stages * shape.layers)
     degrees = {"tensor_parallel_size": gpus, "pipeline_parallel_size": stages}
     cache = {"tier": tier, "implementation": "streamed"}
-    found = scenario(shape, work, {"kind": "tensor_parallel", "compiled": True, **degrees, "kv_cache": cache})
+    strategy = {"kind": "tensor_parallel", "compiled": True, **degrees}
+    found, plain = (scenario(shape, work, {**strategy, **one}) for one in ({"kv_cache": cache}, {}))
 
     def paged(tokens: int) -> int:
         size = shape.token // 2 // gpus
@@ -370,6 +371,10 @@ def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages
     schedules = [prefill, *(passes(found, step)[1] for step in range(1, work.output))]
     moved = [booked(found, one) for one in schedules]
     assert [(one.read, one.written) for one in moved] == expected
+    token = work.batch * shape.layers * shape.token
+    crossed = [(0, token * work.prompt), (token * work.prompt, token)]
+    for own, other, ways in zip(moved, passes(plain, 1), crossed, strict=False):
+        assert own.less(booked(plain, other))[:2] == ways
     (traffic,) = found.plan().facts.traffic  # type: ignore[attr-defined]
     assert (traffic.read, traffic.written) == tuple(map(sum, zip(*expected, strict=True)))
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simoffload as so
-from simoffload.calibration.runs import request
-from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Sequences, load_model
 from simoffload.planning.evaluator import Evaluator
-from simoffload.results import cause_text
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
+from tests.strategies import scenarios
+from tests.strategies.scenarios import ON_CPU
 
 BATCH, PROMPT = 16, 512
-ON_CPU = {"tier": "dram", "implementation": "cpu_attention"}
 SHAPES = {
     "opt-30b": (48, 7168, 7168, 56),
     "bloom-7b1": (30, 4096, 4096, 32),
@@ -29,46 +25,31 @@ SHAPES = {
 """Layers, elements of queries, elements of keys, and heads of queries."""
 
 
-def text(*, model: str = "opt-30b", platform: str = "lambda-vector-a6000", **keys: Any) -> str:
-    cache, strategy = keys.pop("cache", ON_CPU), keys.pop("strategy", {"weights": "dram"})
-    work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": 4} | keys
-    written = {"name": model, "attention": "eager", "dtype": "float16"}
-    content = {"name": "on the CPU", "model": written, "platform": platform, "workload": work}
-    section = {"kind": "zero_inference", **strategy, **({"kv_cache": cache} if cache else {})}
-    return yaml_text({**content, "strategy": section})
+def described(*, model: str = "opt-30b", **keys: Any) -> dict[str, Any]:
+    work = {"batch_size": BATCH, "prompt_length": PROMPT, "platform": "lambda-vector-a6000"}
+    strategy = {"kind": "zero_inference", **keys.pop("strategy", {"weights": "dram"})}
+    shape = {"name": model, "attention": "eager", "dtype": "float16"}
+    return {**work, "model": shape, "strategy": strategy, "cache": ON_CPU, **keys}
 
 
-def scenario(engine: dict[str, str] | None = None, **keys: Any) -> LoadedScenario:
-    document = parse_yaml(text(**keys), name="s.yaml")
-    if engine:
-        document.data["engine"] = engine
-    return resolve(document)
-
-
-def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, str, str, int]]:
-    """Stream, kind, label, route and size of all operations of a pass, in the order of writing."""
-    schedule = found.plan().step([batch]).schedule({})  # type: ignore[attr-defined]
-    return [
-        (
-            schedule.streams[op.stream],
-            op.kind,
-            op.label,
-            cause_text(schedule.routes[op.route].cause) if op.size else "",
-            op.size,
-        )
-        for block in schedule.blocks
-        for _ in range(block.repeat)
-        for op in block.ops
-    ]
+def scenario(**keys: Any) -> LoadedScenario:
+    return scenarios.scenario(**described(**keys))
 
 
 def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
     """Bytes of keys, values, queries and results that a pass copies to host memory, and to the GPU."""
-    copies = [one for one in operations(found, Sequences(BATCH, new, context)) if one[2] == "keys and values"]
-    return tuple(
-        sum(one[4] for one in copies if one[3] == f"{way}, pageable (key-value cache on dram)")
-        for way in ("GPU to host", "host to GPU")
-    )  # type: ignore[return-value]
+    back, there = scenarios.moved(found, ", pageable", new=new, context=context)
+    return there, back
+
+
+def attended(found: LoadedScenario, batch: int, context: int) -> Any:
+    """Return the work of a layer in a decode step."""
+    return layer_work(found, batch, context).attended
+
+
+def layer_work(found: LoadedScenario, batch: int, context: int) -> Any:
+    plan: Any = found.plan()
+    return cpu_attention(plan.cache, found.model, [Sequences(batch, 1, context)])
 
 
 # -- bytes ---------------------------------------------------------------------------------------
@@ -102,17 +83,6 @@ def test_without_blocking_the_gpu_casts_before_the_copy() -> None:
         assert stored == factor * layers * 2 * BATCH * PROMPT * keys * 2
 
 
-def test_the_cache_never_returns() -> None:
-    """What comes to the GPU does not depend on the context, and links carry what is copied."""
-    found = scenario(strategy={"weights": "hbm"}, model="llama-2-7b")
-    back = {moved(found, new=1, context=context)[1] for context in (PROMPT + 1, 2000)}
-    assert len(back) == 1
-    result: Any = so.simulate(found)
-    decode = next(one for one in result.passes if one.name == "decode 1")
-    carried = sorted(one.size for one in decode.links if "gpu0" in one.link and "<->" not in one.link)
-    assert carried == sorted(moved(found, new=1, context=PROMPT + 1))
-
-
 # -- times ---------------------------------------------------------------------------------------
 
 
@@ -120,7 +90,7 @@ def test_the_cpu_reads_keys_and_values_once() -> None:
     """OPT, whose buffer is in single precision: 32 threads read 0.31 of 28 GB/s each in products, up to
     143.4 GB/s together; scores are read or written eight times by loops."""
     found, context = scenario(model="opt-30b"), 540
-    work = cpu_attention(found.plan().cache, found.model, [Sequences(BATCH, 1, context)])  # type: ignore[attr-defined]
+    work = layer_work(found, BATCH, context)
     products = 2 * BATCH * context * 7168 * 4
     others = 8 * BATCH * 56 * context * 4 + 2 * BATCH * 7168 * (2 + 4)
     assert work.attended == (products + others, 0, 0, products)
@@ -133,7 +103,7 @@ def test_the_cpu_reads_keys_and_values_once() -> None:
 def test_a_buffer_in_16_bit_is_cast_in_every_step() -> None:
     """BLOOM: 2 B are read and 4 written in new memory, then 4 are read by the product."""
     found, context, batch = scenario(model="bloom-7b1"), 540, 64
-    work = cpu_attention(found.plan().cache, found.model, [Sequences(batch, 1, context)]).attended  # type: ignore[attr-defined]
+    work = attended(found, batch, context)
     elements = 2 * batch * context * 4096
     scores, own = 9 * batch * 32 * context * 4, 2 * batch * 4096 * (2 + 2)
     assert work == (elements * (2 + 4 + 4) + scores + own, elements * 4, elements * 4, elements * 4)
@@ -142,7 +112,7 @@ def test_a_buffer_in_16_bit_is_cast_in_every_step() -> None:
 def test_grouped_queries_repeat_the_cache() -> None:
     """Llama-2-70B reads eight heads and writes 64 in new memory, which the product then reads."""
     found, context, batch = scenario(model="llama-2-70b"), 540, 64
-    work = cpu_attention(found.plan().cache, found.model, [Sequences(batch, 1, context)]).attended  # type: ignore[attr-defined]
+    work = attended(found, batch, context)
     kept, repeated = 2 * batch * context * 1024 * 4, 2 * batch * context * 8192 * 4
     scores, own = 8 * batch * 64 * context * 4, 2 * batch * 1024 * (2 + 4)
     assert work == (kept + 2 * repeated + scores + own, repeated, repeated, repeated)
@@ -151,20 +121,16 @@ def test_grouped_queries_repeat_the_cache() -> None:
 def test_small_tensors_use_their_memory_again() -> None:
     """glibc keeps blocks of up to 32 MiB."""
     found = scenario(model="bloom-7b1")
-    plan: Any = found.plan()
     for batch, new in ((1, 0), (16, 2 * 16 * 540 * 4096 * 4)):
-        assert cpu_attention(plan.cache, found.model, [Sequences(batch, 1, 540)]).attended.new == new
+        assert attended(found, batch, 540).new == new
 
 
 def test_the_host_waits_for_the_cpu() -> None:
     """With weights on the GPU a step is the sum of copies, work of the CPU and everything else."""
-    keys: dict[str, Any] = {"model": "llama-2-7b", "strategy": {"weights": "hbm"}, "output_length": 2}
-    plain, found = scenario(cache=None, **keys), scenario(**keys)
-    inside, outside = (
-        next(one for one in so.simulate(one).passes if one.name == "decode 1")  # type: ignore[union-attr]
-        for one in (plain, found)
-    )
-    work = cpu_attention(found.plan().cache, found.model, [Sequences(BATCH, 1, PROMPT + 1)])  # type: ignore[attr-defined]
+    keys: dict[str, Any] = {"model": "llama-2-7b", "strategy": {"weights": "hbm"}, "steps": 1}
+    found = scenario(**keys)
+    inside, outside = (scenarios.decode(**described(**keys, cache=cache)) for cache in (None, ON_CPU))
+    work = layer_work(found, BATCH, PROMPT + 1)
     cpu = 32 * work.attended.traffic / cpu_rate(found.machine, work.attended, ranks=1)
     copied = 32 * (sum(work.sent) + work.returned) / 10e9
     assert outside.time_s > cpu + copied
@@ -177,25 +143,12 @@ def test_weights_in_pageable_memory_do_not_overlap_with_the_cpu() -> None:
         "weights": "dram",
         "ds_config": {"zero_optimization": {"stage": 3, "offload_param": {"pin_memory": False}}},
     }
-    found = scenario(model="llama-2-7b", strategy=strategy, output_length=2)
-    step = next(one for one in so.simulate(found).passes if one.name == "decode 1")  # type: ignore[union-attr]
-    work = cpu_attention(found.plan().cache, found.model, [Sequences(BATCH, 1, PROMPT + 1)])  # type: ignore[attr-defined]
+    keys: dict[str, Any] = {"model": "llama-2-7b", "strategy": strategy, "steps": 1}
+    found, step = scenario(**keys), scenarios.decode(**described(**keys))
+    work = layer_work(found, BATCH, PROMPT + 1)
     cpu = 32 * work.attended.traffic / cpu_rate(found.machine, work.attended, ranks=1)
     weights = (found.model.weight_bytes - 2 * 32000 * 4096) / 12.9e9
     assert step.time_s > cpu + weights
-
-
-def test_longer_contexts_take_longer() -> None:
-    first, last = (
-        so.simulate(scenario(prompt_length=length)).metrics()["tpot_s"] or 0 for length in (256, 1024)
-    )
-    assert last > first
-
-
-@pytest.mark.parametrize("model", ["opt-30b", "bloom-560m", "llama-2-70b"])
-def test_shortcuts_change_nothing(model: str) -> None:
-    checked = dict.fromkeys(("steady_state", "rank_symmetry", "decode_extrapolation"), "verify")
-    so.simulate(scenario(engine=checked, model=model, output_length=30))
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -225,14 +178,6 @@ def test_a_pinned_buffer_is_a_power_of_two() -> None:
         assert pinned
         each = 1 << (size // tensors - 1).bit_length()
         assert found["dram", "rounding of the pinned cache"] == (tensors * each - size, True)
-
-
-def test_every_process_has_its_cache() -> None:
-    one, six = (
-        terms(platform="l40s-server", strategy={"weights": "hbm", "ranks": ranks})["dram", "key-value cache"]
-        for ranks in (1, 6)
-    )
-    assert six[0] == 6 * one[0]
 
 
 def test_what_fits_the_published_machine() -> None:
@@ -266,45 +211,6 @@ def test_the_command_is_that_of_the_example() -> None:
     assert "zero-inference.sh" not in scenario(cache=None).exports()
 
 
-@pytest.mark.parametrize(
-    ("keys", "key", "message"),
-    [
-        ({"model": "mistral-7b"}, "implementation", "for OPT, BLOOM and Llama only, not for mistral"),
-        (
-            {"model": "llama-3.1-8b"},
-            "implementation",
-            "does not load llama-3.1-8b: rope_scaling of type llama3",
-        ),
-        (
-            {"model": "llama-3.3-70b"},
-            "implementation",
-            "use dynamic or static, or a model such as llama-3",
-        ),
-        (
-            {"strategy": {"kind": "vllm_cpu_offload"}, "cache": {"implementation": "cpu_attention"}},
-            "implementation",
-            "vLLM has one implementation; leave it out",
-        ),
-        ({"cache": {"implementation": "cpu_attention"}}, "tier", "needs the cache in host memory; use dram"),
-        ({"cache": {**ON_CPU, "tier": "nvme"}}, "tier", "keeps no cache there; use hbm or dram"),
-        ({"cache": {**ON_CPU, "format": "int4"}}, "format", "has no format with fewer bits; remove it"),
-        ({"cache": {"tier": "dram", "pin_memory": True}}, "pin_memory", "implementation: cpu_attention"),
-        ({"cache": {"asynchronous": True}}, "asynchronous", "implementation: cpu_attention"),
-    ],
-)
-def test_mistakes_are_one_line(
-    keys: dict[str, Any], key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With file, key and what is valid."""
-    file = tmp_path / "s.yaml"
-    file.write_text(text(**keys))
-    assert main(["run", str(file)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "s.yaml:" in line
-    assert f"strategy.kv_cache.{key}:" in line
-    assert message in line
-
-
 LLAMA = {"name": "llama-2-7b", "attention": "eager", "dtype": "float16"}
 
 
@@ -334,12 +240,3 @@ def test_it_is_proposed_only_for_what_it_loads() -> None:
         found = scenario(model=model, cache=None)
         others = Evaluator(found).changes("cache")
         assert any("attention on the CPU" in one.description for one in others) == proposed
-
-
-def test_real_runs_of_a_newer_transformers_have_none() -> None:
-    """``calibrate deepspeed`` runs transformers itself, not DeepSpeed's fork."""
-    work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
-    strategy = {"kind": "zero_inference", "kv_cache": ON_CPU}
-    run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": strategy}
-    with pytest.raises(so.InputError, match="transformers has no such implementation; use dynamic or static"):
-        request(run)

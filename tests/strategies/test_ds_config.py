@@ -83,11 +83,7 @@ def test_overlap_comm_is_on_unless_it_is_switched_off() -> None:
 
 def test_unknown_and_unmodelled_keys_warn() -> None:
     _, warnings = resolve(
-        {
-            "train_batch_size": 8,
-            "aio": {"queue_dept": 1},
-            "zero_optimization": {"zero_hpz_partition_size": 8},
-        }
+        {"train_batch_size": 8, "aio": {"queue_dept": 1}, "zero_optimization": {"zero_hpz_partition_size": 8}}
     )
     assert len(warnings) == 2
     assert "zero_hpz_partition_size: 8 is not modelled" in warnings[0]

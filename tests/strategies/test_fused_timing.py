@@ -265,12 +265,3 @@ def test_what_no_recorded_run_served_is_said(
     loaded = scenario(model, quantization, **keys)
     found = confidence(so.fit(loaded))
     assert found.unlike == unlike.format(loaded.machine.accelerator.name)
-
-
-def test_the_confidence_names_what_no_real_run_did() -> None:
-    known = confidence(simulated("llama-3.1-8b"))
-    assert known.unlike == ""
-    assert known.runs > 10
-    other = confidence(simulated("qwen3-30b-a3b", "int4-g128", platform="dgx-a100-80g"))
-    assert "A100" in other.unlike
-    assert "experts" in other.unlike

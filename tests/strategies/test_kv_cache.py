@@ -8,21 +8,26 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.calibration.launch import case_data
-from simoffload.calibration.runs import request
 from simoffload.cli import main
-from simoffload.documents import Edit, parse_yaml, yaml_text
+from simoffload.documents import Edit, yaml_text
 from simoffload.models import Sequences
 from simoffload.planning.evaluator import Evaluator
-from simoffload.results import cause_text
-from simoffload.scenario import LoadedScenario, resolve
+from tests.strategies.scenarios import (
+    BATCH,
+    COMPILED,
+    KINDS,
+    OFFLOADED,
+    PROMPT,
+    STATIC,
+    VLLM,
+    decode,
+    moved,
+    operations,
+    scenario,
+    streamed,
+    terms,
+)
 
-BATCH, PROMPT = 4, 1000
-KINDS: dict[str, dict[str, Any]] = {
-    "resident": {"kind": "resident"},
-    "accelerate": {"kind": "accelerate", "device_map": "cuda"},
-    "zero_inference": {"kind": "zero_inference", "weights": "hbm"},
-}
 FAMILIES = {
     "llama-2-7b": (32, 2 * 32 * 128 * 2),
     "llama-3.1-8b": (32, 2 * 8 * 128 * 2),
@@ -30,74 +35,24 @@ FAMILIES = {
     "deepseek-v2-lite": (27, (512 + 64) * 2),
 }
 """Layers, and bytes of a token in one: multi-head, grouped-query, multi-query and latent attention."""
-OFFLOADED = {"tier": "dram"}
-STATIC = {"tier": "dram", "implementation": "static"}
-
-
-def text(*, model: Any = "llama-3.1-8b", steps: int = 3, **keys: Any) -> str:
-    work = {"batch_size": BATCH, "prompt_length": PROMPT, "output_length": steps + 1}
-    strategy = keys.pop("strategy", KINDS["resident"])
-    if (cache := keys.pop("cache", None)) is not None:
-        strategy = {**strategy, "kv_cache": cache}
-    content = {"name": "cached", "model": model, "platform": "dgx-h200", "workload": work | keys}
-    return yaml_text({**content, "strategy": strategy})
-
-
-def scenario(engine: dict[str, Any] | None = None, **keys: Any) -> LoadedScenario:
-    document = parse_yaml(text(**keys), name="s.yaml")
-    if engine:
-        document.data["engine"] = engine
-    return resolve(document)
-
-
-def operations(found: LoadedScenario, batch: Sequences) -> list[tuple[str, str, str, int]]:
-    """Stream, kind, route and size of all operations of a pass of the first rank, in the order of writing."""
-    schedule = found.plan().step([batch]).schedule({})  # type: ignore[attr-defined]
-    return [
-        (
-            schedule.streams[op.stream],
-            op.kind,
-            cause_text(schedule.routes[op.route].cause) if op.size else "",
-            op.size,
-        )
-        for block in schedule.blocks
-        for _ in range(block.repeat)
-        for op in block.ops
-    ]
-
-
-def moved(found: LoadedScenario, *, new: int, context: int) -> tuple[int, int]:
-    """Bytes of the cache that a pass moves to the GPU and back."""
-    copies = [one for one in operations(found, Sequences(BATCH, new, context)) if one[1] == "copy"]
-    ways = [f"{way} (key-value cache on dram)" for way in ("host to GPU", "GPU to host")]
-    assert {one[2] for one in copies} <= set(ways)
-    return tuple(sum(one[3] for one in copies if one[2] == way) for way in ways)  # type: ignore[return-value]
 
 
 # -- bytes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", FAMILIES)
-def test_a_step_moves_the_whole_cache_both_ways(model: str, kind: str) -> None:
-    """Each layer goes back with the new token; the last one fetches the first, which has it already."""
+def test_a_step_moves_the_whole_cache_both_ways(model: str) -> None:
+    """Each layer goes back with the new token; the last one fetches the first, which has it already. A static
+    cache moves all its room."""
     layers, width = FAMILIES[model]
-    found = scenario(model=model, strategy=KINDS[kind], cache=OFFLOADED)
     token = BATCH * width
-    to_gpu, back = moved(found, new=1, context=PROMPT + 1)
-    assert back == layers * token * (PROMPT + 1)
-    assert to_gpu == token * ((layers - 1) * PROMPT + PROMPT + 1)
-    assert moved(found, new=PROMPT, context=PROMPT) == (token * PROMPT, layers * token * PROMPT)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", FAMILIES)
-def test_a_static_cache_moves_all_its_room(model: str, kind: str) -> None:
-    layers, width = FAMILIES[model]
-    found = scenario(model=model, strategy=KINDS[kind], cache=STATIC, steps=24)
-    room = BATCH * width * (PROMPT + 24)
-    assert moved(found, new=1, context=PROMPT + 1) == (layers * room, layers * room)
-    assert moved(found, new=PROMPT, context=PROMPT) == (room, layers * room)
+    found = scenario(model=model, cache=OFFLOADED)
+    there = token * ((layers - 1) * PROMPT + PROMPT + 1)
+    assert moved(found, "", new=1, context=PROMPT + 1) == (there, layers * token * (PROMPT + 1))
+    assert moved(found, "", new=PROMPT, context=PROMPT) == (token * PROMPT, layers * token * PROMPT)
+    fixed, room = scenario(model=model, cache=STATIC, steps=24), token * (PROMPT + 24)
+    assert moved(fixed, "", new=1, context=PROMPT + 1) == (layers * room, layers * room)
+    assert moved(fixed, "", new=PROMPT, context=PROMPT) == (room, layers * room)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,29 +61,11 @@ def test_sliding_layers_move_their_window_or_stay(kind: str) -> None:
     token, prompt = BATCH * 2 * 8 * 256 * 2, 5000
     keys = {"model": "gemma-2-9b", "strategy": KINDS[kind], "prompt_length": prompt}
     growing = scenario(**keys, cache=OFFLOADED)
-    to_gpu, back = moved(growing, new=1, context=prompt + 1)
+    to_gpu, back = moved(growing, "", new=1, context=prompt + 1)
     assert back == 21 * token * (4095 + prompt + 1)
     assert to_gpu == 21 * token * (4095 + prompt), "layer 0 slides, so that it has no token more"
     fixed = scenario(**keys, cache=STATIC)
-    assert moved(fixed, new=1, context=prompt + 1) == (21 * token * (prompt + 3),) * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_links_carry_what_is_moved(kind: str) -> None:
-    """The cable of the GPU carries the copies and nothing else."""
-    result: Any = so.simulate(scenario(strategy=KINDS[kind], cache=OFFLOADED))
-    decode = next(one for one in result.passes if one.name == "decode 1")
-    token = BATCH * 2 * 8 * 128 * 2
-    carried = {one.link: one.size for one in decode.links if "gpu0" in one.link and "<->" not in one.link}
-    assert sorted(carried.values()) == sorted([token * (32 * PROMPT + 1), token * 32 * (PROMPT + 1)])
-
-
-def test_every_rank_moves_its_heads() -> None:
-    """Under tensor parallelism two key-value heads are on each of four GPUs."""
-    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4}
-    token = BATCH * 2 * 2 * 128 * 2
-    _, back = moved(scenario(strategy=divided, cache=OFFLOADED), new=1, context=PROMPT + 1)
-    assert back == 32 * token * (PROMPT + 1)
+    assert moved(fixed, "", new=1, context=prompt + 1) == (21 * token * (prompt + 3),) * 2
 
 
 def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
@@ -140,11 +77,8 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
         "max_memory": {"0": "8 GiB", "1": "12 GiB"},
     }
     found = scenario(strategy=both, cache=OFFLOADED)
-    copies = [one for one in operations(found, Sequences(BATCH, 1, PROMPT + 1)) if "host to GPU" in one[2]]
-    on = {
-        route: {stream for stream, _, way, _ in copies if way == route}
-        for route in {one[2] for one in copies}
-    }
+    copies = [one for one in operations(found, Sequences(BATCH, 1, PROMPT + 1)) if "host to GPU" in one.way]
+    on = {one.way: {other.stream for other in copies if other.way == one.way} for one in copies}
     cache = "(key-value cache on dram)"
     assert on == {f"host to GPU {cache}": {"cache"}, f"host to GPU 1 {cache}": {"compute"}}
     assert len(copies) == 32
@@ -156,8 +90,8 @@ def test_other_gpus_of_accelerate_copy_on_their_compute_stream() -> None:
         OFFLOADED,
         {"implementation": "static"},
         {"format": "int4"},
-        {"tier": "raid", "implementation": "streamed"},
-        {"tier": "dram", "implementation": "streamed", "format": "fp8"},
+        streamed(),
+        streamed("dram", "fp8"),
     ],
 )
 def test_a_gpu_without_layers_has_no_cache(cache: dict[str, Any]) -> None:
@@ -173,8 +107,7 @@ def test_a_gpu_without_layers_has_no_cache(cache: dict[str, Any]) -> None:
 def test_layers_may_be_on_fewer_gpus_than_there_are(model: str, gpus: int) -> None:
     """As Accelerate puts those of small models."""
     several = {"kind": "accelerate", "num_gpus": gpus}
-    cache = {"tier": "raid", "implementation": "streamed"}
-    found = scenario(model=model, strategy=several, cache=cache, prompt_length=100)
+    found = scenario(model=model, strategy=several, cache=streamed(), prompt_length=100)
     on_gpus = found.plan().on_gpus  # type: ignore[attr-defined]
     assert any(all("cache" not in term.name for term in one if term.tier == "hbm") for one in on_gpus)
     so.simulate(found)
@@ -195,10 +128,7 @@ def test_the_period_of_a_long_context() -> None:
     """max(t_cat + KV / down + t_attn + t_rest, KV / up) for each layer, with half of what the cable carries
     both ways together, because both copies are of the same size."""
     keys: dict[str, Any] = {"prompt_length": 30_000, "batch_size": 8, "steps": 1}
-    inside, outside = (
-        next(one for one in so.simulate(scenario(**keys, cache=cache)).passes if one.name == "decode 1")  # type: ignore[union-attr]
-        for cache in ({}, OFFLOADED)
-    )
+    inside, outside = (decode(**keys, cache=cache) for cache in ({}, OFFLOADED))
     cache = 8 * 30_001 * 32 * 2 * 8 * 128 * 2
     gpu = scenario(**keys).machine.accelerator
     joining = 2 * cache / gpu.hbm_rate
@@ -210,20 +140,14 @@ def test_the_period_of_a_long_context() -> None:
     assert outside.time_s > inside.time_s + cache / 55.4e9, "the copy back is never hidden"
 
 
-def test_copies_of_the_cache_share_the_link_with_weights() -> None:
-    weights = {"kind": "zero_inference", "weights": "dram"}
-    plain, both = (
-        next(
-            one
-            for one in so.simulate(scenario(strategy=weights, cache=cache, batch_size=32)).passes
-            if one.name == "decode 1"
-        )  # type: ignore[union-attr]
-        for cache in ({}, OFFLOADED)
-    )
-    cache = 32 * PROMPT * 32 * 2 * 8 * 128 * 2
+@pytest.mark.parametrize(("cache", "shown"), [(OFFLOADED, 0.5), (streamed("dram"), 0.75)])
+def test_copies_of_the_cache_share_the_link_with_weights(cache: dict[str, Any], shown: float) -> None:
+    keys: dict[str, Any] = {"strategy": {"kind": "zero_inference", "weights": "dram"}, "batch_size": 32}
+    plain, both = (decode(**keys, cache=one).time_s for one in (None, cache))
+    size = 32 * PROMPT * 32 * 2 * 8 * 128 * 2
     stored = scenario().model.weight_bytes - scenario().model.vocab_size * 4096 * 2  # rows of the embedding
-    assert both.time_s > plain.time_s + 0.5 * cache / 55.5e9
-    assert both.time_s >= (stored + cache) / 55.5e9
+    assert both > plain + shown * size / 55.5e9
+    assert both >= (stored + size) / 55.5e9
 
 
 def test_all_steps_of_a_static_cache_are_one() -> None:
@@ -233,14 +157,6 @@ def test_all_steps_of_a_static_cache_are_one() -> None:
     assert [one.name for one in result.passes] == ["prefill", "decode 1"]
     growing: Any = so.simulate(scenario(cache=OFFLOADED, steps=500))
     assert result.passes[1].time_s < growing.passes[-1].time_s
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cache", [OFFLOADED, STATIC], ids=["dynamic", "static"])
-def test_shortcuts_change_nothing(kind: str, cache: dict[str, Any]) -> None:
-    """Steady states, and steps that are derived from others, which move more bytes."""
-    checked = dict.fromkeys(("steady_state", "rank_symmetry", "decode_extrapolation"), "verify")
-    so.simulate(scenario(engine=checked, strategy=KINDS[kind], cache=cache, steps=40))
 
 
 def test_a_quantized_cache_is_decoded_in_every_step() -> None:
@@ -260,11 +176,6 @@ def test_a_quantized_cache_is_decoded_in_every_step() -> None:
 # -- memory --------------------------------------------------------------------------------------
 
 
-def terms(**keys: Any) -> dict[tuple[str, str], int]:
-    (stage,) = scenario(**keys).plan().memory_stages
-    return {(one.tier, one.name): one.size for one in stage.terms}
-
-
 def test_host_memory_is_pinned_in_powers_of_two() -> None:
     """Keys of the prompt are 128 MiB in each of 32 layers, and those of one token more need 256 MiB, twice: a
     pass writes new tensors while those of the pass before are read."""
@@ -281,7 +192,7 @@ def test_host_memory_is_pinned_in_powers_of_two() -> None:
     assert ("hbm", "joined keys and values of a layer") not in fixed
 
 
-@pytest.mark.parametrize("cache", [OFFLOADED, {"tier": "dram", "implementation": "streamed"}])
+@pytest.mark.parametrize("cache", [OFFLOADED, streamed("dram")])
 def test_a_sliding_layer_joins_the_whole_prompt(cache: dict[str, Any]) -> None:
     """Mistral 7B 0.1 keeps 4,095 of 30,000 tokens of each layer, after attention."""
     keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "batch_size": 16, "prompt_length": 30_000}
@@ -296,15 +207,6 @@ def test_a_sliding_layer_joins_its_window_in_later_steps() -> None:
     keys: dict[str, Any] = {"model": "mistral-7b-v0.1", "prompt_length": 2000, "steps": 3000}
     joined = terms(**keys, cache=OFFLOADED)["hbm", "joined keys and values of a layer"]
     assert joined == BATCH * 4096 * 2 * 8 * 128 * 2
-
-
-def test_every_process_of_a_host_has_its_cache() -> None:
-    one, four = (
-        terms(strategy={"kind": "resident", "ranks": ranks}, cache=OFFLOADED)["dram", "key-value cache"]
-        for ranks in (1, 4)
-    )
-    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4}
-    assert four == 4 * one == 4 * terms(strategy=divided, cache=OFFLOADED)["dram", "key-value cache"]
 
 
 @pytest.mark.parametrize(
@@ -352,74 +254,10 @@ def test_a_cache_in_eight_bit_is_decoded_in_single_precision() -> None:
     assert found["hbm", "decoded keys and values of a layer"] == BATCH * (PROMPT + 200) * 8 * 128 * (
         2 + 4 + 4
     )
-    paged = {"kind": "tensor_parallel", "compiled": True}
-    assert terms(strategy=paged, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
+    assert terms(strategy=COMPILED, cache={"format": "fp8"}, steps=200)["hbm", "key-value cache"] == plain / 2
 
 
-def test_fit_counts_the_cache_where_it_is() -> None:
-    """A cache that does not fit a GPU fits host memory."""
-    keys: dict[str, Any] = {"batch_size": 16, "prompt_length": 60_000}
-    uses = [
-        {one.tier: one.fits for one in so.simulate(scenario(**keys, cache=cache)).capacity}
-        for cache in ({}, OFFLOADED)
-    ]
-    assert [one["hbm"] for one in uses] == [False, True]
-    assert uses[1]["dram"]
-
-
-# -- mistakes ------------------------------------------------------------------------------------
-
-VLLM = {"kind": "vllm_cpu_offload"}
-FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
-
-
-@pytest.mark.parametrize(
-    ("keys", "key", "message"),
-    [
-        ({"cache": {"tier": "attic"}}, "tier", 'no tier "attic" on platform "dgx-h200"'),
-        ({"cache": {"tier": "raid"}}, "tier", "transformers keeps no cache there; use hbm or dram"),
-        ({"cache": OFFLOADED, "strategy": VLLM}, "tier", "vLLM keeps no cache there; use hbm"),
-        (
-            {"cache": {"format": "int8"}},
-            "format",
-            "no cache of this format; use fp8, int4 or int2, or leave",
-        ),
-        ({"cache": {"format": "int3"}}, "format", 'must be "fp16", "bf16", "fp8", "int8", "int4" or "int2"'),
-        ({"cache": {"format": "bf16"}}, "format", "is in float16, and its cache too"),
-        ({"cache": {"format": "bf16"}}, "format", "use fp16, fp8, int4 or int2, or leave it out"),
-        ({"cache": {"format": "fp16"}, "model": FLOAT32}, "format", "use fp8, int4 or int2, or leave it out"),
-        ({"cache": {"tier": 5}}, "tier", "must be the name of a tier of the platform, such as hbm, dram or"),
-        (
-            {"cache": {"implementation": 7}},
-            "implementation",
-            'must be "dynamic", "static", "cpu_attention" or',
-        ),
-        ({"cache": {"format": "int4", "tier": "dram"}}, "tier", "stays on the GPU; set it to hbm"),
-        ({"cache": {"format": "int4", "implementation": "static"}}, "implementation", "set it to dynamic"),
-        ({"cache": {"format": "int4"}, "model": "gemma-2-9b"}, "format", "sliding layers"),
-        ({"cache": {"implementation": "ring"}}, "implementation", "must be"),
-        ({"cache": STATIC, "model": "mistral-7b-v0.1"}, "implementation", "set it to dynamic"),
-        ({"cache": STATIC, "strategy": VLLM}, "tier", "vLLM"),
-        ({"cache": {"implementation": "static"}, "strategy": VLLM}, "implementation", "leave it out"),
-        ({"cache": {"size": 4}}, "size", "unknown key"),
-    ],
-)
-def test_mistakes_are_one_line(
-    keys: dict[str, Any], key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With file, line, key and value, and with what is valid."""
-    file = tmp_path / "s.yaml"
-    file.write_text(text(**keys))
-    assert main(["run", str(file)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    number = next(
-        at
-        for at, one in enumerate(file.read_text().splitlines(), 1)
-        if one.strip().startswith(f"{key}:") and at > 8
-    )
-    assert f"s.yaml:{number}:" in line
-    assert f"strategy.kv_cache.{key}:" in line
-    assert message in line
+# -- reports and files ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "form"), [("float16", "fp16"), ("bfloat16", "bf16")])
@@ -434,18 +272,6 @@ def test_a_format_may_state_the_data_type(kind: dict[str, Any], dtype: str, form
     assert changes[0] == changes[1]
     moved = next(one for one in Evaluator(written).changes("cache") if one.key == "cache-hbm-fp8")
     assert [str(edit) for edit in moved.edits] == [str(Edit.at("strategy.kv_cache.format", "fp8"))]
-
-
-def test_flexgen_places_its_cache_with_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text(text(model="opt-6.7b", strategy={"kind": "flexgen"}, cache=OFFLOADED))
-    assert main(["run", str(file)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "s.yaml:" in line
-    assert "strategy.kv_cache: unknown key: FlexGen" in line
-    for key in ("cache_gpu_percent", "cache_cpu_percent", "compress_cache", "cpu_attention"):
-        assert key in line
-    assert "did you mean" not in line
 
 
 def test_contexts_beyond_the_positions_are_noticed() -> None:
@@ -479,15 +305,6 @@ def test_all_learned_positions_can_be_used() -> None:
     assert so.simulate(scenario(model="opt-125m", prompt_length=2040, cache={})).fits
 
 
-def test_training_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work = {"kind": "training", "batch_size": 1, "sequence_length": 128}
-    content = {"name": "t", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml_text({**content, "strategy": {"kind": "resident", "kv_cache": OFFLOADED}}))
-    assert main(["run", str(file)]) == 2
-    assert "training keeps no cache" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("cache", "written"),
     [
@@ -511,19 +328,6 @@ def test_generate_makes_the_same_cache(kind: str, cache: dict[str, Any], written
 def test_vllm_gets_its_option() -> None:
     (command,) = scenario(strategy=VLLM, cache={"format": "fp8"}).exports().values()
     assert "--kv-cache-dtype fp8" in command
-
-
-@pytest.mark.parametrize("kind", ["accelerate", "zero_inference"])
-def test_real_runs_get_the_cache(kind: str) -> None:
-    """As the process with PyTorch reads it; a tier that transformers does not have is refused."""
-    work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
-    run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": {"kind": kind, "kv_cache": STATIC}}
-    data = case_data(0, request(run), trace=False)
-    written = {"tier": "dram", "format": None, "implementation": "static"}
-    assert data["kv_cache"] == written | {"pin_memory": False, "asynchronous": False, "connector": None}
-    run["strategy"] = {"kind": kind, "kv_cache": {"tier": "nvme"}}
-    with pytest.raises(so.InputError, match="keeps no cache there; use hbm or dram"):
-        request(run)
 
 
 def test_fit_moves_the_cache(tmp_path: Path) -> None:

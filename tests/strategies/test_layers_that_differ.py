@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.shape import stored_bytes
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.strategies.divided import divide
+from tests.strategies import scenarios
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense first": {"name": "deepseek-v2-lite"},
@@ -27,14 +27,8 @@ under_transformers = pytest.mark.parametrize("name", [name for name in MODELS if
 
 
 def scenario(model: dict[str, Any], **strategy: Any) -> LoadedScenario:
-    text = {
-        "name": "layers",
-        "model": model,
-        "platform": "dgx-a100-80g",
-        "workload": {"batch_size": 2, "prompt_length": 32, "output_length": 3},
-        "strategy": strategy,
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    work = {"batch_size": 2, "prompt_length": 32, "steps": 2}
+    return scenarios.scenario(model=model, platform="dgx-a100-80g", **work, strategy=strategy)
 
 
 def times(model: dict[str, Any], **strategy: Any) -> list[int]:

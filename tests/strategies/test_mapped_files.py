@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import Edit, parse_yaml, yaml_text
+from simoffload.documents import Edit
 from simoffload.hardware import load_platform
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.schedule import Schedule
+from tests.strategies import scenarios
+from tests.strategies.scenarios import bytes_of
 
 MIB = 1 << 20
 
 
 def scenario(platform: str, **strategy: Any) -> LoadedScenario:
-    tree = {
-        "name": "mapped",
-        "model": {"name": "opt-30b", "dtype": "float16"},
-        "platform": platform,
-        "workload": {"kind": "inference", "batch_size": 1, "prompt_length": 32, "output_length": 2},
-        "strategy": strategy,
-    }
-    return resolve(parse_yaml(yaml_text(tree), name="mapped.yaml"))
+    model = {"name": "opt-30b", "dtype": "float16"}
+    work = {"batch_size": 1, "prompt_length": 32, "steps": 1}
+    return scenarios.scenario(model=model, platform=platform, **work, strategy=strategy)
 
 
 def under_accelerate(platform: str, tier: str, **keys: Any) -> LoadedScenario:
@@ -81,10 +78,7 @@ def test_new_pages_are_hidden_by_a_slow_drive_only() -> None:
     """A run: 200 MiB at 2.3 GB/s into memory in use, 1.8 into new memory; from a drive of 1.0 GB/s both."""
 
     def cpu(platform: str, tier: str) -> int:
-        schedule = decode(under_accelerate(platform, tier, page_cache=False))
-        return sum(
-            op.size * block.repeat for block in schedule.blocks for op in block.ops if op.kind == "cpu"
-        )
+        return bytes_of(decode(under_accelerate(platform, tier, page_cache=False)), "cpu")
 
     assert cpu("dgx-a100", "raid") > 0 == cpu("gcp-t4", "nvme")
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import Layer, load_model
 from simoffload.models.formats import WeightFormat, fp8, gptq, packed
 from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.strategies.memory import pinned_block, pinned_rounding
 from simoffload.strategies.programs.accelerate import AcceleratePlan
 from simoffload.strategies.programs.vllm import VllmOffloadPlan
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from tests.strategies import scenarios
 
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDING = "rounding of pinned allocations"
@@ -27,14 +27,8 @@ DOWN_BLOCKS, DOWN_SCALES = 128 * 2880 * 1440, 128 * 2880 * 90
 
 
 def scenario(platform: str, model: Any, **strategy: Any) -> LoadedScenario:
-    text = {
-        "name": "packed",
-        "model": model,
-        "platform": platform,
-        "workload": {"batch_size": 1, "prompt_length": 512, "output_length": 32},
-        "strategy": strategy,
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    work = {"batch_size": 1, "prompt_length": 512, "steps": 31}
+    return scenarios.scenario(model=model, platform=platform, strategy=strategy, **work)
 
 
 def terms(loaded: LoadedScenario, tier: str) -> dict[str, int]:
@@ -52,17 +46,9 @@ VALUES = 4096 * 11_008
     [
         (
             gptq(4, 128),
-            {
-                "qweight": VALUES // 2,
-                "scales": 4096 * 86 * 2,
-                "qzeros": 4096 * 86 // 2,
-                "g_idx": 4 * 11_008,
-            },
+            {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2, "g_idx": 4 * 11_008},
         ),
-        (
-            gptq(4, 128, awq=True),
-            {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2},
-        ),
+        (gptq(4, 128, awq=True), {"qweight": VALUES // 2, "scales": 4096 * 86 * 2, "qzeros": 4096 * 86 // 2}),
         (
             packed(4, 128, symmetric=True),
             {"weight_packed": VALUES // 2, "weight_scale": 4096 * 86 * 2, "weight_shape": 16},

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.passes.timing import copy_cause
 from simoffload.strategies.pinned_pool import allocation_waits
+from tests.strategies import scenarios
 
 MIB = 1 << 20
 LAYERS, COPY_PS, RATE = 8, 10**9, 10**9
@@ -79,13 +79,6 @@ def test_copies_in_the_queue_hide_an_allocation_that_takes_no_longer() -> None:
     assert set(waits(50, rate=MIB / (COPY_PS * 1e-12))) <= {1}
 
 
-def test_the_second_generation_waits_less_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = waits(6)
-    monkeypatch.setattr("simoffload.strategies.pinned_pool._GENERATIONS", 1)
-    first = waits(6)
-    assert sum(second.values()) < sum(first.values())
-
-
 def test_tensors_that_outgrow_their_blocks_need_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def size(step: int) -> int:
         return MIB if step < 10 else MIB + 1
@@ -98,24 +91,14 @@ def test_tensors_that_outgrow_their_blocks_need_new_ones(monkeypatch: pytest.Mon
     assert first[10] > 5 * first.get(9, 0)
 
 
-@pytest.mark.parametrize("rate", [RATE / 4, RATE, RATE * 4])
-def test_waits_are_shorter_with_faster_allocations(rate: float) -> None:
-    assert sum(waits(20, rate=2 * rate).values()) <= sum(waits(20, rate=rate).values())
-
-
 # -- a model -------------------------------------------------------------------------------------
 
 
 def scenario(output_length: int, cache: dict[str, Any], **model: Any) -> LoadedScenario:
     """A model of the shape of Llama 8B, 16 prompts of 4096 tokens, on a measured machine with an H200."""
-    data = {
-        "name": "cache",
-        "model": {"name": "llama-3.1-8b", "dtype": "float16", **model},
-        "platform": "dgx-h200",
-        "workload": {"batch_size": 16, "prompt_length": 4096, "output_length": output_length},
-        "strategy": {"kind": "resident", "kv_cache": cache},
-    }
-    return resolve(parse_yaml(yaml_text(data), name="cache.yaml"))
+    shape = {"name": "llama-3.1-8b", "dtype": "float16", **model}
+    work = {"batch_size": 16, "prompt_length": 4096, "output_length": output_length}
+    return scenarios.scenario(model=shape, **work, cache=cache)
 
 
 def simulated(output_length: int, cache: dict[str, Any], **model: Any) -> InferenceResult:

@@ -59,12 +59,7 @@ def outcome(planned: Callable[[], Schedule]) -> Schedule | str:
 
 
 @settings(max_examples=some(25))
-@given(
-    shape=shapes(),
-    planned=plans(),
-    layers=st.integers(10, 60),
-    forward=st.sampled_from(PASSES),
-)
+@given(shape=shapes(), planned=plans(), layers=st.integers(10, 60), forward=st.sampled_from(PASSES))
 def test_as_walking_through_every_layer(
     shape: dict[str, object], planned: tuple[ZeroInference, Machine], layers: int, forward: ForwardPass
 ) -> None:

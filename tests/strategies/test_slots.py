@@ -7,29 +7,24 @@ from typing import Any
 
 import pytest
 
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.engine import execute
 from simoffload.models import Module
-from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies.hooks.slots import CopyThreads, SlotEnds, SlotKernels, SlotWeights, slot_parts
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
 from simoffload.strategies.programs.flexgen import FlexGenPlan
 from simoffload.strategies.programs.flexgen_timing import SlotTiming
+from tests.strategies import scenarios
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]
 
 
 def plan(*percent: int, model: str = "opt-1.3b", **keys: Any) -> FlexGenPlan:
     """Return a plan with the numbers of ``--percent``."""
-    text = {
-        "name": "block",
-        "model": {"name": model, "dtype": "float16"},
-        "platform": "gcp-t4",
-        "workload": {"batch_size": 12, "prompt_length": 64, "output_length": 4},
-        "strategy": {"kind": "flexgen", **dict(zip(PLACES, percent, strict=True)), **keys},
-    }
-    found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
+    strategy = {"kind": "flexgen", **dict(zip(PLACES, percent, strict=True)), **keys}
+    shape = {"name": model, "dtype": "float16"}
+    work = {"platform": "gcp-t4", "batch_size": 12, "prompt_length": 64}
+    found = scenarios.scenario(model=shape, **work, strategy=strategy).plan()
     assert isinstance(found, FlexGenPlan)
     return found
 

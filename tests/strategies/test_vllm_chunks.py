@@ -9,12 +9,12 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
+from simoffload.documents import yaml_text
 from simoffload.models import Sequences
 from simoffload.report.sections.capacity import capacity
-from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
 from simoffload.strategies.programs.vllm_engine import VllmEngine, graph_sizes
+from tests.strategies import scenarios
 
 GIB = 1 << 30
 
@@ -28,26 +28,19 @@ def scenario(
     output: int = 2,
     **strategy: Any,
 ) -> LoadedScenario:
-    text = {
-        "name": "served",
-        "model": {"name": model, "dtype": "bfloat16"} if isinstance(model, str) else model,
-        "platform": platform,
-        "workload": {"batch_size": batch, "prompt_length": prompt, "output_length": output},
-        "strategy": {"kind": "tensor_parallel", "compiled": True} | strategy,
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    shape = {"name": model, "dtype": "bfloat16"} if isinstance(model, str) else model
+    work = {"batch_size": batch, "prompt_length": prompt, "output_length": output}
+    return scenarios.scenario(
+        model=shape, platform=platform, **work, strategy={**scenarios.COMPILED, **strategy}
+    )
 
 
-def simulated(**keys: Any) -> InferenceResult:
-    found = so.simulate(scenario(**keys))
-    assert isinstance(found, InferenceResult)
-    return found
+def simulated(**keys: Any) -> Any:
+    return so.simulate(scenario(**keys))
 
 
-def fitted(**keys: Any) -> InferenceResult:
-    found = so.fit(scenario(**keys))
-    assert isinstance(found, InferenceResult)
-    return found
+def fitted(**keys: Any) -> Any:
+    return so.fit(scenario(**keys))
 
 
 LONG: dict[str, Any] = {
@@ -81,7 +74,6 @@ def test_weights_outside_hbm_come_with_every_chunk() -> None:
     }
     found = simulated(**long)
     assert (found.prefill_chunks, found.prefill_weight_moves) == (16, 16)
-    assert found.prefill is not None
     sizes = [
         next(one.size for one in each.shares if one.cause_text == "host to GPU")
         for each in (found.prefill, found.decode[0])
@@ -97,7 +89,6 @@ def test_attention_sees_earlier_chunks() -> None:
     """In two chunks the products are the same, and attention has the same pairs of tokens."""
     whole, halves = (simulated(prompt=8192, max_num_batched_tokens=size) for size in (8192, 4096))
     assert (whole.prefill_chunks, halves.prefill_chunks) == (1, 2)
-    assert whole.ttft_s is not None
     assert halves.ttft_s == pytest.approx(whole.ttft_s, rel=0.1)
     second = scenario(prompt=8192).plan().step([Sequences(1, 4096, 8192)]).schedule({})  # type: ignore[attr-defined]
     first = scenario(prompt=8192).plan().step([Sequences(1, 4096, 4096)]).schedule({})  # type: ignore[attr-defined]
@@ -149,8 +140,6 @@ def test_equal_chunks_are_written_once(more: dict[str, Any], monkeypatch: pytest
 
     monkeypatch.setattr(type(plan), "micro_batches", all_differ)
     long = simulated(**keys)
-    assert short.prefill is not None
-    assert long.prefill is not None
     assert long.prefill.time_ps == short.prefill.time_ps
 
 
@@ -183,7 +172,6 @@ def test_blocks_of_real_runs(platform: str, sequences: int, tokens: int, blocks:
         max_num_batched_tokens=tokens,
         gpu_memory_utilization=0.9,
     ).cache_blocks
-    assert found is not None
     assert found.number == pytest.approx(blocks, rel=error)
     assert found.number <= blocks, "rather too few than too many"
     assert found.tokens == 16 * found.number
@@ -225,10 +213,7 @@ def test_the_command_states_other_limits_than_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (
-            {"batch": 4096, "max_num_batched_tokens": 2048},
-            "2,048 is fewer than the 4,096",
-        ),
+        ({"batch": 4096, "max_num_batched_tokens": 2048}, "2,048 is fewer than the 4,096"),
         ({"compiled": False, "max_num_batched_tokens": 2048}, "max_num_batched_tokens.*option of vLLM"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
     ],
@@ -242,12 +227,10 @@ def test_vllm_fills_only_a_part_of_the_memory() -> None:
     """What fits only into all of it is refused by vLLM as it is; more of it is one of the remedies."""
     keys: dict[str, Any] = {"prompt": 1000, "output": 24, "batch": 1}
     room = fitted(**keys).cache_blocks
-    assert room is not None
     keys["batch"] = room.number // 64 + 20
     assert not fitted(**keys).fits
     assert fitted(**keys, gpu_memory_utilization=0.98).fits
     found = so.fit(scenario(**keys)).remedies
-    assert found is not None
     assert ("strategy.gpu_memory_utilization=0.95",) in [one.assignments for one in found.changes]
 
 
@@ -259,7 +242,6 @@ def test_the_room_for_the_cache_is_that_of_a_replica() -> None:
     ):
         found = fitted(data_parallel_size=replicas)
         room = found.cache_blocks
-        assert room is not None
         (said,) = capacity(found).sentences
         assert said.endswith(ends.format(room.tokens, 2 * room.tokens))
 

@@ -9,10 +9,11 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml, yaml_text
-from simoffload.models import Sequences, load_model, parameters_of
+from simoffload.documents import yaml_text
+from simoffload.models import Sequences, load_model
 from simoffload.planning.confidence import confidence
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario
+from tests.strategies import scenarios
 
 GIB = 1 << 30
 LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
@@ -22,14 +23,8 @@ LAYER = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
 def scenario(
     *, model: str = "llama-2-7b", platform: str = "dgx-a100-80g", prompt: int = 32, **strategy: Any
 ) -> LoadedScenario:
-    text = {
-        "name": "offloaded",
-        "model": model,
-        "platform": platform,
-        "workload": {"batch_size": 1, "prompt_length": prompt, "output_length": 4},
-        "strategy": {"kind": "vllm_cpu_offload", **strategy},
-    }
-    return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+    keys = {"model": model, "platform": platform, "batch_size": 1, "prompt_length": prompt}
+    return scenarios.scenario(**keys, strategy={**scenarios.VLLM, **strategy})
 
 
 def simulated(**strategy: Any) -> Any:
@@ -88,13 +83,6 @@ def test_the_budget_is_spent_in_order() -> None:
     ]
 
 
-def test_all_layers_are_read_once_in_a_step() -> None:
-    """The embedding, the last norm and the head stay on the GPU."""
-    moved = copies(cpu_offload_gb=100)
-    model = load_model("llama-2-7b")
-    assert sum(size for _, size in moved) == 32 * LAYER == 32 * 2 * parameters_of(model.layers[0])
-
-
 def test_kernels_take_the_longer_of_their_time_and_the_transfer() -> None:
     """The step takes the transfers, one after the other, and what runs between them; not the sum of both."""
     found = simulated(cpu_offload_gb=100)
@@ -147,6 +135,9 @@ def test_experts_are_read_again_for_every_tile_of_their_own_tokens() -> None:
         ).num_parameters
     )
     assert read(2048, keys=mixtral)["mlp.experts"] == 32 * 4 * experts
+    plan: Any = scenario(**mixtral | {"cpu_offload_gb": 30}, prompt=4096).plan()
+    (prefill,) = (one.schedule({}) for one in plan.phases if one.kind == "prefill")
+    assert plan.weight_moves == round(scenarios.bytes_of(prefill, "copy") / plan.pinned.size) == 8
 
 
 def test_a_prefill_from_host_memory_as_on_an_h200() -> None:
@@ -261,17 +252,6 @@ def test_it_states_what_to_type() -> None:
     assert "--offload-group-size 4 --offload-num-in-group 1" in groups.replace(" \\\n ", "")
 
 
-def test_compare_adds_the_baseline_without_offloading(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(yaml_text(scenario(cpu_offload_gb=4).document.data))
-    assert main(["compare", str(path), "--on", "dram"]) == 0
-    assert "tensor parallel" in capsys.readouterr().out
-    for argv in (("run", str(path)), ("fit", str(path), "--largest"), ("advise", str(path))):
-        assert main(argv) == 0, capsys.readouterr().err
-
-
 def test_fit_offloads_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(yaml_text(scenario(model="llama-2-70b").document.data))
@@ -317,18 +297,3 @@ def test_weights_in_place_were_compared_and_prefetched_ones_were_not(
 ) -> None:
     found = confidence(so.fit(scenario(model="llama-3.1-8b", platform="h200-1gpu-vm", **strategy)))
     assert (found.unlike, found.row.group) == (unlike, "vllm")
-
-
-def test_weights_of_experts_move_as_often_as_their_bytes_say() -> None:
-    """Each expert of Mixtral has a quarter of 4,096 tokens: 8 tiles of 128, not 16 of 256 tokens."""
-    text = """
-name: m
-model: mixtral-8x7b
-platform: dgx-h100
-workload: {kind: inference, batch_size: 1, prompt_length: 4096, output_length: 1}
-strategy: {kind: vllm_cpu_offload, cpu_offload_gb: 30}
-"""
-    plan: Any = resolve(parse_yaml(text, name="m.yaml")).plan()
-    (prefill,) = (one.schedule({}) for one in plan.phases if one.kind == "prefill")
-    moved = sum(op.size * block.repeat for block in prefill.blocks for op in block.ops if op.kind == "copy")
-    assert plan.weight_moves == round(moved / plan.pinned.size) == 8

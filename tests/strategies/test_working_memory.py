@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import load_model
-from simoffload.scenario import resolve
 from simoffload.strategies.memory import activation_bytes, cache_bytes
 from simoffload.workload import Inference
+from tests.strategies import scenarios
 
 
 @pytest.mark.parametrize(
@@ -36,11 +35,7 @@ def test_transformers_keeps_the_whole_prompt_until_the_first_decode_step(
 def test_a_paged_cache_has_whole_blocks(kind: dict[str, Any], form: str | None, element: int) -> None:
     """400 sequences of 17 tokens have two blocks of 16 each."""
     work = {"batch_size": 400, "prompt_length": 10, "output_length": 8}
-    content = {"name": "blocks", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}
-    strategy = {**kind, "kv_cache": {"format": form}}
-    found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
-    (stage,) = found.plan().memory_stages
-    (cache,) = (one.size for one in stage.terms if one.name == "key-value cache")
+    cache = scenarios.terms(**work, strategy=kind, cache={"format": form})["hbm", "key-value cache"]
     assert cache == 400 * 2 * 16 * 32 * 2 * 8 * 128 * element
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal

@@ -108,13 +108,6 @@ def test_bytes_per_parameter_by_stage() -> None:
     assert per_parameter == pytest.approx([14, 14, 14, 12], rel=1e-8)
 
 
-def test_ten_billion_parameters_are_140_gb_and_not_80_to_100() -> None:
-    """What published notes get wrong: mixed-precision Adam has 12 B of states beside 2 B of weights."""
-    model = squares(100, 10_000)
-    assert saved(model, ranks=1, stage=0) == (12 + 4) * 10**10  # fp32 weights here
-    assert optimizer_bytes("adam") * 10**10 == 120 * 10**9
-
-
 def test_partitions_are_padded_to_equal_size() -> None:
     """Ten 7 x 7 matrices over 8 ranks: stage 3 pads each tensor, 49 -> 7 x 8; stage 1 all in a row to 16."""
     model = squares(10, 7)

@@ -103,14 +103,6 @@ def test_gds_leaves_host_memory_alone() -> None:
     assert moved["raid8 write"] == SIZE
 
 
-def test_stock_pytorch_makes_the_fast_writer_slower_than_torch_save() -> None:
-    """Seen in deepspeedai/DeepSpeed#7368: 25.67 s against 21.82 s."""
-    legacy = {"checkpoint_serialization": False}
-    plain = blocking(planned(**one_rank(contents="model_only", writer=legacy)))
-    fast = blocking(planned(**one_rank(contents="model_only", writer={"type": "fast", **legacy})))
-    assert 1.1 < fast / plain < 1.4
-
-
 # -- the page cache ------------------------------------------------------------------------------
 
 

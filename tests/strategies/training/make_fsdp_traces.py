@@ -59,11 +59,7 @@ def record(case: Case) -> list[str]:
 
     torch.distributed.init_process_group("gloo")
     config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        vocab_size=128,
+        hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4, vocab_size=128
     )
     inner = transformers.LlamaForCausalLM(config)
     inner.gradient_checkpointing_enable()
@@ -73,10 +69,9 @@ def record(case: Case) -> list[str]:
             transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer}
         ),
         sharding_strategy=ShardingStrategy.FULL_SHARD if case.reshard else ShardingStrategy.SHARD_GRAD_OP,
-        backward_prefetch={
-            "pre": BackwardPrefetch.BACKWARD_PRE,
-            "post": BackwardPrefetch.BACKWARD_POST,
-        }.get(case.prefetch),
+        backward_prefetch={"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}.get(
+            case.prefetch
+        ),
         limit_all_gathers=case.limit,
         device_id=torch.device("cpu"),
     )

@@ -23,12 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 BUCKET = 20_000
 """``reduce_bucket_size`` [elements]; a layer holds two to five times as many."""
-_SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-}
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 _LLAMA = {**_SMALL, "intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 64}
 _OPT = {**_SMALL, "ffn_dim": 256, "word_embed_proj_dim": 64, "max_position_embeddings": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -41,12 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
     },
     "opt": {"family": "opt", **_OPT},
-    "opt-post-norm": {
-        "family": "opt",
-        **_OPT,
-        "word_embed_proj_dim": 32,
-        "do_layer_norm_before": False,
-    },
+    "opt-post-norm": {"family": "opt", **_OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
     "opt-plain": {"family": "opt", **_OPT, "enable_bias": False, "layer_norm_elementwise_affine": False},
     "bloom": {"family": "bloom", **_SMALL},
     "mixtral": {"family": "mixtral", **_LLAMA, "num_local_experts": 4},
@@ -121,9 +111,7 @@ def record(name: str, checkpointing: str) -> list[str]:
         lambda parameter: f"grad {parameters[parameter]}",
     )
     watch(
-        reducer,
-        "partition_grads",
-        lambda bucket, _: f"bucket {' '.join(parameters[one] for one in bucket)}",
+        reducer, "partition_grads", lambda bucket, _: f"bucket {' '.join(parameters[one] for one in bucket)}"
     )
     tokens = torch.randint(0, config.vocab_size, (1, 16))
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -11,19 +12,15 @@ from typing import Any
 from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
-from simoffload.models import ModelShape, load_model
 from simoffload.results import cause_text
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import resolve
+from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.simulation import simulate
-from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.workload import Training
 
 MODEL: dict[str, Any] = {
     "family": "llama",
@@ -58,7 +55,7 @@ def machine(name: str = "dgx-a100") -> Machine:
     return load_platform(name).machine()
 
 
-def plan_of(
+def loaded(
     zero: Mapping[str, Any],
     *,
     ranks: int = 1,
@@ -68,51 +65,30 @@ def plan_of(
     places: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     **work: Any,
-) -> ZeroTrainingPlan:
-    """A plan of ``zero_optimization`` and other sections."""
-    strategy = ZeroTraining(
-        ranks=ranks,
-        ds_config=DeepSpeedConfig.model_validate({"zero_optimization": zero, **(config or {})}),
-        deepspeed_version=version,
-        **(places or {}),
-    )
-    workload = {"batch_size": 1, "sequence_length": 64, "gradient_checkpointing": False, **work}
-    shape: ModelShape = load_model({**MODEL, **(model or {})})
-    return strategy.plan(shape, Training(kind="training", **workload), machine(platform))
-
-
-def simulated(
-    zero: Mapping[str, Any],
-    *,
-    ranks: int = 1,
-    platform: str = "dgx-a100",
-    model: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
-    places: Mapping[str, Any] | None = None,
-    version: str = "0.19.8",
-    **work: Any,
-) -> TrainingResult:
-    """A whole step."""
-    scenario = {
+) -> LoadedScenario:
+    """A scenario with ``zero_optimization`` and other sections."""
+    settings = {"zero_optimization": zero, **(config or {})}
+    strategy = {"kind": "zero_training", "ranks": ranks, "deepspeed_version": version}
+    short = {"batch_size": 1, "sequence_length": 64, "gradient_checkpointing": False}
+    content = {
         "name": "a mode",
         "model": {**MODEL, **(model or {})},
         "platform": platform,
-        "workload": {
-            "kind": "training",
-            "batch_size": 1,
-            "sequence_length": 64,
-            "gradient_checkpointing": False,
-            **work,
-        },
-        "strategy": {
-            "kind": "zero_training",
-            "ranks": ranks,
-            "deepspeed_version": version,
-            "ds_config": {"zero_optimization": zero, **(config or {})},
-            **(places or {}),
-        },
+        "workload": {"kind": "training", **short, **work},
+        "strategy": {**strategy, "ds_config": settings, **(places or {})},
     }
-    result = simulate(resolve(Document("", scenario)))
+    return replace(resolve(Document("", content)), machine=machine(platform))
+
+
+def plan_of(zero: Mapping[str, Any], **keys: Any) -> ZeroTrainingPlan:
+    found = loaded(zero, **keys).plan()
+    assert isinstance(found, ZeroTrainingPlan)
+    return found
+
+
+def simulated(zero: Mapping[str, Any], **keys: Any) -> TrainingResult:
+    """A whole step."""
+    result = simulate(loaded(zero, **keys))
     assert isinstance(result, TrainingResult)
     assert result.fits
     return result

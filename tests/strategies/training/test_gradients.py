@@ -174,12 +174,6 @@ def test_the_host_waits_for_pageable_and_before_0_19_5_for_all_copies() -> None:
     assert new < old < slow
 
 
-def test_page_locking_is_the_default_from_0_19_5_on() -> None:
-    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    assert "GPU to host, pageable" not in step(zero)
-    assert "GPU to host" not in step(zero, version="0.19.4")
-
-
 def test_at_most_two_buckets_are_being_reduced() -> None:
     """The third waits for the first: smaller buckets cannot make the host run further ahead."""
     zero = {"stage": 3, "offload_optimizer": CPU, "reduce_bucket_size": 1}

@@ -230,11 +230,7 @@ def test_twin_flow_on_storage_swaps_every_sub_group() -> None:
 def parts_on_a_drive(layers: int) -> tuple[PassResult, PassResult, float]:
     """Backward, the optimizer and the step on a desktop's drive; the gradients of each layer, of 42 MB, fill
     one of four swap buffers, and those outside the layers a part of one."""
-    zero = {
-        "stage": 3,
-        "offload_optimizer": {**NVME, "buffer_count": 4},
-        "sub_group_size": 10_000_000,
-    }
+    zero = {"stage": 3, "offload_optimizer": {**NVME, "buffer_count": 4}, "sub_group_size": 10_000_000}
     result = simulated(zero, model={**BIG, "num_hidden_layers": layers}, platform="rtx-4090-desktop")
     return result.phases[-2].result, result.phases[-1].result, result.step_s or 0.0
 

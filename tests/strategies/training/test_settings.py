@@ -68,13 +68,6 @@ def test_gradients_are_accumulated_in_the_models_type_unless_told(
     assert resolve(config, dtype_bytes=dtype_bytes)[0].gradient_bytes == size
 
 
-def test_twin_flow_is_of_stage_3() -> None:
-    offload = {"device": "cpu", "ratio": 0.3}
-    assert resolve(zero(offload_optimizer=offload))[0].ratio == 0.3
-    with pytest.raises(InputError, match="needs stage 3, not 2"):
-        resolve(zero(stage=2, offload_optimizer=offload))
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

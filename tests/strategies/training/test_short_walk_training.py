@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
-from simoffload.schedule import Op, Route, Schedule
+from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 from tests.examples import some
+from tests.strategies.test_short_walk import operations
 from tests.strategies.training.mode_cases import machine
 
 SHIPPED = ["bloom-176b", "bloom-7b1", "bloom-mod-1", "bloom-mod-2", "gpt-1t"]
@@ -34,12 +35,6 @@ def in_full() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingState, "homogeneous", False)
         yield
-
-
-def operations(schedule: Schedule) -> list[tuple[Op, Route | None]]:
-    """All operations in order, with their routes and not the numbers of these."""
-    ops = [op for block in schedule.blocks for _ in range(block.repeat) for op in block.ops]
-    return [(op._replace(route=-1), schedule.routes[op.route] if op.route >= 0 else None) for op in ops]
 
 
 def same(plan: ZeroTrainingPlan) -> Counter[str]:

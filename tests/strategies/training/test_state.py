@@ -76,7 +76,11 @@ def test_every_tensor_is_in_one_group_and_all_but_the_last_are_full(numels: list
 
 
 def offloaded(**more: Any) -> dict[str, Any]:
-    return {"stage": 3, "offload_optimizer": NVME | {"buffer_count": 12}, "offload_param": NVME | more}
+    return {
+        "stage": 3,
+        "offload_optimizer": NVME | {"buffer_count": 12},
+        "offload_param": NVME | {"buffer_count": 60} | more,
+    }
 
 
 def test_whole_sub_groups_stay_in_host_memory_while_max_in_cpu_has_room() -> None:

@@ -151,24 +151,6 @@ def test_backward_ends_with_its_host_thread_and_is_told_without_the_rest() -> No
     assert backward.bound_s <= backward.time_s
 
 
-def test_updating_during_backward_is_faster_than_after_it() -> None:
-    config = zero(groups=20_000_000)
-    early = simulated(config, model=LARGE, sequence_length=1024).step_s
-    late = simulated(config, model=LARGE, sequence_length=1024, config=CLIPPED).step_s
-    assert early is not None
-    assert late is not None
-    assert early < late
-
-
-def test_finer_sub_groups_leave_less_to_wait_for() -> None:
-    left = [
-        simulated(zero(groups=groups), model=LARGE).phases[-2].result.unfinished_s
-        for groups in (10**9, 100_000_000, 20_000_000)
-    ]
-    assert left == sorted(left, reverse=True)
-    assert left[-1] < left[0]
-
-
 # -- what DeepSpeed refuses, and what is told ---------------------------------------------------
 
 

@@ -39,11 +39,7 @@ def swapper(
     *, buffers: int = 4, buffer_numel: int = 100, alignment: int = 4, smallest: int = 0
 ) -> GradientSwapper:
     return GradientSwapper(
-        tier="nvme",
-        buffers=buffers,
-        buffer_numel=buffer_numel,
-        alignment=alignment,
-        smallest=smallest,
+        tier="nvme", buffers=buffers, buffer_numel=buffer_numel, alignment=alignment, smallest=smallest
     )
 
 

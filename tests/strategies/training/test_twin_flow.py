@@ -22,8 +22,7 @@ def rendered(ratio: float, *, groups: int, **offload: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "groups", "cpu"),
-    [(0.3, 1, 1), (0.05, 1, 1), (0.3, 4, 2), (0.25, 2, 1), (0.8, 4, 4)],
+    ("ratio", "groups", "cpu"), [(0.3, 1, 1), (0.05, 1, 1), (0.3, 4, 2), (0.25, 2, 1), (0.8, 4, 4)]
 )
 def test_a_share_that_is_not_the_asked_one_is_told(ratio: float, groups: int, cpu: int) -> None:
     """``int((1 - ratio) * n)`` sub-groups stay on the GPU: of one or of 4 at 0.8 none, of 4 at 0.3 two."""

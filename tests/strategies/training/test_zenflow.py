@@ -142,15 +142,6 @@ def test_passes_of_the_selective_update() -> None:
         )
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_more_columns_are_more_work(stage: int) -> None:
-    times = [
-        gpu_ps(plan_of({**zero(stage, topk_ratio=ratio)}), FIRST, "update") for ratio in (0.05, 0.1, 0.5, 1.0)
-    ]
-    assert times == sorted(times)
-    assert times[0] < times[-1]
-
-
 def test_offloaded_moments_travel_both_ways() -> None:
     there = {**zero(offload=True), "overlap_comm": True}
     more = {
@@ -301,41 +292,6 @@ def test_the_simulation_says_how_long_the_other_parts_took() -> None:
     assert waiting == pytest.approx(update_s(plan) - others, rel=1e-9)
     assert waiting > 0
     assert [phase.result.name for phase in result.phases][-2:] == ["optimizer", "selected columns"]
-
-
-def test_a_fast_update_costs_no_time() -> None:
-    result = simulated(zero(interval=16, overlap_step=True), ranks=2, model=LARGE, sequence_length=512)
-    (update,) = [phase.result for phase in result.phases if phase.result.name == "optimizer"]
-    assert waited(update) == 0
-
-
-@pytest.mark.parametrize("interval", [2, 4, 8])
-def test_overlapping_is_not_slower_on_a_server(interval: int) -> None:
-    times = {
-        overlap: simulated(
-            zero(interval=interval, overlap_step=overlap), ranks=2, model=LARGE, sequence_length=512
-        ).step_s
-        for overlap in (False, True)
-    }
-    assert times[True] is not None
-    assert times[False] is not None
-    assert times[True] < times[False]
-
-
-def test_fewer_updates_are_less_time() -> None:
-    times = [
-        simulated(zero(interval=interval), ranks=2, model=LARGE, gradient_accumulation_steps=4).optimizer_s
-        for interval in (1, 2, 4, 8)
-    ]
-    plain = simulated(
-        {"stage": 2, "offload_optimizer": CPU}, ranks=2, model=LARGE, gradient_accumulation_steps=4
-    )
-    found = [time for time in times if time is not None]
-    assert len(found) == 4
-    assert found == sorted(found, reverse=True)
-    assert plain.optimizer_s is not None
-    # Every fourth micro-step the same update, and the selected columns after it.
-    assert plain.optimizer_s < found[2] < 1.3 * plain.optimizer_s
 
 
 def test_selection_by_hand() -> None:
