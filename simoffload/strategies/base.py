@@ -22,7 +22,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.terms import Split, Tunable
 
 if TYPE_CHECKING:
-    from simoffload.strategies.checkpoint.plan import CheckpointPlan
+    from simoffload.strategies.programs.checkpoint import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]

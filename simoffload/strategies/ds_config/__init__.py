@@ -1,6 +1,6 @@
 """DeepSpeed's configuration: the sections of ds_config.json, and the settings derived from them."""
 
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig, OffloadParamSection
+from simoffload.strategies.ds_config.keys import DeepSpeedConfig, OffloadParamSection
 from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig
+from simoffload.strategies.ds_config.keys import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,

@@ -13,7 +13,7 @@ from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.models.quantization import deepspeed_quantization, quantized
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig
+from simoffload.strategies.ds_config.keys import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import OffloadSettings
 
 _FIRST = (0, 10, 3)

@@ -11,18 +11,16 @@ from pydantic import BaseModel
 from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config.keys import (
-    key_warnings,
-    refuse_keys,
-    refuse_selection,
-    refuse_values,
-)
-from simoffload.strategies.ds_config.sections import (
     AioSection,
     DeepSpeedConfig,
     LeafModuleSection,
     OffloadOptimizerSection,
     OffloadParamSection,
     ZenFlowSection,
+    key_warnings,
+    refuse_keys,
+    refuse_selection,
+    refuse_values,
 )
 from simoffload.units import plural
 

@@ -37,7 +37,7 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory

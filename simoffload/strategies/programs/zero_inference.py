@@ -35,9 +35,8 @@ from simoffload.strategies.cache.kv_cache import (
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
-from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
+from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.ds_config.quantization import with_quantized_weights
-from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
@@ -55,14 +54,15 @@ from simoffload.strategies.programs.zero_strategy import (
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.terms import Split, Tunable
-from simoffload.strategies.zero.called_experts import (
+from simoffload.strategies.zero.coordinator import Tensor
+from simoffload.strategies.zero.experts import (
     fetches_called,
+    leaf_warnings,
     only_called,
     order_lasts,
     refuse_ranks,
     tokens_of,
 )
-from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.schedule_templates import (
     InferenceLayers,
     ScheduleTemplates,

@@ -21,7 +21,7 @@ from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
-from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
+from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.zero.coordinator import Tensor
 

@@ -24,8 +24,7 @@ from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
-from simoffload.strategies.ds_config.keys import batch_problems
-from simoffload.strategies.ds_config.sections import ZeroSection
+from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.programs.zero_strategy import (

@@ -11,8 +11,6 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
-from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
@@ -23,29 +21,30 @@ from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import TrainingTiming
 from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.terms import Tunable
 from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,
+    MicroStepWriter,
     ReplayPeaks,
     TrainedLayers,
+    TrainingStreams,
     buckets,
     gathered_peak,
 )
-from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.step import StepPlan
-from simoffload.strategies.training.storage_io import (
+from simoffload.strategies.training.state import (
     GradientSink,
     GradientSwapper,
+    Places,
     RankFiles,
     StorageStage,
+    TrainingState,
     by_tier,
     check_buffers,
 )
-from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.writer import MicroStepWriter, TrainingStreams
-from simoffload.strategies.training.zenflow import ZenFlowStep
+from simoffload.strategies.training.step import StepPlan, SuperOffloadStep, ZenFlowStep
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.replay import LayerStack, Parameters
 from simoffload.strategies.zero.trace import parts_of_training

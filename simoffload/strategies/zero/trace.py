@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from simoffload.models import Layer, ModelShape, Module, loss_module
-from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
 from simoffload.strategies.passes.pass_writer import Call, Part
+from simoffload.strategies.zero.experts import NO_LEAVES, LeafModules
 
 KERNELS: dict[str, Literal["forward", "backward"]] = {"launch": "forward", "back": "backward"}
 """Kernels that are launched at an event, by its kind; none at others."""

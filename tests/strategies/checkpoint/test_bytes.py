@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.checkpoint.bytes import (
+from simoffload.strategies.programs.checkpoint import (
     CheckpointPart,
     checkpoint_bytes,
     checkpoint_files,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.storage_io import StorageStage, Transfer
+from simoffload.strategies.training.state import StorageStage, Transfer
 from tests.examples import some
 from tests.strategies.training.mode_cases import (
     BIG,

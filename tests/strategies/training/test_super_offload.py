@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.super_offload import update_threads
+from simoffload.strategies.training.step import update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
     FIRST,

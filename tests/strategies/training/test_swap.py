@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.strategies.training.storage_io import GradientSwapper
+from simoffload.strategies.training.state import GradientSwapper
 from simoffload.strategies.zero.coordinator import Tensor
 
 
