@@ -12,12 +12,35 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar, NamedTuple
 
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.ds_config.quantization import quantized_gather
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import LayerStack, Passes
+
+_GATHERED_GROUP = 8000
+"""Weights with one scale in a quantized all-gather (``target_group_size``); about that many are in a group.
+"""
+_SCALE = 4
+"""Size [B] of a scale in a quantized all-gather."""
+
+
+class GatheredSizes(NamedTuple):
+    """GatheredSizes are what a quantized all-gather of some elements moves.
+
+    Read in ``CUDAQuantizer`` of deepspeed/runtime/zero/partition_parameters.py at 0.19.6.
+    """
+
+    sent: int
+    """Size [B] of packed weights and scales."""
+    quantized: int
+    """Bytes [B] read and written in HBM by the kernel that packs them."""
+
+
+def quantized_gather(numel: int, dtype_bytes: int) -> GatheredSizes:
+    """Return the sizes of ``numel`` elements in a quantized all-gather: a byte each, and scales."""
+    scales = -(-numel // _GATHERED_GROUP) * _SCALE
+    return GatheredSizes(numel + scales, (dtype_bytes + 1) * numel + scales)
 
 
 class Partitioning(NamedTuple):

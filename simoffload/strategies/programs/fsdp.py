@@ -22,7 +22,6 @@ from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, Plan, Strategy, refused
-from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,
     FsdpOptimizer,
@@ -45,7 +44,7 @@ from simoffload.strategies.optimizers import (
     with_paging,
 )
 from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.timing import TrainingTiming
+from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP

@@ -6,18 +6,19 @@ ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
+from simoffload.models.quantization import deepspeed_quantization, quantized
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan
@@ -33,20 +34,18 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config import resolve_settings
+from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.keys import OffloadParamSection
-from simoffload.strategies.ds_config.quantization import with_quantized_weights
-from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.resident import ResidentPlan, spread_bound
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
-    check_buffer_size,
     device_of,
     gathered,
     inference_moves,
@@ -54,7 +53,7 @@ from simoffload.strategies.programs.zero_strategy import (
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.terms import Split, Tunable
-from simoffload.strategies.zero.coordinator import Tensor
+from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size
 from simoffload.strategies.zero.experts import (
     fetches_called,
     leaf_warnings,
@@ -68,6 +67,7 @@ from simoffload.strategies.zero.schedule_templates import (
     ScheduleTemplates,
     schedule_templates_of,
 )
+from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _PREFETCH = (
@@ -75,6 +75,11 @@ _PREFETCH = (
 )
 _MOSTLY = 0.9  # fraction of the weights on the target below which a warning is given (our choice)
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
+_QUANTIZES = (0, 10, 3)
+"""Version from which weights can be quantized at loading (DeepSpeed's commit aa4a740)."""
+_QUANTIZED = "weight_quantization.quantized_initialization"
+_KERNEL_GROUPS = 8
+"""Groups must be a multiple of this for the kernel of DeepSpeed (``DeQuantizer.dequantize``)."""
 
 
 class ZeroInference(ZeroStrategy, CachingStrategy):
@@ -111,7 +116,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             settings, warnings = resolve_settings(
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
             )
-            model, ignored = with_quantized_weights(model, self.ds_config, settings)
+            model, ignored = _with_quantized_weights(model, self.ds_config, settings)
         except InputError as error:
             raise within_config(error.problems) from None
         check_capability(TRANSFORMERS, model, machine)
@@ -272,7 +277,7 @@ class ZeroInferencePlan(InferencePlan):
         place = self.placement
         return (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
-            *transfers_beyond(
+            *_transfers_beyond(
                 [tensor for tensor, _ in self.layered.counted],
                 place.dtype_bytes,
                 place.settings,
@@ -396,3 +401,76 @@ class ZeroInferencePlan(InferencePlan):
                 )
             terms.append(MemoryTerm(place.tier, "weights", swapped * self.degrees.ranks))
         return terms
+
+
+def _with_quantized_weights(
+    model: ModelShape, config: DeepSpeedConfig, settings: OffloadSettings
+) -> tuple[ModelShape, tuple[str, ...]]:
+    """Return the model as DeepSpeed loads it, and warnings.
+
+    Raises InputError, with DeepSpeed's key, for tensors that cannot be cut into groups and for quantizations
+    that cannot be combined.
+    """
+    section = config.quantized_initialization
+    if section is None:
+        return model, ()
+    if settings.version < _QUANTIZES:
+        version = ".".join(map(str, settings.version))
+        return model, (f"ds_config {_QUANTIZED} is ignored by DeepSpeed {version}; it came with 0.10.3",)
+    if model.quantization is not None:
+        text = f"the weights are quantized already ({model.quantization}); write model.quantization: none"
+        raise InputError.at(_QUANTIZED, text)
+    if settings.quantized_gather:
+        text = "true corrupts weights that are stored in 4 or 8 bits; leave it out"
+        raise InputError.at("zero_optimization.zero_quantized_weights", text)
+    by_columns = section.group_dim == 1
+    found = _quantized(model, section.num_bits, section.group_size, by_columns=by_columns)
+    for module in found.distinct_modules:
+        for one in module.parameters:
+            size = one.columns if by_columns else one.numel // max(1, one.columns)
+            if one.storage is not None and size % section.group_size:
+                text = (
+                    f"DeepSpeed would stop here: dimension {section.group_dim} of {quoted(one.name)} is "
+                    f"{size}, not a multiple of group_size {section.group_size}"
+                )
+                raise InputError.at(f"{_QUANTIZED}.group_size", text)
+    return found, ()
+
+
+@lru_cache(maxsize=16)
+def _quantized(model: ModelShape, bits: int, group: int, *, by_columns: bool) -> ModelShape:
+    """Return the quantized model, the same object for the same arguments."""
+    kernel = model.dtype == "float16" and by_columns and group % _KERNEL_GROUPS == 0
+    return quantized(model, deepspeed_quantization(bits, group, dtype_bytes=model.dtype_bytes, kernel=kernel))
+
+
+def _transfers_beyond(
+    tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
+) -> Iterator[str]:
+    """Yield warnings about sizes of copies, and bytes in flight to storage, outside the measured curves."""
+    fetched = [tensor for tensor in tensors if not tensor.persistent]
+    if settings.device == "none" or not fetched:
+        return
+    for pinned in (True, False):
+        copied = [
+            tensor.slice_numel * dtype_bytes
+            for tensor in fetched
+            if settings.source(tensor.on_nvme) is pinned
+        ]
+        path = machine.host_to_device(0, pinned=pinned)
+        yield from _sizes("copies", copied, path.curve, path)
+    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in fetched if tensor.on_nvme]
+    if read_sizes:
+        read = machine.storage_read(tier, 0, gds=settings.use_gds)
+        if read.by_outstanding is not None:
+            in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
+            yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)
+
+
+def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterator[str]:
+    outside = sorted({size for size in sizes if size and not curve.covers(size)})
+    if outside:
+        low, high = format_bytes(outside[0]), format_bytes(outside[-1])
+        span = low if low == high else f"{low} to {high}"
+        first, last = (format_bytes(int(size)) for size in (curve.points[0][0], curve.points[-1][0]))
+        yield f"{what} of {span} on {path.name}; measured from {first} to {last}"

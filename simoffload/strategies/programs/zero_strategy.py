@@ -23,7 +23,6 @@ from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSett
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
-from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
@@ -173,19 +172,6 @@ def device_of(tier: str, machine: Machine) -> OffloadDevice:
 def within_config(problems: Iterable[Problem]) -> InputError:
     """Convert the keys of an error from DeepSpeed's to the scenario's."""
     return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
-
-
-def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
-    """Raise InputError if DeepSpeed would find the swap buffers too small at start-up."""
-    stored = (tensor for tensor in tensors if tensor.on_nvme)
-    largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
-    if largest is not None and largest.slice_numel > settings.buffer_size:
-        raise InputError.at(
-            "strategy.ds_config.zero_optimization.offload_param.buffer_size",
-            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
-            f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
-            "elements",
-        )
 
 
 def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tuple[str, tuple[str, ...]]:

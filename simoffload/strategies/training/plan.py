@@ -14,12 +14,11 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
-from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.optimizers import paged_out, with_paging
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import TrainingTiming
+from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.terms import Tunable

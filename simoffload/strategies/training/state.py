@@ -17,8 +17,7 @@ from simoffload.limits import count_elements
 from simoffload.models import SINGLE, ModelShape, Module, Parameter
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
-from simoffload.strategies.programs.zero_strategy import check_buffer_size
-from simoffload.strategies.zero.coordinator import Tensor, cut_tensors
+from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cut_tensors
 from simoffload.units import plural
 
 _FLAT_ALIGNMENT = 2

@@ -501,8 +501,8 @@ class _UpdatedStep(OptimizerStep):
 #
 # Passes over HBM for the selected columns are counted in zenflow_stage_1_and_2.py
 # (``_process_selected_fp32_groups_grad``, ``update_selected_channels``), engine_stage3.py (the same names)
-# and zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), in the model's data
-# type. ZenFlow keeps matrices transposed, so that a column is contiguous.
+# and zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), in the model's
+# data type. ZenFlow keeps matrices transposed, so that a column is contiguous.
 #
 # Not modelled: competition between the process and the copies of gradients for memory bandwidth; in stage 3,
 # the repeated gathering of small ("persistent") parameters in every micro-step; warm-up rounds, which are

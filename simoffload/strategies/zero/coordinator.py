@@ -57,6 +57,19 @@ def cut_tensors(
         yield Tensor(name, numel, slice_numel, on_nvme, stays)
 
 
+def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
+    """Raise InputError if DeepSpeed would find the swap buffers too small at start-up."""
+    stored = (tensor for tensor in tensors if tensor.on_nvme)
+    largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
+    if largest is not None and largest.slice_numel > settings.buffer_size:
+        raise InputError.at(
+            "strategy.ds_config.zero_optimization.offload_param.buffer_size",
+            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+            f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
+            "elements",
+        )
+
+
 class Layers(NamedTuple):
     """Layers describe the identical layers of a replayed trace, and how many further ones are not
     replayed."""
