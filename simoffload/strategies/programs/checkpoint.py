@@ -32,7 +32,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Curve, Machine, Path, Provenance, Resource
+from simoffload.hardware import Curve, Machine, Path, Provenance, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import (
     Change,
@@ -44,13 +44,13 @@ from simoffload.results import (
     outlook,
     run_mtbf,
 )
-from simoffload.schedule import Cause, CauseKind, Dependency, Hops, OpKind, Schedule
+from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
 from simoffload.strategies.base import Phase, PhaseKind, Placement, Plan, Strategy, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
 from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding, system_memory
-from simoffload.strategies.passes.streams import HOST, RankRoute, StreamWriter
+from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.units import format_seconds, plural
@@ -274,6 +274,8 @@ def written_bytes(parts: Sequence[CheckpointPart]) -> int:
     return sum(part.size * len(part.writers) for part in parts)
 
 
+# -- operations ------------------------------------------------------------------------------------
+
 STREAMS = ("host", "copy", "comm", "io", "read")
 _, COPY, COMM, IO, READ = range(5)
 
@@ -303,139 +305,63 @@ class RankGroup(NamedTuple):
         return max(Counter(rank // self.machine.gpus_per_node for rank in self.ranks).values())
 
 
-def blocks(size: int, block: int, *, most: int) -> list[int]:
-    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder; into ``most`` larger ones if that is
-    fewer."""
-    times = max(1, -(-size // (block * most)))
-    full_blocks, rest = divmod(size, block * times)
-    return [block * times] * full_blocks + ([rest] if rest else [])
-
-
 class PhaseWriter(StreamWriter):
-    """A PhaseWriter writes the operations of one phase, which are the same for every rank of the group."""
+    """A PhaseWriter writes how the ranks of a group save or restore a part, block by block."""
 
-    def __init__(self, name: str, group: RankGroup) -> None:
+    def __init__(self, name: str, group: RankGroup, part: CheckpointPart, workload: Checkpointing) -> None:
         super().__init__(name=name, gpus=group.ranks, streams=STREAMS, machine=group.machine)
-        self.group = group
-        self.new_memory, self.page_cache = group.machine.host.fresh_memory, group.machine.host.cached_files
+        self._group, self._part, self._workload, self._writer = group, part, workload, workload.writer
+        self._new_memory = group.machine.host.fresh_memory
+        self._page_cache = group.machine.host.cached_files
 
     def capacity(self, resource: Resource) -> int:
         """Return the capacity that the ranks may use [B/s]: identical runs get equal parts of a
         filesystem."""
         shared = resource.kind == "server"
-        return max(1, resource.capacity // self.group.jobs) if shared else resource.capacity
+        return max(1, resource.capacity // self._group.jobs) if shared else resource.capacity
 
     def earlier(self, stream: int, back: int) -> tuple[Dependency, ...]:
         """Return the dependency on the operation ``back`` before the last one of a stream; none if there is
         no such one."""
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
-    def work(
+    # -- one operation --------------------------------------------------------------------------
+
+    def _work(
         self, seconds: float, *, label: str, kind: OpKind = "hook", after: tuple[Dependency, ...] = ()
     ) -> None:
         """Occupy the host thread for ``seconds`` [s], unless that is zero."""
         if seconds or after:
             self.add(kind, HOST, fixed=picoseconds(seconds), label=label, after=after)
 
-    def from_gpu(
-        self,
-        size: int,
-        *,
-        pinned: bool,
-        each: int | None = None,
-        call_s: float = 0.0,
-        after: tuple[Dependency, ...] = (),
-    ) -> None:
-        """Copy from the GPU to host memory in pieces of ``each`` [B], with ``call_s`` [s] per call."""
-        path, hops = self.way(
-            ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
-        )
-        cause = copy_cause(to_device=False, pinned=pinned)
-        one = min(each or size, size)
-        fixed = -(-size // one) * (call_s + path.latency)
-        self._transfer(COPY, cause, hops, size, path.curve.rate(one), fixed, after)
-
-    def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy ``size`` [B] to the GPU."""
-        path, hops = self.way(("to GPU", pinned), lambda gpu: self.machine.host_to_device(gpu, pinned=pinned))
-        cause = copy_cause(to_device=True, pinned=pinned)
-        rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COPY, cause, hops, size, rate, latency, after, kind="copy")
-
-    def in_host(self, kind: CauseKind, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy within host memory with one thread."""
-        machine, rate = self.machine, self.machine.host.memcpy_rate.value
-
-        def way(rank: int) -> Path:
-            memory = machine.topology.memories[rank // machine.gpus_per_node]
-            return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
-
-        _, hops = self.way(("host",), way)
-        self._transfer(HOST, Cause(kind), hops, size, rate, 0.0, after)
-
-    def write(
-        self,
-        size: int,
-        *,
-        each: int | None = None,
-        outstanding: int | None = None,
-        block: int = 0,
-        gds: bool = False,
-        after: tuple[Dependency, ...] = (),
-    ) -> None:
-        """Write to the tier in operations of ``each`` [B], one after the other.
-
-        Either ``outstanding`` [B] are in flight in requests of ``block`` [B], or as many as the device can
-        use (the kernel's writeback).
-        """
-        one = min(each or size, size)
-        in_flight = None if outstanding is None else min(outstanding, one)
-        route, fixed = self.file(
-            self.group.tier, one, block=min(block, one), in_flight=in_flight, written=True, gds=gds
-        )
-        cause, times = Cause("write", self.group.tier), -(-size // one)
-        self._add(IO, cause, route, size, times * fixed, after)
-
-    def read(self, size: int, *, tier: str) -> None:
-        """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
-        path, _ = self.way((tier, False, False), lambda gpu: self.machine.storage_read(tier, gpu))
-        ahead = self.read_ahead(tier, path)
-        route, fixed = self.file(tier, size, block=ahead, in_flight=ahead)
-        self._add(READ, Cause("read", tier), route, size, fixed)
-
-    def collective(
-        self, kind: CauseKind, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
-    ) -> None:
-        """Receive ``size`` [B] on every rank from all others."""
-        path, hops = self.way(("gather",), lambda gpu: self.machine.gather(gpu, self.ranks))
-        rate, latency = path.curve.rate(size), path.latency
-        self._transfer(COMM, Cause(kind), hops, size, rate, call_s + latency, after, together=True)
-
-    def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy from the first rank's GPU to pageable memory while all other ranks wait."""
-        path = self.machine.device_to_host(self.gpus[0], pinned=False)
-        way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
-        rate, cause = path.curve.rate(size), copy_cause(to_device=False, pinned=False)
-        _, hops = self._routes.setdefault(("first",), way)
-        self._transfer(COPY, cause, hops, size, rate, path.latency, after)
+    def _new_pages(self, size: float, rate: Sourced[int], *behind: int) -> None:
+        """Map new memory for ``size`` [B], behind all work so far on some streams."""
+        self._work(size / rate.value, label="new pages", kind="pages", after=self.so_far(*behind))
 
     def _transfer(
         self,
         stream: int,
         cause: Cause,
-        hops: tuple[Hops, ...],
+        path: Callable[[int], Path],
         size: int,
-        rate: int,
-        fixed_s: float,
-        after: tuple[Dependency, ...] = (),
         *,
-        together: bool = False,
+        each: int | None = None,
+        call_s: float = 0.0,
+        after: tuple[Dependency, ...] = (),
         kind: OpKind | None = None,
+        alone: bool = False,
     ) -> None:
-        route = self.builder.route(cause=cause, hops=hops, cap=rate)
-        self._add(stream, cause, route, size, picoseconds(fixed_s), after, together=together, kind=kind)
+        """Transfer ``size`` [B] in pieces of ``each`` [B], with ``call_s`` [s] per call, on the ``path`` of
+        each GPU; only on that of the first one if it is ``alone``."""
+        first, hops = self.way((cause, alone), path)
+        if alone:
+            hops = (hops[0], *(() for _ in hops[1:]))
+        one = min(each or size, size)
+        fixed = picoseconds(-(-size // one) * (call_s + first.latency))
+        route = self.builder.route(cause=cause, hops=hops, cap=first.curve.rate(one))
+        self._move(stream, cause, route, size, fixed, after, kind=kind)
 
-    def _add(
+    def _move(
         self,
         stream: int,
         cause: Cause,
@@ -444,7 +370,6 @@ class PhaseWriter(StreamWriter):
         fixed: int,
         after: tuple[Dependency, ...] = (),
         *,
-        together: bool = False,
         kind: OpKind | None = None,
     ) -> None:
         self.add(
@@ -455,8 +380,169 @@ class PhaseWriter(StreamWriter):
             route=route,
             label=cause_text(cause),
             after=after,
-            collective=together,
+            collective=stream == COMM,
         )
+
+    def _copy(
+        self,
+        size: int,
+        *,
+        pinned: bool = False,
+        each: int | None = None,
+        call_s: float = 0.0,
+        after: tuple[Dependency, ...],
+        alone: bool = False,
+    ) -> None:
+        """Copy from the GPU to host memory."""
+        cause = copy_cause(to_device=False, pinned=pinned)
+        path = partial(self.machine.device_to_host, pinned=pinned)
+        self._transfer(COPY, cause, path, size, each=each, call_s=call_s, after=after, alone=alone)
+
+    def _in_host(self, kind: CauseKind, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
+        """Copy within host memory with one thread."""
+        machine, rate = self.machine, Curve.flat(self.machine.host.memcpy_rate.value)
+
+        def path(rank: int) -> Path:
+            memory = machine.topology.memories[rank // machine.gpus_per_node]
+            return Path("host memory", ((memory, _COPIED),), 0.0, rate)
+
+        self._transfer(HOST, Cause(kind), path, size, after=after)
+
+    def _collective(
+        self, kind: CauseKind, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...]
+    ) -> None:
+        """Receive ``size`` [B] on every rank from all others."""
+        path = partial(self.machine.gather, ranks=self.ranks)
+        self._transfer(COMM, Cause(kind), path, size, call_s=call_s, after=after)
+
+    def _read(self, size: int, tier: str) -> None:
+        """Read from a tier into the page cache; the kernel's read-ahead determines the bytes in flight."""
+        path, _ = self.way((tier, False, False), partial(self.machine.storage_read, tier))
+        ahead = self.read_ahead(tier, path)
+        route, fixed = self.file(tier, size, block=ahead, in_flight=ahead)
+        self._move(READ, Cause("read", tier), route, size, fixed)
+
+    def _write(self, size: int, *, direct: bool, after: tuple[Dependency, ...]) -> None:
+        """Write to the tier: ``direct`` from the buffer with the aio library, one portion at a time, else by
+        the kernel's writeback, with as many bytes in flight as the device can use."""
+        one, block, in_flight = size, 0, None
+        if direct:
+            writer, one = self._writer, min(self._writer.portion, size)
+            block = min(writer.block_size, one)
+            in_flight = min(writer.block_size * writer.queue_depth * writer.intra_op_parallelism, one)
+        gds = direct and self._writer.use_gds
+        tier = self._group.tier
+        route, fixed = self.file(tier, one, block=block, in_flight=in_flight, written=True, gds=gds)
+        self._move(IO, Cause("write", tier), route, size, -(-size // one) * fixed, after)
+
+    # -- saving a block -------------------------------------------------------------------------
+
+    def direct(self, size: int) -> None:
+        """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
+
+        A half is filled again when it has been written, and written when it is full and the other half has
+        been written. The copy therefore waits for the last write but one, or with a single buffer for the
+        last write.
+        """
+        writer, call = self._writer, self.costs.blocking_copy_call.value
+        free = self._free
+        if writer.use_gds:
+            filled = 2 * size / self.machine.accelerator.hbm_rate
+            self._work(-(-size // writer.portion) * call + filled, label="fill", after=free)
+        elif self._part.device == "hbm":
+            self._copy(size, pinned=True, each=writer.portion, call_s=call, after=free)
+        else:
+            self._in_host("to-io-buffer", size, after=free)
+        self._write(size, direct=True, after=self.so_far(HOST, COPY))
+
+    @property
+    def _free(self) -> tuple[Dependency, ...]:
+        """Dependency on the write after which the buffer, or one half of it, is free."""
+        return self.earlier(IO, 1 if self._writer.io_buffer_double else 0)
+
+    def through_python(self, size: int) -> None:
+        """Write as the fast writer does with an unmodified PyTorch: every tensor is copied into a NumPy array
+        and from there into the buffer (FastFileWriter.write, bytes_to_tensor), by one thread in sequence."""
+        self._to_host(size)
+        self._new_pages(size, self._new_memory.huge_pages, COPY)
+        self._in_host("to-array", size)
+        self._in_host("to-io-buffer", size, after=self._free)
+        self._write(size, direct=True, after=self.so_far(HOST))
+
+    def _to_host(self, size: int) -> None:
+        """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data,
+        for the zip format with their checksum."""
+        if self._part.device == "hbm":
+            self._new_pages(size * self._part.fresh, self._new_memory.from_gpu)
+            self._copy(size, after=self.so_far(HOST))
+        if self._writer.checkpoint_serialization:
+            rate = self.machine.host.checksum_rate.value
+            self._work(size / rate, label="crc32", kind="checksum", after=self.so_far(COPY))
+
+    def to_page_cache(self, size: int, wait: tuple[Dependency, ...]) -> None:
+        """Copy a block into the page cache, for which the thread may have to ``wait``."""
+        swapped = self._part.device == "nvme"
+        if swapped:
+            self._read(size, self._group.swap)
+        else:
+            self._to_host(size)
+        kind: CauseKind = "file-to-file" if swapped else "to-page-cache"
+        rate = self._page_cache.copy_file if swapped else self._page_cache.write
+        after = (*wait, *self.so_far(READ if swapped else COPY))
+        self._work(size / rate.value, label="page cache", kind="cached", after=after)
+        self._in_host(kind, size)
+
+    def write_back(self, size: int) -> None:
+        """Let the kernel write dirty pages, behind all work so far of the thread."""
+        self._write(size, direct=False, after=self.so_far(HOST))
+
+    def snapshot(self, size: int) -> None:
+        """Copy into host memory while training waits (``async_save``, BlockingAsyncStager)."""
+        pinned, fresh = self._workload.pin_memory, size * self._part.fresh
+        if self._part.device == "hbm":
+            if not pinned:
+                self._new_pages(fresh, self._new_memory.from_gpu, COPY)
+            self._copy(size, pinned=pinned, after=self.so_far(HOST))
+        else:
+            if not pinned:
+                self._new_pages(fresh, self._new_memory.from_page_cache)
+            self._in_host("to-snapshot", size)
+
+    def consolidate(self, modules: Sequence[Module], *, dtype_bytes: int) -> None:
+        """Gather parameters from all ranks, copy them on rank 0 and broadcast them, module by module.
+
+        (GatheredParameters with ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``.)
+        """
+        ranks, costs = self.ranks, self.costs
+        parameters = [one for module in modules for one in module.parameters if not one.tied]
+        tensors = [one.numel * dtype_bytes for one in parameters]
+        size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
+        if ranks > 1:
+            received = -(-size * (ranks - 1) // ranks)
+            call = calls * (costs.fetch_call.value + costs.collective_call.value)
+            self._collective("all-gather", received, call_s=call, after=self.so_far(COPY))
+        self._new_pages(size * fresh_share(tensors), self._new_memory.from_gpu, COPY, COMM)
+        self._copy(size, after=self.so_far(HOST, COMM), alone=True)
+        if ranks > 1:
+            self._collective("broadcast", size, after=self.so_far(COPY))
+
+    # -- restoring a block ----------------------------------------------------------------------
+
+    def load(self, size: int, sharers: int) -> None:
+        """Read from storage to the page cache and copy to new memory; ``sharers`` ranks of a host read a file
+        together."""
+        self._read(-(-size // sharers), self._group.tier)
+        self._new_pages(size * self._part.fresh, self._new_memory.from_page_cache, READ)
+        self._in_host("from-page-cache", size)
+
+    def place(self, size: int) -> None:
+        """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
+        if self._part.device == "hbm":
+            cause, path = copy_cause(to_device=True, pinned=False), self.machine.host_to_device
+            after = self.so_far(HOST, COPY)
+            self._transfer(COPY, cause, partial(path, pinned=False), size, after=after, kind="copy")
+        else:
+            self._in_host("to-optimizer", size)
 
 
 # -- phases ----------------------------------------------------------------------------------------
@@ -478,30 +564,94 @@ _SENT_AT_ONCE = 0, 2
 _T = TypeVar("_T")
 
 
-def _phase(
-    name: str,
-    group: RankGroup,
-    blocks: Iterable[_T],
-    write: Callable[[PhaseWriter, _T], None],
-    *,
-    kind: PhaseKind = "save",
-    background: bool = False,
-) -> Phase:
-    """Return a phase for which ``write`` writes one block after the other when the schedule is requested."""
-
-    def schedule(_earlier: object) -> Schedule:
-        out = PhaseWriter(name, group)
-        for block in blocks:
-            out.builder.segment(name)
-            write(out, block)
-        return out.build()
-
-    return Phase(name, kind, schedule, background=background)
+def blocks(size: int, block: int = _BLOCK, *, most: int = _MOST_BLOCKS) -> list[int]:
+    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder; into ``most`` larger ones if that is
+    fewer."""
+    times = max(1, -(-size // (block * most)))
+    full_blocks, rest = divmod(size, block * times)
+    return [block * times] * full_blocks + ([rest] if rest else [])
 
 
-def _tensors(part: CheckpointPart) -> list[int]:
-    """Return the sizes of the blocks [B] into which a part is cut if the writer has no buffer."""
-    return blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
+class _Part(NamedTuple):
+    """A _Part makes the phases of a part of a checkpoint, which the ranks of a group save or restore."""
+
+    group: RankGroup
+    part: CheckpointPart
+    workload: Checkpointing
+
+    def phase(
+        self,
+        name: str,
+        blocks: Iterable[_T],
+        write: Callable[[PhaseWriter, _T], None],
+        *,
+        kind: PhaseKind = "save",
+        background: bool = False,
+    ) -> Phase:
+        """Return a phase for which ``write`` writes one block after the other when the schedule is
+        requested."""
+
+        def schedule(_earlier: object) -> Schedule:
+            out = PhaseWriter(name, *self)
+            for block in blocks:
+                out.builder.segment(name)
+                write(out, block)
+            return out.build()
+
+        return Phase(name, kind, schedule, background=background)
+
+    def saved(self) -> list[Phase]:
+        """Return the phases that bring the part to storage."""
+        name, writer = f"save {self.part.name}", self.workload.writer
+        if self.part.device == "nvme" or writer.type != "fast":
+            return self.buffered(name)
+        write = PhaseWriter.direct if writer.is_direct else PhaseWriter.through_python
+        return [self.phase(name, blocks(self.part.size, writer.portion, most=_MOST_PORTIONS), write)]
+
+    def buffered(self, name: str) -> list[Phase]:
+        """Write through the page cache, as ``torch.save`` does to a file, or as swap files are copied.
+
+        The call returns when all data is in the page cache, unless writers must flush or the data exceeds the
+        limit of dirty memory; the rest is written in the background while training continues. The rest is
+        taken as large as the limit, although fast drives will have written some of it.
+        """
+        kind = self.group.machine.tiers[self.group.tier].kind
+        sizes = blocks(self.part.size)
+        begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(self.group, sizes[0])
+        through = self.workload.fsync or kind in _FLUSHED_AT_CLOSE
+        flushed = len(sizes) if through else max(0, len(sizes) - limit)
+
+        def write(out: PhaseWriter, index: int) -> None:
+            if index < len(sizes):
+                wait = out.earlier(IO, limit - 1 - begin) if index >= limit else ()
+                out.to_page_cache(sizes[index], wait)
+            if begin <= index < begin + flushed:
+                out.write_back(sizes[index - begin])
+
+        phases = [self.phase(name, range(max(len(sizes), begin + flushed)), write)]
+        if left := sizes[flushed:]:  # the kernel writes the dirty pages
+            title = f"write back {self.part.name}"
+            phases.append(self.phase(title, left, PhaseWriter.write_back, background=True))
+        return phases
+
+    def restored(self) -> list[Phase]:
+        """Return the phases that bring the part back; ``group`` has all ranks."""
+        group, part, workload = self
+        if part.device == "nvme":
+            back = group._replace(tier=group.swap, swap=group.tier)
+            flushed = workload.model_copy(update={"fsync": True})
+            copied = _Part(back, part, flushed).buffered(f"copy back {part.name}")[0]
+            return [replace(copied, kind="restore")]
+        pieces = workload.contents == "zero" and workload.stage == 0  # of one state that all ranks hold
+        sharded = len(part.writers) == len(group.ranks) and not part.same_file and not pieces
+        size = part.size if sharded or part.same_file else part.size * len(part.writers)
+        device = "hbm" if workload.contents == "consolidated" else part.device
+        full = self._replace(part=part._replace(size=size, device=device))
+        load = partial(PhaseWriter.load, sharers=1 if sharded else group.per_node)
+        return [
+            full.phase(f"read {part.name}", blocks(size), load, kind="restore"),
+            full.phase(f"place {part.name}", blocks(size), PhaseWriter.place, kind="restore"),
+        ]
 
 
 def save_phases(
@@ -513,205 +663,24 @@ def save_phases(
     """
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
-        before.append(_phase("gather weights", group, _modules(model), partial(_gathered, model.dtype_bytes)))
+        gathering = _Part(group, parts[0], workload)
+        write = partial(PhaseWriter.consolidate, dtype_bytes=model.dtype_bytes)
+        before.append(gathering.phase("gather weights", _modules(model), write))
     if workload.mode == "snapshot":
         before += [
-            _phase(f"snapshot of {part.name}", group, _tensors(part), partial(_snapshot, part, workload))
+            _Part(group, part, workload).phase(
+                f"snapshot of {part.name}", blocks(part.size), PhaseWriter.snapshot
+            )
             for part in parts
         ]
         parts = tuple(part._replace(device="dram") for part in parts)
         workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
     writing = [
-        phase for part in parts for phase in _part_phases(part, workload, group._replace(ranks=part.writers))
+        phase for part in parts for phase in _Part(group._replace(ranks=part.writers), part, workload).saved()
     ]
     if workload.mode != "blocking":
         writing = [replace(phase, background=True) for phase in writing]
     return (*before, *writing)
-
-
-def _part_phases(part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> list[Phase]:
-    name = f"save {part.name}"
-    if part.device == "nvme" or workload.writer.type != "fast":
-        return _buffered_phases(name, part, workload, group)
-    write = _direct if workload.writer.is_direct else _through_python
-    portions = blocks(part.size, workload.writer.portion, most=_MOST_PORTIONS)
-    return [_phase(name, group, portions, partial(write, part, workload))]
-
-
-# -- FastPersist ---------------------------------------------------------------------------------
-
-
-def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
-    """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
-
-    A half is filled again when it has been written, and written when it is full and the other half has been
-    written. The copy therefore waits for the last write but one, or with a single buffer for the last write.
-    """
-    writer, call = workload.writer, phase.costs.blocking_copy_call.value
-    free = phase.earlier(IO, 1 if writer.io_buffer_double else 0)
-    if writer.use_gds:
-        filled = 2 * size / phase.machine.accelerator.hbm_rate
-        phase.work(-(-size // writer.portion) * call + filled, label="fill", after=free)
-    elif part.device == "hbm":
-        phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
-    else:
-        phase.in_host("to-io-buffer", size, after=free)
-    _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
-
-
-def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
-    """Write as the fast writer does with an unmodified PyTorch: every tensor is copied into a NumPy array and
-    from there into the buffer (FastFileWriter.write, bytes_to_tensor), by one thread in sequence."""
-    writer = workload.writer
-    back = 1 if writer.io_buffer_double else 0
-    _to_host(phase, part, size)
-    _checksum(phase, workload, size)
-    phase.work(
-        size / phase.new_memory.huge_pages.value, label="new pages", kind="pages", after=phase.so_far(COPY)
-    )
-    phase.in_host("to-array", size)
-    phase.in_host("to-io-buffer", size, after=phase.earlier(IO, back))
-    _from_buffer(phase, writer, size, after=phase.so_far(HOST))
-
-
-def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[Dependency, ...]) -> None:
-    """Write the content of the buffer with the aio library, one portion at a time."""
-    phase.write(
-        size,
-        each=writer.portion,
-        outstanding=writer.block_size * writer.queue_depth * writer.intra_op_parallelism,
-        block=writer.block_size,
-        gds=writer.use_gds,
-        after=after,
-    )
-
-
-# -- buffered writes -----------------------------------------------------------------------------
-
-
-def _buffered_phases(
-    name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup
-) -> list[Phase]:
-    """Write through the page cache, as ``torch.save`` does to a file, or as swap files are copied.
-
-    The call returns when all data is in the page cache, unless writers must flush or the data exceeds the
-    limit of dirty memory; the rest is written in the background while training continues. The rest is taken
-    as large as the limit, although fast drives will have written some of it.
-    """
-    kind = group.machine.tiers[group.tier].kind
-    sizes = _tensors(part)
-    begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(group, sizes[0])
-    through = workload.fsync or kind in _FLUSHED_AT_CLOSE
-    flushed = len(sizes) if through else max(0, len(sizes) - limit)
-    steps = range(max(len(sizes), begin + flushed))
-    write = partial(_buffered, part, workload, sizes, (begin, limit, flushed))
-    phases = [_phase(name, group, steps, write)]
-    if left := sizes[flushed:]:  # the kernel writes the dirty pages
-        phases.append(
-            _phase(f"write back {part.name}", group, left, lambda out, size: out.write(size), background=True)
-        )
-    return phases
-
-
-def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
-    """Return the blocks of each writer that are dirty when the kernel begins to write, and when writers
-    wait."""
-    memory = group.machine.tiers["dram"].capacity - group.machine.host.reserved_bytes
-    share = memory / group.per_node
-    limit = max(2, int(DIRTY_LIMIT * share) // block)
-    return min(limit - 1, int(DIRTY_BACKGROUND * share) // block), limit
-
-
-def _buffered(
-    part: CheckpointPart,
-    workload: Checkpointing,
-    sizes: list[int],
-    lags: tuple[int, int, int],
-    phase: PhaseWriter,
-    index: int,
-) -> None:
-    """Copy block after block into the page cache, from which the kernel writes them to storage.
-
-    ``lags`` [blocks] are the numbers of dirty blocks at which the kernel begins to write and at which the
-    thread waits, and the number of blocks that are written in this phase.
-    """
-    begin, limit, flushed = lags
-    if index < len(sizes):
-        size = sizes[index]
-        wait = phase.earlier(IO, limit - 1 - begin) if index >= limit else ()
-        if part.device == "nvme":
-            phase.read(size, tier=phase.group.swap)
-            copying = size / phase.page_cache.copy_file.value
-            phase.work(copying, label="page cache", kind="cached", after=(*wait, *phase.so_far(READ)))
-            phase.in_host("file-to-file", size)
-        else:
-            _to_host(phase, part, size)
-            _checksum(phase, workload, size)
-            entering = size / phase.page_cache.write.value
-            phase.work(entering, label="page cache", kind="cached", after=(*wait, *phase.so_far(COPY)))
-            phase.in_host("to-page-cache", size)
-    if begin <= index < begin + flushed:
-        phase.write(sizes[index - begin], after=phase.so_far(HOST))
-
-
-def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
-    """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data."""
-    if part.device == "hbm":
-        phase.work(size * part.fresh / phase.new_memory.from_gpu.value, label="new pages", kind="pages")
-        phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
-
-
-def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
-    if workload.writer.checkpoint_serialization:
-        rate = phase.machine.host.checksum_rate.value
-        phase.work(size / rate, label="crc32", kind="checksum", after=phase.so_far(COPY))
-
-
-# -- before anything is written ------------------------------------------------------------------
-
-
-def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
-    """Copy everything into host memory while training waits (``async_save``, BlockingAsyncStager)."""
-    if part.device == "hbm":
-        if not workload.pin_memory:
-            pages = size * part.fresh / phase.new_memory.from_gpu.value
-            phase.work(pages, label="new pages", kind="pages", after=phase.so_far(COPY))
-        phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
-    else:
-        if not workload.pin_memory:
-            phase.work(
-                size * part.fresh / phase.new_memory.from_page_cache.value, label="new pages", kind="pages"
-            )
-        phase.in_host("to-snapshot", size)
-
-
-def _modules(model: ModelShape) -> list[Sequence[Module]]:
-    """Return the sets of modules that are gathered together: those before the layers, each layer, those
-    after."""
-    groups = (model.modules_before, *model.layers, model.modules_after)
-    return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
-
-
-def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -> None:
-    """Gather parameters from all ranks, copy them on rank 0 and broadcast them, module by module.
-
-    (GatheredParameters with ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``.)
-    """
-    ranks, costs = phase.ranks, phase.costs
-    tensors = [one.numel * dtype_bytes for module in modules for one in module.parameters if not one.tied]
-    size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
-    if ranks > 1:
-        received = -(-size * (ranks - 1) // ranks)
-        call = calls * (costs.fetch_call.value + costs.collective_call.value)
-        phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
-    new_pages = size * fresh_share(tensors) / phase.new_memory.from_gpu.value
-    phase.work(new_pages, label="new pages", kind="pages", after=phase.so_far(COPY, COMM))
-    phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
-    if ranks > 1:
-        phase.collective("broadcast", size, after=phase.so_far(COPY))
-
-
-# -- restoring -----------------------------------------------------------------------------------
 
 
 def restore_phases(
@@ -724,45 +693,23 @@ def restore_phases(
     weights (at stage 0, of all states); ranks of a host find it in the page cache when one of them has read
     it.
     """
-    phases = []
-    for part in parts:
-        if part.device == "nvme":
-            back = group._replace(tier=group.swap, swap=group.tier)
-            flushed = workload.model_copy(update={"fsync": True})
-            copied = _buffered_phases(f"copy back {part.name}", part, flushed, back)[0]
-            phases.append(replace(copied, kind="restore"))
-            continue
-        sharded = len(part.writers) == len(group.ranks) and not part.same_file and not _split(workload)
-        size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
-        consolidated = workload.contents == "consolidated"
-        full_part = part._replace(size=size, device="hbm" if consolidated else part.device)
-        sharers = 1 if sharded else group.per_node
-        sizes, load = _tensors(full_part), partial(_loaded, full_part, sharers)
-        phases.append(_phase(f"read {part.name}", group, sizes, load, kind="restore"))
-        phases.append(_phase(f"place {part.name}", group, sizes, partial(_placed, full_part), kind="restore"))
-    return tuple(phases)
+    return tuple(phase for part in parts for phase in _Part(group, part, workload).restored())
 
 
-def _split(workload: Checkpointing) -> bool:
-    """Return the pieces of one state that all ranks hold."""
-    return workload.contents == "zero" and workload.stage == 0
+def _modules(model: ModelShape) -> list[Sequence[Module]]:
+    """Return the sets of modules that are gathered together: those before the layers, each layer, those
+    after."""
+    groups = (model.modules_before, *model.layers, model.modules_after)
+    return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
 
 
-def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -> None:
-    """Read from storage to the page cache and copy to new memory; ``sharers`` ranks of a host read a file
-    together."""
-    phase.read(-(-size // sharers), tier=phase.group.tier)
-    pages = size * part.fresh / phase.new_memory.from_page_cache.value
-    phase.work(pages, label="new pages", kind="pages", after=phase.so_far(READ))
-    phase.in_host("from-page-cache", size)
-
-
-def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
-    """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
-    if part.device == "hbm":
-        phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
-    else:
-        phase.in_host("to-optimizer", size)
+def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
+    """Return the blocks of each writer that are dirty when the kernel begins to write, and when writers
+    wait."""
+    memory = group.machine.tiers["dram"].capacity - group.machine.host.reserved_bytes
+    share = memory / group.per_node
+    limit = max(2, int(DIRTY_LIMIT * share) // block)
+    return min(limit - 1, int(DIRTY_BACKGROUND * share) // block), limit
 
 
 _COMMIT_TIMEOUT = 300.0
