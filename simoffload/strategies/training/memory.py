@@ -24,15 +24,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape
 from simoffload.results import Estimate, MemoryStage, MemoryTerm
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind, TrainingSettings
-from simoffload.strategies.memory import Activations, activations_of, pinned_rounding, system_memory
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
+from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import PAGED, moments, paged
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
 from simoffload.workload import Training
@@ -66,22 +65,17 @@ def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, 
     two scales per block of 256. Adafactor keeps only sums over rows and columns of a matrix, but one value
     per element of the flat partitions (``flat``) that ZeRO gives the optimizer.
     """
-    if kind == "adam":
-        return 2 * SINGLE * numel
-    if kind == "sgd":
-        return SINGLE * numel
     if kind in BITSANDBYTES:
-        tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
-        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in tensors)
-    return SINGLE * (numel if flat else sum(weight.sums for weight in weights if weight.trainable))
+        numels = _tensors(weights, numel=numel, flat=flat)
+        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in numels)
+    if kind == "adafactor" and not flat:
+        return SINGLE * sum(weight.sums for weight in weights if weight.trainable)
+    return SINGLE * numel * (2 if kind == "adam" else 1)
 
 
-def paged_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
-    """Return the part of ``moment_bytes`` that bitsandbytes pages [B]."""
-    if not kind.startswith("paged"):
-        return 0
-    tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
-    return sum(paged(one, bits=BITSANDBYTES[kind]) for one in tensors)
+def _tensors(weights: Sequence[Weight], *, numel: int, flat: bool) -> list[int]:
+    """Return the sizes of the tensors that the optimizer gets [elements]: one of ``numel`` if it is flat."""
+    return [numel] if flat else [weight.numel for weight in weights if weight.trainable]
 
 
 def state_bytes(
@@ -122,84 +116,45 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
     return [each[weight] for weight in partitions.weights]
 
 
-@dataclass(frozen=True)
 class TrainingMemory:
     """TrainingMemory combines the state of a run, its workload and the machine, to compute the memory
     needed."""
 
-    state: TrainingState
-    workload: Training
-    machine: Machine
-    peak: ReplayPeaks | None = None
-    """Peaks of a replayed micro-step of stage 3; by default upper bounds are used."""
-
-    @property
-    def settings(self) -> TrainingSettings:
-        """DeepSpeed's settings of the run."""
-        return self.state.settings
-
-    @property
-    def partitions(self) -> Partitions:
-        """Partitions of the model's tensors among the ranks."""
-        return self.state.partitions
-
-    @property
-    def stage(self) -> int:
-        """Stage of ZeRO, 0 to 3."""
-        return self.settings.stage
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that share the states."""
-        return self.state.places.ranks
-
-    @property
-    def per_host(self) -> int:
+    def __init__(
+        self, state: TrainingState, workload: Training, machine: Machine, peak: ReplayPeaks | None
+    ) -> None:
+        """``peak`` has the peaks of a replayed micro-step of stage 3; None: upper bounds are used."""
+        self.state, self.workload, self.machine, self.peak = state, workload, machine, peak
+        self.settings, self.partitions = state.settings, state.partitions
+        self.stage, self.ranks = self.settings.stage, state.places.ranks
+        self.per_host = machine.ranks_per_node(self.ranks)
         """Number of ranks on one host."""
-        return self.machine.ranks_per_node(self.ranks)
-
-    @property
-    def size(self) -> int:
+        self.size = state.model.dtype_bytes
         """Size of a parameter's element [B]."""
-        return self.state.model.dtype_bytes
-
-    @cached_property
-    def activations(self) -> Activations:
-        """Memory of the activations of one micro-step."""
-        return activations_of(
-            self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
-        )
-
-    @cached_property
-    def states(self) -> StateBytes:
-        """Sizes of the parameters, gradients, master weights and moments of one rank, on any tier."""
-        return state_bytes(
+        cpu_checkpointing = self.settings.cpu_checkpointing
+        self.activations = activations_of(state.model, workload, cpu_checkpointing=cpu_checkpointing)
+        self.states = state_bytes(
             self.partitions,
             kind=self.settings.optimizer,
             dtype_bytes=self.size,
             gradient_bytes=self.settings.gradient_bytes,
-            weight_bits=self.state.weight_bits,
+            weight_bits=state.weight_bits,
         )
+        self.parameter_sizes = _parameters(self.partitions, self.size, state.weight_bits)
+        """Size that one rank keeps of every tensor [B]."""
+        self.largest = _largest(self.partitions.trained)
+        """Size of the largest tensor with a gradient [elements]."""
+        self.bucket = self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
+        """Size of a bucket of gradients that are reduced together [elements]."""
 
     @cached_property
     def paged(self) -> int:
         """[B] of one rank's moments that may be paged out of its GPU; none unless the optimizer is there."""
         cut, kind = self.partitions, self.settings.optimizer
-        if self.state.offloads_optimizer:
+        if self.state.offloads_optimizer or not kind.startswith("paged"):
             return 0
-        return paged_bytes(kind, cut.weights, numel=cut.part, flat=self.stage > 0)
-
-    @cached_property
-    def parameter_sizes(self) -> list[int]:
-        """Size that one rank keeps of every tensor [B]."""
-        return _parameters(self.partitions, self.size, self.state.weight_bits)
-
-    # -- gradients ------------------------------------------------------------------------------
-
-    @cached_property
-    def largest(self) -> int:
-        """Size of the largest tensor with a gradient [elements]."""
-        return max((weight.numel for weight in self.partitions.trained), default=0)
+        numels = _tensors(cut.weights, numel=cut.part, flat=self.stage > 0)
+        return sum(paged(one, bits=BITSANDBYTES[kind]) for one in numels)
 
     def part_of(self, numel: int) -> int:
         """Return the elements that a rank keeps of a gradient of ``numel`` elements; below stage 3 it may be
@@ -208,15 +163,15 @@ class TrainingMemory:
         return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
 
     @property
+    def columns(self) -> int:
+        """Number of elements from which ZenFlow selects columns [elements]."""
+        return self.partitions.part if self.stage == 3 else self.partitions.trained_numel
+
+    @property
     def overflow_check(self) -> int:
         """[B] of one rank's new memory in ``has_overflow``, at its peak: the magnitudes of all accumulated
         gradients, and 1 B for each."""
         return (self.settings.gradient_bytes + 1) * self.partitions.part
-
-    @property
-    def bucket(self) -> int:
-        """Size of a bucket of gradients that are reduced together [elements]."""
-        return self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
 
     # -- copies and buffers ---------------------------------------------------------------------
 
@@ -238,15 +193,18 @@ class TrainingMemory:
         params = self.settings.params
         return params.buffer_count * self.aligned(params.buffer_size * self.size)
 
-    @cached_property
+    @property
     def largest_update(self) -> int:
         """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
-        return max((self._padded(update.group) for update in self.state.updates), default=0)
 
-    def _padded(self, group: SubGroup) -> int:
-        numels = Counter(tensor.slice_numel for tensor in group.tensors)
-        return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
+        def padded(group: SubGroup) -> int:
+            numels = Counter(tensor.slice_numel for tensor in group.tensors)
+            return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
+        return max((padded(update.group) for update in self.state.updates), default=0)
+
+
+# -- published estimates ---------------------------------------------------------------------------
 
 _BUFFER_FACTOR = 1.5
 """Default of ``additional_buffer_factor`` of both estimators."""
@@ -365,50 +323,17 @@ _OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
 _SUB_GROUP = "lower sub_group_size"
 
 
-def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need at start-up: stage 3 partitions each parameter when it is made; moments do not exist
-    yet."""
+def _on_gpu(
+    memory: TrainingMemory, *instant: MemoryTerm, moments: bool = True, buckets: bool = True
+) -> tuple[MemoryTerm, ...]:
+    """Return the need of an instant, with what there is at all times; ``moments`` exist from the first
+    step."""
     return (
-        *_gpu_states(memory, moments=False),
+        *_gpu_states(memory, moments=moments),
         *_swap_pool(memory),
-        *(_start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)),
-        _context(memory),
-    )
-
-
-def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of a micro-step, the largest of four: during the loss, the gradient of the output
-    layer, the backward pass of a layer while gradients are reduced, and the gradient of the embedding."""
-    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *_buckets(memory),
-        *worst,
-        _context(memory),
-    )
-
-
-def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of the optimizer step, in which only stage 3 keeps its bucket."""
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *(_buckets(memory) if memory.stage == 3 else ()),
-        *_update(memory),
-        _context(memory),
-    )
-
-
-def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of the search for overflow, which is in host memory if the optimizer is offloaded."""
-    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *_buckets(memory),
-        *(() if memory.state.offloads_optimizer else (check,)),
-        _context(memory),
+        *(_buckets(memory) if buckets else ()),
+        *instant,
+        _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes),
     )
 
 
@@ -422,7 +347,7 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         yield _term(name, states.parameters, "set stage 3, or offload_param.device")
     if memory.state.weight_bits is not None:
         frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
-        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0), "")
+        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0))
     if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
         present = moments or memory.stage == 3
@@ -436,11 +361,9 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         size = 2 * SINGLE * numel + adam
         yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
     if memory.stage in (1, 2) and memory.state.offloads_optimizer:
-        yield _term("gradient on its way to the host", memory.largest * memory.size, "")
+        yield _term("gradient on its way to the host", memory.largest * memory.size)
     if settings.zenflow is not None and moments:
-        columns = settings.zenflow.topk_ratio * (
-            memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
-        )
+        columns = settings.zenflow.topk_ratio * memory.columns
         copies = 1 if settings.zenflow.offload else _SELECTED
         size = int(copies * columns) * memory.size
         yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
@@ -518,19 +441,16 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
     a copy.
     """
     alone = largest > memory.bucket
-    yield _term("largest gradient", largest * memory.size, "")
+    yield _term("largest gradient", largest * memory.size)
     if not full and not alone:
         return
     if not alone and (memory.stage == 3 or memory.ranks > 1):
-        yield _term(
-            "gradients being reduced",
-            min(memory.bucket, memory.partitions.trained_numel) * memory.size,
-            _BUCKET,
-        )
+        reduced = min(memory.bucket, memory.partitions.trained_numel)
+        yield _term("gradients being reduced", reduced * memory.size, _BUCKET)
     if memory.state.offloads_optimizer:
         part = memory.part_of(largest)
         chunk = min(part, _NORM_CHUNK) if memory.stage == 3 else part
-        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk, "")
+        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk)
 
 
 def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
@@ -549,9 +469,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
-    yield _term(
-        "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
-    )
+    yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights))
     yield from _buckets(memory)
     if not memory.state.offloads_optimizer:
         size = SINGLE * memory.state.largest_group
@@ -563,26 +481,20 @@ def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     0.19.0)."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
-        yield _term(name, memory.size * memory.partitions.trained_numel, "")
+        yield _term(name, memory.size * memory.partitions.trained_numel)
     if memory.stage and not memory.state.offloads_optimizer:
         yield _term("gradient buffer", SINGLE * memory.partitions.part, _OPTIMIZER)
     elif memory.stage and memory.settings.params.version >= _COPIES_ON_GPU:
-        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part, "")
+        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part)
 
 
 def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
-        yield _term(
-            "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"
-        )
+        yield _term("swap buffers", memory.parameter_buffers, _BUFFERS)
 
 
-def _context(memory: TrainingMemory) -> MemoryTerm:
-    return _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes, "")
-
-
-def _term(name: str, size: int, remedy: str) -> MemoryTerm:
+def _term(name: str, size: int, remedy: str = "") -> MemoryTerm:
     return MemoryTerm("hbm", name, size, remedy=remedy)
 
 
@@ -607,14 +519,29 @@ def training_stages(
     """
     memory = TrainingMemory(state, workload, machine, peak)
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
-    check = MemoryStage(OVERFLOW_CHECK, (*gpu_overflow_check(memory), *_host_overflow_check(memory), *steady))
+    start = _start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)
+    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
+    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
+    checking = _on_gpu(memory, *(() if state.offloads_optimizer else (check,)))
+    # Only stage 3 keeps its bucket in the optimizer step.
+    updating = _on_gpu(memory, *_update(memory), buckets=memory.stage == 3)
     return (
         MemoryStage(
-            INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
+            INITIALISATION,
+            (
+                *_on_gpu(memory, *start, moments=False, buckets=False),
+                *_host_initialisation(memory),
+                *begun,
+            ),
+            once=True,
         ),
-        MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
-        *([check] if state.checks_overflow else []),
-        MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
+        MemoryStage(MICRO_STEP, (*_on_gpu(memory, *worst), *_host_micro_step(memory), *steady)),
+        *(
+            [MemoryStage(OVERFLOW_CHECK, (*checking, *_host_overflow_check(memory), *steady))]
+            if state.checks_overflow
+            else []
+        ),
+        MemoryStage(OPTIMIZER_STEP, (*updating, *_host_optimizer_step(memory), *steady)),
     )
 
 
@@ -805,8 +732,7 @@ def _states_in_memory(
     else:
         ledger.add("optimizer moments", size, remedy=_NVME)
     if settings.zenflow is not None and settings.zenflow.offload:
-        columns = memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
-        selected = int(3 * settings.zenflow.topk_ratio * columns) * memory.size
+        selected = int(3 * settings.zenflow.topk_ratio * memory.columns) * memory.size
         ledger.add("moments and copy of selected columns (ZenFlow)", selected)
 
 
