@@ -23,7 +23,7 @@ offload was 4P + 16P/G.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -275,19 +275,15 @@ def estimates_for(
     DeepSpeed's estimators do not know storage; states there count as in host memory. None of them knows
     frozen weights; with adapters they are labelled as estimates for full training.
     """
-    per_node, total = -(-ranks // nodes), model.num_parameters
+    total, hosts = model.num_parameters, {"num_gpus_per_node": -(-ranks // nodes), "num_nodes": nodes}
     found = [white_paper_rule(model)]
     if stage in (1, 2):
-        rule = zero2_estimate(
-            total, num_gpus_per_node=per_node, num_nodes=nodes, cpu_offload=offload_optimizer
-        )
-        found.insert(0, rule)
+        found.insert(0, zero2_estimate(total, **hosts, cpu_offload=offload_optimizer))
     elif stage == 3:
         rule = zero3_estimate(
             total,
             largest_module_numel(model),
-            num_gpus_per_node=per_node,
-            num_nodes=nodes,
+            **hosts,
             cpu_offload=offload_optimizer,
             cpu_offload_params=offload_params,
         )
@@ -570,7 +566,6 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
 
 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
-_OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
 _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
 _HOSTS = "set dtype to bfloat16, or use more hosts"
 _PINNED = "unset offload_param.pin_memory"
@@ -584,6 +579,51 @@ _COPY_IN_16_BIT = (0, 17, 0)
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
+class _Ledger:
+    """A _Ledger adds up allocations in the memory of a host on which all processes make the same ones."""
+
+    def __init__(self, memory: TrainingMemory) -> None:
+        self._ranks = memory.per_host
+        self._terms = [system_memory(memory.machine)]
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        locked: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Add allocations of every rank [B]; PyTorch rounds those that it page-locks (``pinned``), DeepSpeed
+        does not (``locked``)."""
+        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        if pinned:
+            self._rounding += pinned_rounding(found)
+        if size := sum(found) * self._ranks:
+            term = MemoryTerm("dram", name, size, pinned=pinned or locked, remedy=remedy, once=once)
+            self._terms.append(term)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return the memory terms of the host, including those for rounding."""
+        rounding = MemoryTerm(
+            "dram",
+            "rounding of pinned allocations",
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+
+def _rounded(sizes: Sequence[int]) -> int:
+    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
+    two."""
+    return sum(sizes) + pinned_rounding(sizes)
+
+
 def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
     model.
@@ -594,7 +634,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     _transient(memory, ledger)
     if memory.stage == 3:
         return ledger.terms()
-    before = _ledger(memory)
+    before = _Ledger(memory)
     copies = 2 if memory.flattens_on_host else 1
     before.add(
         "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
@@ -604,7 +644,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory in forward and backward of a later step."""
-    ledger = _state_ledger(memory, moments=True)
+    ledger = _state_ledger(memory)
     ledger.add(
         "checkpoints",
         memory.activations.on_host,
@@ -616,7 +656,7 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
     yet on storage."""
-    ledger = _state_ledger(memory, moments=True)
+    ledger = _state_ledger(memory)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
@@ -628,24 +668,19 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory in the search for overflow, before any sub-group is updated."""
-    ledger = _state_ledger(memory, moments=True)
+    ledger = _state_ledger(memory)
     if memory.state.offloads_optimizer:
         ledger.add("temporary copies in the overflow check", memory.overflow_check, remedy=_HOSTS)
     return ledger.terms()
 
 
-def _state_ledger(memory: TrainingMemory, *, moments: bool) -> _Ledger:
+def _state_ledger(memory: TrainingMemory, *, moments: bool = True) -> _Ledger:
     """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
     step."""
-    ledger = _ledger(memory)
+    ledger = _Ledger(memory)
     _weights(memory, ledger)
-    _optimizer(memory, ledger, moments=moments)
-    return ledger
-
-
-def _ledger(memory: TrainingMemory) -> _Ledger:
-    ledger = _Ledger(memory.per_host)
-    ledger.once(system_memory(memory.machine))
+    if memory.state.offloads_optimizer:
+        _optimizer(memory, ledger, moments=moments)
     return ledger
 
 
@@ -668,33 +703,25 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
         # One flat buffer, which is always pinned, replaces the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
-            ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
+            ledger.add(_CACHED, _rounded(trained), locked=True, remedy=_PINNED)
         return
     staying = {size for size in set(sizes) if not memory.state.swapped(size)}
     small = [size for size in sizes if size in staying]
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
-    add = _locking(memory, ledger)
+    pins = params.swap_buffers_pinned  # PyTorch did, DeepSpeed does since 0.19.4
     if not params.use_gds:
-        add("swap buffers of parameters", memory.parameter_buffers, _BUFFERS)
+        size = memory.parameter_buffers
+        ledger.add("swap buffers of parameters", size, pinned=pins, locked=True, remedy=_BUFFERS)
     kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
     ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
-    add("swap buffer of updated parameters", memory.largest_update, _SUB_GROUP)
-
-
-def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
-    """Return the method that adds swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed
-    since."""
-    if memory.settings.params.swap_buffers_pinned:
-        return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
-    return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
+    size = memory.largest_update
+    ledger.add("swap buffer of updated parameters", size, pinned=pins, locked=True, remedy=_SUB_GROUP)
 
 
 # -- optimizer ------------------------------------------------------------------------------------
 
 
 def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
-    if not memory.state.offloads_optimizer:
-        return
     groups = [group.numel for group in memory.state.in_memory]
     if memory.stage == 3:
         _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
@@ -706,7 +733,9 @@ def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> Non
     if memory.state.on_storage:
         largest = memory.aligned(SINGLE * memory.state.largest_group)
         pool = memory.settings.buffer_count * largest
-        _locking(memory, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
+        pins = memory.settings.params.swap_buffers_pinned
+        remedy = "lower offload_optimizer.buffer_count or sub_group_size"
+        ledger.add("swap buffers of the optimizer", pool, pinned=pins, locked=True, remedy=remedy)
 
 
 def _states_in_memory(
@@ -759,7 +788,7 @@ def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int]
         pinned = memory.settings.pin_memory
         ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
     if memory.settings.pin_memory:
-        ledger.add_locked(_CACHED, _rounded(single), remedy="unset offload_optimizer.pin_memory")
+        ledger.add(_CACHED, _rounded(single), locked=True, remedy="unset offload_optimizer.pin_memory")
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
@@ -774,7 +803,9 @@ def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulat
         # One buffer for every tensor of the partition, each of the tensor's full size.
         sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
         held = (_rounded(sizes) if pinned else sum(sizes)) // memory.ranks
-        ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
+        ledger.add(
+            "accumulated gradients", held, locked=True, remedy="lower gradient_accumulation_steps to 1"
+        )
 
 
 # -- start-up -------------------------------------------------------------------------------------
@@ -793,61 +824,3 @@ def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
     if found:
         name = max(found, key=lambda one: found[one])
         ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
-
-
-# -- allocations ----------------------------------------------------------------------------------
-
-
-def _rounded(sizes: Sequence[int]) -> int:
-    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
-    two."""
-    return sum(sizes) + pinned_rounding(sizes)
-
-
-class _Ledger:
-    """A _Ledger adds up allocations in the memory of a host on which ``ranks`` processes make the same
-    ones."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._terms: list[MemoryTerm] = []
-        self._rounding = 0
-
-    def add(
-        self,
-        name: str,
-        sizes: int | Iterable[int],
-        *,
-        pinned: bool = False,
-        remedy: str = "",
-        once: bool = False,
-    ) -> None:
-        """Add allocations of every rank by PyTorch, page-locked or not [B]."""
-        found = [sizes] if isinstance(sizes, int) else list(sizes)
-        if pinned:
-            self._rounding += pinned_rounding(found)
-        self._put(name, sum(found), pinned, remedy, once=once)
-
-    def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
-        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), whose sizes are not rounded."""
-        self._put(name, size, True, remedy)
-
-    def once(self, term: MemoryTerm) -> None:
-        """Add an allocation that exists once per host."""
-        self._terms.append(term)
-
-    def terms(self) -> tuple[MemoryTerm, ...]:
-        """Return the memory terms of the host, including those for rounding."""
-        rounding = MemoryTerm(
-            "dram",
-            "rounding of pinned allocations",
-            self._rounding * self._ranks,
-            pinned=True,
-            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
-        )
-        return (*self._terms, *([rounding] if self._rounding else []))
-
-    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
-        if size:
-            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
-            self._terms.append(term)
