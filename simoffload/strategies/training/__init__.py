@@ -1,7 +1,7 @@
 """Training under ZeRO: the state of a run, and the operations of a step.
 
 Order of reading: ``state`` (tensors, partitions, sub-groups, their tiers and files), ``zero.trace`` (order of
-hooks and kernels), ``micro_step`` (forward and backward, with as few layers as possible), ``step`` (parts of a step,
-the optimizer step, and the modes ZenFlow and SuperOffload), ``plan`` (a run on a machine), ``memory``.
+hooks and kernels), ``micro_step`` (forward and backward, with as few layers as possible), ``step`` (its
+parts, the optimizer step, the modes ZenFlow and SuperOffload), ``plan`` (a run on a machine), ``memory``.
 DeepSpeed was read at 0.19.6 unless a module states another version; traces were recorded at 0.19.8.
 """

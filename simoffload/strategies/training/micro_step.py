@@ -143,7 +143,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         gpus = (range(places.ranks),)
         super().__init__(name=part.title, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
-        self._settings, self._element = settings, placement.dtype_bytes
+        self._settings, self._places, self._element = settings, places, placement.dtype_bytes
         self._time = timing
         self._accumulates, self._last = part.micro_step > 0, part.boundary
         self.swapper = swapper
@@ -340,15 +340,16 @@ class MicroStepWriter(PassWriter, GradientSink):
         pinned = self._settings.params.swap_buffers_pinned
         self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
 
-    def write_file(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
+    def write_file(self, size: int, *, label: str, stream: int = WRITE) -> None:
         """Write a buffer with the aio handle of a ``stream`` while the host continues."""
         self.flush()
+        tier = self._places.weights if stream == PARAMETERS else self._places.optimizer
         route, latency = self.fetches.storage(tier, size, written=True)
         self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
-    def writing_still(self, seconds: float, *, tier: str, label: str) -> None:
+    def writing_still(self, seconds: float, *, label: str) -> None:
         """Occupy the aio handle for writes that an earlier part began, whose bytes count there."""
-        route, _ = self.fetches.storage(tier, 1, written=True)
+        route, _ = self.fetches.storage(self._places.optimizer, 1, written=True)
         self.add("write", WRITE, fixed=picoseconds(seconds), route=route, label=label)
 
     def wait_writes(self) -> None:
@@ -402,13 +403,9 @@ class MicroStepWriter(PassWriter, GradientSink):
         """Copy updated parameters to the GPU; from pageable memory the host waits."""
         self.move([size], to_device=True, pinned=pinned, stream=COPY)
 
-    def read_state(
-        self, size: int, *, tier: str, label: str, after: tuple[Dependency, ...], last: int = -1
-    ) -> int:
-        """Begin a read into a swap buffer; return its number on the stream of reads."""
-        if not size:
-            return last
-        route, latency = self.fetches.storage(tier, size)
+    def read_file(self, size: int, *, label: str, after: tuple[Dependency, ...]) -> int:
+        """Begin a read into a swap buffer of the optimizer; return its number on the stream of reads."""
+        route, latency = self.fetches.storage(self._places.optimizer, size)
         return self.add("read", IO, fixed=latency, size=size, route=route, label=label, after=after)
 
 

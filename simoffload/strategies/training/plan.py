@@ -134,13 +134,12 @@ class ZeroTrainingPlan(StepWork):
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
-        write = self.step.writers.get(part.kind)
-        if write is not None:
+        if part.kind != "pass":
             swapper = GradientSwapper.of(self.state)
             if swapper is not None:
                 self._fill(swapper)
             out = self._writer(part, swapper, TrainingStreams())
-            write(out, part)
+            self.step.write(out, part)
             return out.build()
         backward, work = part.phase == "backward", self.workload
         batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)

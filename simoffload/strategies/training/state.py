@@ -480,7 +480,7 @@ class GradientSink:
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         """Copy gradients from the GPU into a buffer."""
 
-    def write_file(self, size: int, /, *, tier: str, label: str) -> None:
+    def write_file(self, size: int, /, *, label: str) -> None:
         """Begin to write a buffer."""
 
     def wait_writes(self) -> None:
@@ -504,15 +504,13 @@ class GradientSwapper:
             return None
         params = state.settings.params
         return cls(
-            tier=state.places.optimizer,
             buffers=state.settings.buffer_count,
             buffer_numel=state.largest_group,
             alignment=params.alignment,
             smallest=params.min_swap_bytes,
         )
 
-    def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
-        self._tier = tier
+    def __init__(self, *, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
         self._buffers = buffers
         self._capacity = -(-buffer_numel * SINGLE // alignment) * alignment
         self._alignment = alignment
@@ -562,7 +560,7 @@ class GradientSwapper:
 
     def _submit(self, sink: GradientSink) -> None:
         if self._filled:
-            sink.write_file(self._filled, tier=self._tier, label="gradients")
+            sink.write_file(self._filled, label="gradients")
         self._filled = None
 
 

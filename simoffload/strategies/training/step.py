@@ -9,7 +9,7 @@ and pipelined_optimizer_swapper.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.results import cause_text
-from simoffload.schedule import Cause, CauseKind, Dependency
+from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
 from simoffload.strategies.optimizers import (
     DEEPSPEED_ADAM,
@@ -28,7 +28,7 @@ from simoffload.strategies.optimizers import (
 from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import picoseconds
-from simoffload.strategies.plan import PartKind, StepPart
+from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.micro_step import (
     COMM,
     COPY,
@@ -44,8 +44,6 @@ from simoffload.strategies.zero.coordinator import Tensor
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-PartWriter = Callable[[MicroStepWriter, StepPart], None]
 
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
@@ -92,10 +90,9 @@ class StepPlan:
         """Whether gradients go to storage: the step waits for those of which the writes have only begun."""
         return bool(self.plan.state.on_storage)
 
-    @property
-    def writers(self) -> Mapping[PartKind, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
-        return {"optimizer": self._optimizer}
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write a part without a forward or backward pass."""
+        OptimizerStep(out, self.plan, part).write()
 
     def hooks(self) -> GradientHooks:
         """Return the additional handling of gradients in one backward pass."""
@@ -104,11 +101,8 @@ class StepPlan:
     def check(self) -> None:
         """Raise InputError for settings at which DeepSpeed stops."""
 
-    def _optimizer(self, out: MicroStepWriter, part: StepPart) -> None:
-        OptimizerStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
-
-def refused(key: str, message: str) -> InputError:
+def _refused(key: str, message: str) -> InputError:
     """Return the error for a setting that is refused or not modelled; ``key`` is within zero_optimization."""
     return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)
 
@@ -116,14 +110,10 @@ def refused(key: str, message: str) -> InputError:
 class OptimizerStep:
     """An OptimizerStep writes the optimizer step onto the streams of a micro-step's writer."""
 
-    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float = 0.0) -> None:
-        self._out = out
-        self._unfinished_s = unfinished_s
-        self._plan = plan
-        self._settings = plan.settings
-        self._timing = plan.timing
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, part: StepPart) -> None:
+        self._out, self._plan, self._part = out, plan, part
+        self._settings, self._timing, self._size = plan.settings, plan.timing, plan.model.dtype_bytes
         self._cpu = CpuWork(out, plan)
-        self._size = plan.model.dtype_bytes
         self._costs = plan.machine.host.training
         self._ahead: int | None = None
         self._writing = False
@@ -154,8 +144,8 @@ class OptimizerStep:
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         swapped = out.swapper is not None and any(update.swapped for update in updates)
-        if swapped and self._unfinished_s:
-            out.writing_still(self._unfinished_s, tier=self._plan.places.optimizer, label="gradients")
+        if swapped and self._part.unfinished_s:
+            out.writing_still(self._part.unfinished_s, label="gradients")
         if self._plan.state.checks_overflow:
             self._check_overflow()
         if swapped and out.swapper is not None:
@@ -238,9 +228,7 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = self._settings.params.aligned(tensor.slice_numel * self._size)
-                    out.write_file(
-                        written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS
-                    )
+                    out.write_file(written, label=tensor.name, stream=PARAMETERS)
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
@@ -272,31 +260,20 @@ class OptimizerStep:
             self._ahead = self._read(following)
 
     def _read(self, update: Update) -> int:
-        out = self._out
-        size = self._settings.params.aligned(update.group.numel * SINGLE)
-        states = [size] * 3
+        """Begin to read states and gradient; return the number of the last read on its stream."""
+        out, size = self._out, self._settings.params.aligned(update.group.numel * SINGLE)
         out.flush()
-        after: tuple[Dependency, ...] = out.so_far(HOST)
-        for part in states:
-            ordinal = out.read_state(
-                part, tier=self._plan.places.optimizer, label="optimizer states", after=after
-            )
+        after = out.so_far(HOST)
+        for _ in range(3):
+            ordinal = out.read_file(size, label="optimizer states", after=after)
         if not self._settings.pipelined:
             # The gradient is read only after the states.
             out.host_waits(IO)
             out.flush()
             after = out.so_far(HOST)
-        return out.read_state(
-            self._gradients(update, size),
-            tier=self._plan.places.optimizer,
-            label="gradients",
-            after=after,
-            last=ordinal,
-        )
-
-    def _gradients(self, update: Update, size: int) -> int:
-        held = out_numel(update, self._out)
-        return min(size, held) if held else 0
+        swapper, tensors = out.swapper, update.group.tensors
+        held = 0 if swapper is None else sum(swapper.size(tensor) for tensor in tensors)
+        return out.read_file(min(size, held), label="gradients", after=after) if held else ordinal
 
     def _swap_out(self, update: Update, *, last: bool) -> None:
         """Write master weights and moments; with ``pipeline_write`` the host waits one sub-group later."""
@@ -306,19 +283,11 @@ class OptimizerStep:
             self._writing = False
         size = self._settings.params.aligned(update.group.numel * SINGLE)
         for _ in range(3):
-            out.write_file(size, tier=self._plan.places.optimizer, label="optimizer states")
+            out.write_file(size, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:
             out.wait_writes()
-
-
-def out_numel(update: Update, out: MicroStepWriter) -> int:
-    """Return the number of elements of a sub-group whose gradients are on storage."""
-    swapper = out.swapper
-    if swapper is None:
-        return 0
-    return sum(swapper.size(tensor) for tensor in update.group.tensors)
 
 
 class CpuWork:
@@ -405,17 +374,13 @@ class SuperOffloadStep(StepPlan):
             for part in super().parts
         )
 
-    @property
-    def writers(self) -> Mapping[PartKind, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
-        return {"optimizer": self._write}
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write the part of the optimizer step that remains after backward."""
+        _UpdatedStep(out, self.plan, part).write()
 
     def hooks(self) -> GradientHooks:
         """Return the hooks that queue a sub-group when its gradients are complete."""
         return _Arrivals(self.plan)
-
-    def _write(self, out: MicroStepWriter, part: StepPart) -> None:
-        _UpdatedStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
 
 def update_threads(plan: ZeroTrainingPlan) -> int:
@@ -477,7 +442,7 @@ class _UpdatedStep(OptimizerStep):
         """Wait for the last sub-groups."""
         if not self._settings.gradient_clipping:
             self._out.builder.segment("last updates")
-            self._out.add("wait", UPDATE, fixed=picoseconds(self._unfinished_s), label="CPU update")
+            self._out.add("wait", UPDATE, fixed=picoseconds(self._part.unfinished_s), label="CPU update")
             self._out.host_waits(UPDATE)
         super().begin()
 
@@ -579,14 +544,17 @@ class ZenFlowStep(StepPlan):
             parts.insert(-2, StepPart("backward", _SELECTION, often, kind="column-selection"))
         return tuple(parts)
 
-    @property
-    def writers(self) -> Mapping[PartKind, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
-        return {
-            "optimizer": self._update,
-            "selected-columns": self._selected,
-            "column-selection": self._selection,
-        }
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write an update by the CPU, one of the selected columns, or a new selection."""
+        if part.kind == "selected-columns":
+            self._selected(out)
+        elif part.kind == "column-selection":
+            self._selection(out)
+        elif self._zenflow.overlap_step:
+            remaining_s = max(0.0, update_s(self.plan) - part.elapsed_s)
+            _OverlappedStep(out, self.plan, part).take_over(remaining_s)
+        else:
+            super().write(out, part)
 
     def hooks(self) -> GradientHooks:
         """Return the hooks that extract the selected columns and, before the last micro-step, update them."""
@@ -594,42 +562,36 @@ class ZenFlowStep(StepPlan):
 
     def check(self) -> None:
         """Raise InputError for settings at which DeepSpeed stops."""
-        plan, zenflow = self.plan, self._zenflow
+        plan, zenflow, params = self.plan, self._zenflow, self.plan.settings.params
         swapped = any(update.swapped for update in plan.state.updates)
         if swapped and zenflow.overlap_step:
             text = "DeepSpeed stops: sub-groups on storage have no overlap_grad; set it to false"
-            raise refused("zenflow.overlap_step", text)
+            raise _refused("zenflow.overlap_step", text)
         if swapped and (zenflow.select_interval or zenflow.full_warm_up_rounds):
             text = (
                 "DeepSpeed stops at a later selection: weights on storage cannot be set to those of the GPU; "
                 "leave out select_interval and full_warm_up_rounds"
             )
-            raise refused("zenflow", text)
+            raise _refused("zenflow", text)
         if zenflow.offload and not plan.settings.overlap_comm:
-            raise refused("zenflow.offload", "DeepSpeed stops: it needs overlap_comm: true")
+            raise _refused("zenflow.offload", "DeepSpeed stops: it needs overlap_comm: true")
         if any(update.on_gpu for update in plan.state.updates):
             text = "with zenflow DeepSpeed never updates the sub-groups that stay on the GPU; set it to 1.0"
-            raise refused("offload_optimizer.ratio", text)
-        if plan.settings.params.device == "nvme":
-            raise refused("zenflow", "not modelled with parameters on storage")
-        if plan.settings.params.device == "cpu" and plan.settings.params.version < _PARAMETERS_OFFLOADED:
+            raise _refused("offload_optimizer.ratio", text)
+        if params.device == "nvme":
+            raise _refused("zenflow", "not modelled with parameters on storage")
+        if params.device == "cpu" and params.version < _PARAMETERS_OFFLOADED:
             text = "DeepSpeed before 0.19.2 stops with parameters in host memory"
-            raise refused("zenflow", text)
+            raise _refused("zenflow", text)
 
-    def _update(self, out: MicroStepWriter, part: StepPart) -> None:
-        if self._zenflow.overlap_step:
-            _OverlappedStep(out, self.plan).take_over(max(0.0, update_s(self.plan) - part.elapsed_s))
-        else:
-            OptimizerStep(out, self.plan, unfinished_s=part.unfinished_s).write()
-
-    def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
+    def _selected(self, out: MicroStepWriter) -> None:
         """Restore the columns that the update has overwritten, then update them
         (``selective_optimizer_step``)."""
         out.builder.segment(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
-    def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
+    def _selection(self, out: MicroStepWriter) -> None:
         """Copy the GPU's weights to the master weights, and select columns by the sums of their gradients."""
         out.builder.segment(_SELECTION)
         plan = self.plan
