@@ -244,8 +244,7 @@ _TRAINING = (
 )
 """Keys to try for gradients, sub-groups, the optimizer and activation checkpoints."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
-"""Names of keys in the output of ``fit``; others have their own name, with the section for offload and
-ZenFlow."""
+"""Names of keys in ``fit``; others have their own, with the section for offload and ZenFlow."""
 
 
 def _path(section: str, key: str) -> tuple[str, ...]:

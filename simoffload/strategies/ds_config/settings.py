@@ -1,5 +1,4 @@
-"""Settings of a run: ds_config with the defaults of the DeepSpeed version and Hugging Face's values for
-"auto"."""
+"""Settings of a run: ds_config with the version's defaults and Hugging Face's values for "auto"."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ class OffloadSettings(NamedTuple):
     """Modules whose parameters are fetched together, as far as ds_config names them."""
 
     def copies_directly(self, ranks: int) -> bool:
-        """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
-        request 2953)."""
+        """Whether copies are asynchronous and nothing is gathered: on one rank since 0.9.0 (#2953)."""
         return ranks == 1 and self.version >= (0, 9, 0)
 
     @property
@@ -152,8 +150,7 @@ class OffloadSettings(NamedTuple):
         return _ALIGNED * self.threads
 
     def aligned(self, size: int) -> int:
-        """Return the size [B] of a file or swap buffer for ``size`` [B] of data, padded for every aio
-        thread."""
+        """Return the size [B] of a file or swap buffer for ``size`` [B], padded for every aio thread."""
         return -(-size // self.alignment) * self.alignment
 
 

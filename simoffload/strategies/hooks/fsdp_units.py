@@ -64,8 +64,7 @@ class FsdpSink:
         """Copy the shard to the GPU and cast it."""
 
     def limit(self, event: int, /) -> None:
-        """Let the host wait until the memory of an earlier :meth:`free` is available; ``event`` is its return
-        value."""
+        """Let the host wait for the memory of an earlier :meth:`free`, which returned ``event``."""
 
     def gather(self, unit: int, /) -> None:
         """All-gather the shards that were copied."""
@@ -137,8 +136,7 @@ class FsdpRuntime:
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
-        """Handle the complete gradients of a unit; within ``no_sync`` (``boundary`` is false) they stay
-        unsharded."""
+        """Handle a unit's complete gradients; within ``no_sync`` (no ``boundary``) they stay unsharded."""
         if boundary or self.options.reshard_after_forward:
             self._reshard(unit)
         if self.options.backward_prefetch == "post" and unit != ROOT:
@@ -352,8 +350,7 @@ class FsdpUnits(Hook, FsdpSink):
                 out.host_waits(self._reduces)
 
     def _collective(self, cause: CauseKind, kind: OpKind, numel: int, *, behind: int) -> int:
-        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
-        stream."""
+        """Write an all-gather or reduce-scatter of ``numel`` elements; return its number on the stream."""
         size = numel * (self._units.ranks - 1) * self._options.element
         return self._out.exchange(kind, cause, self._comm, size, behind=(behind,))
 

@@ -19,8 +19,7 @@ from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSin
 from simoffload.strategies.zero.replay import LayerStack, Passes
 
 _GATHERED_GROUP = 8000
-"""Weights with one scale in a quantized all-gather (``target_group_size``); about that many are in a group.
-"""
+"""About that many weights share a scale in a quantized all-gather (``target_group_size``)."""
 _SCALE = 4
 """Size [B] of a scale in a quantized all-gather."""
 
@@ -44,8 +43,7 @@ def quantized_gather(numel: int, dtype_bytes: int) -> GatheredSizes:
 
 
 class Partitioning(NamedTuple):
-    """Partitioning states where the partitions of parameters are and how they are transferred, for every
-    rank."""
+    """Partitioning states where every rank's partitions are, and how they are transferred."""
 
     tier: str
     """Tier of the weights: "hbm", "dram" or a storage tier of the machine."""
@@ -221,8 +219,7 @@ class Fetches(CoordinatorSink):
         self._out.add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
-        """Record a fetch event behind the work on the copy stream; the first event of a module takes host
-        time."""
+        """Record a fetch event on the copy stream; the first one of a module takes host time."""
         if not self._waited:
             self._waited = True
             self._out.spend(self._out.costs.fetch_wait.value)
@@ -273,8 +270,7 @@ class Fetches(CoordinatorSink):
 
 
 class Zero(Hook):
-    """Zero lets DeepSpeed's coordinator fetch the parameters of modules before their hooks, and release them
-    after."""
+    """Zero lets DeepSpeed's coordinator fetch parameters before a module's hook and release them after."""
 
     streams = ("copy", "comm", "io")
     listed_first = ("copy", "comm")
@@ -295,16 +291,14 @@ class Zero(Hook):
         out.spend(out.costs.pass_overhead.value)
 
     def state(self, part: Part) -> Hashable:
-        """Return the coordinator's state relative to the layer; the number of the layer if a decision has
-        depended on what follows the layers."""
+        """Return the state relative to the layer; its number once a decision depended on what follows."""
         relative = self._passes.state(part.layer, backward=False) if part.layer >= 0 else None
         if relative is None:
             return part.layer
         return relative, self._fetches.state(self._coordinator.handles())
 
     def before(self, call: Call, out: PassWriter) -> None:
-        """Fetch the parameters of a module with hooks, in the hook before it; the hook after it takes the
-        other half of the cost."""
+        """Fetch a module's parameters in the hook before it, which takes half of the hooks' cost."""
         if call.module.hooked:
             self._release()
             costs = out.costs
@@ -331,8 +325,7 @@ class Zero(Hook):
         self._release()
 
     def _release(self) -> None:
-        """Release the parameters of the last module with hooks, after all work without hooks that follows
-        it."""
+        """Release the parameters of the last module with hooks, after the work that follows it."""
         if self._entered:
             self._coordinator.leave()
         self._entered = False

@@ -60,11 +60,9 @@ if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 DIRTY_LIMIT = 0.20
-"""Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in
-mm/page-writeback.c)."""
+"""Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, its default)."""
 DIRTY_BACKGROUND = 0.10
-"""Fraction of host memory that is dirty when the kernel begins to write (vm.dirty_background_ratio, its
-default)."""
+"""Fraction of host memory that is dirty when the kernel begins to write (vm.dirty_background_ratio)."""
 
 
 def fresh_share(sizes: Iterable[int]) -> float:
@@ -82,8 +80,7 @@ _WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 
 
 class CheckpointPart(NamedTuple):
-    """A CheckpointPart is data that one or several ranks write at the same time, each the same number of
-    bytes."""
+    """A CheckpointPart is data of which one or several ranks write as many bytes each at the same time."""
 
     name: str
     size: int
@@ -149,8 +146,7 @@ def checkpoint_parts(
 def _replicated(
     model: ModelShape, workload: Checkpointing, ranks: int, nodes: int
 ) -> tuple[CheckpointPart, ...]:
-    """Return the parts at stages 0 to 2, where every rank has all weights, and at stage 0 all optimizer
-    states."""
+    """Return the parts at stages 0 to 2, where every rank has all weights, at stage 0 all states."""
     name = "mp_rank_00_model_states.pt"
     tensors = weights_of(model)
     if workload.stage == 0:
@@ -187,8 +183,7 @@ def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[Checkpoint
 
 
 def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]:
-    """Return the ranks that each write a piece of the data that all ranks have
-    (``DataParallelWriterFactory``)."""
+    """Return the ranks that each write a piece of common data (``DataParallelWriterFactory``)."""
     unit = workload.writer.data_parallel
     if unit == "none":
         return (0,)
@@ -269,8 +264,7 @@ def checkpoint_bytes(parts: Sequence[CheckpointPart]) -> int:
 
 
 def written_bytes(parts: Sequence[CheckpointPart]) -> int:
-    """Return the bytes [B] that all ranks write for one checkpoint; if several write the same file, each
-    counts."""
+    """Return the bytes that all ranks write [B]; of several writers of one file each counts."""
     return sum(part.size * len(part.writers) for part in parts)
 
 
@@ -315,14 +309,12 @@ class PhaseWriter(StreamWriter):
         self._page_cache = group.machine.host.cached_files
 
     def capacity(self, resource: Resource) -> int:
-        """Return the capacity that the ranks may use [B/s]: identical runs get equal parts of a
-        filesystem."""
+        """Return the ranks' capacity [B/s]: identical runs get equal parts of a filesystem."""
         shared = resource.kind == "server"
         return max(1, resource.capacity // self._group.jobs) if shared else resource.capacity
 
     def earlier(self, stream: int, back: int) -> tuple[Dependency, ...]:
-        """Return the dependency on the operation ``back`` before the last one of a stream; none if there is
-        no such one."""
+        """Return the dependency on the operation ``back`` before a stream's last one, if there is one."""
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
     # -- one operation --------------------------------------------------------------------------
@@ -470,8 +462,7 @@ class PhaseWriter(StreamWriter):
         self._write(size, direct=True, after=self.so_far(HOST))
 
     def _to_host(self, size: int) -> None:
-        """Copy to host memory: the thread maps new pages, waits for the copy, and continues with the data,
-        for the zip format with their checksum."""
+        """Copy to new pages of host memory, wait for that, and compute the zip format's checksum."""
         if self._part.device == "hbm":
             self._new_pages(size * self._part.fresh, self._new_memory.from_gpu)
             self._copy(size, after=self.so_far(HOST))
@@ -529,8 +520,7 @@ class PhaseWriter(StreamWriter):
     # -- restoring a block ----------------------------------------------------------------------
 
     def load(self, size: int, sharers: int) -> None:
-        """Read from storage to the page cache and copy to new memory; ``sharers`` ranks of a host read a file
-        together."""
+        """Read through the page cache to new memory; ``sharers`` ranks of a host read a file together."""
         self._read(-(-size // sharers), self._group.tier)
         self._new_pages(size * self._part.fresh, self._new_memory.from_page_cache, READ)
         self._in_host("from-page-cache", size)
@@ -548,8 +538,7 @@ class PhaseWriter(StreamWriter):
 # -- phases ----------------------------------------------------------------------------------------
 
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
-"""[B] of the blocks into which tensors and files are cut if the writer has no buffer, and the largest number
-of blocks (our choice)."""
+"""[B] of the blocks into which tensors and files are cut without a buffer, and their number (our choice)."""
 _MOST_PORTIONS = 200
 """Largest number of portions per rank (our choice): with more, the start of a pipeline changes by less than 1
 % of the whole."""
@@ -565,8 +554,7 @@ _T = TypeVar("_T")
 
 
 def blocks(size: int, block: int = _BLOCK, *, most: int = _MOST_BLOCKS) -> list[int]:
-    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder; into ``most`` larger ones if that is
-    fewer."""
+    """Cut ``size`` [B] into blocks of ``block`` [B] and a rest; into ``most`` larger ones if fewer."""
     times = max(1, -(-size // (block * most)))
     full_blocks, rest = divmod(size, block * times)
     return [block * times] * full_blocks + ([rest] if rest else [])
@@ -588,8 +576,7 @@ class _Part(NamedTuple):
         kind: PhaseKind = "save",
         background: bool = False,
     ) -> Phase:
-        """Return a phase for which ``write`` writes one block after the other when the schedule is
-        requested."""
+        """Return a phase whose schedule ``write`` writes, one block after the other."""
 
         def schedule(_earlier: object) -> Schedule:
             out = PhaseWriter(name, *self)
@@ -697,15 +684,13 @@ def restore_phases(
 
 
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
-    """Return the sets of modules that are gathered together: those before the layers, each layer, those
-    after."""
+    """Return the modules that are gathered together: before the layers, of each layer, and after them."""
     groups = (model.modules_before, *model.layers, model.modules_after)
     return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
 
 
 def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
-    """Return the blocks of each writer that are dirty when the kernel begins to write, and when writers
-    wait."""
+    """Return the dirty blocks of a writer at which the kernel begins to write, and writers wait."""
     memory = group.machine.tiers["dram"].capacity - group.machine.host.reserved_bytes
     share = memory / group.per_node
     limit = max(2, int(DIRTY_LIMIT * share) // block)
@@ -713,8 +698,7 @@ def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
 
 
 _COMMIT_TIMEOUT = 300.0
-"""[s] after which DeepSpeed raises an error while it waits for a decoupled checkpoint
-(DEFAULT_CHECKPOINT_TIMEOUT_SECONDS)."""
+"""[s] that a decoupled checkpoint may take in DeepSpeed (DEFAULT_CHECKPOINT_TIMEOUT_SECONDS)."""
 _BUFFER = "lower writer.io_buffer_size"
 _HOSTS = "use hosts with more"
 
@@ -812,8 +796,7 @@ class CheckpointPlan(Plan):
         return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
-        """Return the effect of simulated times [s] on the run: of saving while training waits, of saving in
-        the background, and of restoring."""
+        """Return the effect of blocking and background saving and of restoring [s] on the run."""
         workload = self.workload
         mtbf = workload.node_mtbf
         return outlook(
@@ -886,14 +869,12 @@ class CheckpointPlan(Plan):
         return terms
 
     def _one_tensor(self) -> int:
-        """Return the host memory that a thread needs for one tensor [B]: a copy from the GPU, and a NumPy
-        array."""
+        """Return the host memory for one tensor [B]: a copy from the GPU, and a NumPy array."""
         largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
         return largest * (2 if self.workload.writer.type == "fast" else 1)
 
     def _dirty(self) -> MemoryTerm:
-        """Return the page cache that is not yet written to storage; other pages can be reclaimed when
-        needed."""
+        """Return the page cache that is not yet written to storage; other pages can be reclaimed."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
         most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
@@ -1093,8 +1074,7 @@ def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Ch
 
 
 def _below_checkpoint(problem: Problem) -> Problem:
-    """Convert the keys of an error from a scenario with only checkpoints to those of the section
-    ``checkpoint``."""
+    """Convert the key of an error in a scenario with only checkpoints to one of ``checkpoint``."""
     for room in ("workload.", "strategy."):
         if problem.key.startswith(room):
             return problem._replace(key=f"checkpoint.{problem.key.removeprefix(room)}")
@@ -1122,8 +1102,7 @@ def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpoin
 
 
 def _writer(written: Writer, plan: ZeroTrainingPlan) -> Writer:
-    """Return the writer that ``checkpoint.writer`` and ``aio`` of ds_config specify, with the scenario's
-    additions."""
+    """Return the writer of ds_config (``checkpoint.writer``, ``aio``), with the scenario's additions."""
     aio, section = plan.settings.params, plan.config.checkpoint
     values: dict[str, Any] = {
         "block_size": aio.block_size,

@@ -53,8 +53,7 @@ from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_trainin
 from simoffload.workload import Training
 
 _LIMITED = 3
-"""Largest number of layers whose parameters are on the GPU with ``limit_all_gathers``: one in use, one that
-is ready, one that is being gathered."""
+"""Most layers gathered with ``limit_all_gathers``: one in use, one ready, one being gathered."""
 _SETTLED = 3
 """Number of steps, and of micro-steps in each, after which FSDP's state repeats (our choice)."""
 _BATCH = "lower batch_size or sequence_length"

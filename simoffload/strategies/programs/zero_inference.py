@@ -100,8 +100,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         return self.ranks // self.tensor_parallel_size
 
     def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edits that use another number of GPUs, all of which share each layer if the present ones
-        do."""
+        """Return the edits for other numbers of GPUs, which share each layer if the present ones do."""
         more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
         return (*super().spread(gpus), *more)
 
@@ -218,8 +217,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """Return the plan with a full copy of the weights on each GPU; None if the weights are already in
-        HBM."""
+        """Return the plan with all weights on each GPU; None if they are in HBM already."""
         if self.target == "hbm" or self.degrees.tensor > 1:
             return None
         return ResidentPlan(
@@ -228,8 +226,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Also why the first pass is slower, and the upper bound of the throughput with divided weights; None
-        for one GPU and for weights outside HBM."""
+        """Also why the first pass is slower, and the bound of the throughput of weights divided in HBM."""
         why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
         place, found = self.placement, replace(super().facts, first_pass=why)
         if self.degrees.tensor > 1:
@@ -288,8 +285,7 @@ class ZeroInferencePlan(InferencePlan):
         )
 
     def remarks(self, kind: str) -> list[str]:
-        """Return warnings about likely misreadings, such as weights on another tier or the requirements of
-        GDS."""
+        """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
         settings = self.placement.settings
         remarks = []
         if not self.order_lasts:
@@ -321,8 +317,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @cached_property
     def order_lasts(self) -> bool:
-        """Whether the order of modules that DeepSpeed has recorded is that of later passes, too; if not,
-        nothing is prefetched."""
+        """Whether the recorded order of modules lasts; if not, nothing is prefetched."""
         work = self.workload
         tokens = work.batch_size * (1 if work.decode_steps else work.prompt_length)
         return not self.fetches_called or order_lasts(self.model, tokens)

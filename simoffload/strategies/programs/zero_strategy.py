@@ -207,8 +207,7 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 
 
 def _tier_of_path(path: str, machine: Machine) -> str | None:
-    """Return the storage tier with the name of the innermost possible folder of a path; None if there is
-    none."""
+    """Return the storage tier that the innermost possible folder of a path names, if any."""
     folders = reversed(PurePosixPath(path).parts)
     return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
 

@@ -266,8 +266,7 @@ def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterato
 
 
 def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
-    """Yield a warning about Twin-Flow's ``ratio``: only whole sub-groups go to the CPU, the last ones first
-    (stage3.py, ``_create_fp32_partitions``)."""
+    """Yield a warning about ``ratio``: only whole sub-groups go to the CPU (``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"
     if asked == 1.0:

@@ -117,8 +117,7 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
 
 
 class TrainingMemory:
-    """TrainingMemory combines the state of a run, its workload and the machine, to compute the memory
-    needed."""
+    """TrainingMemory computes the memory that a run needs from its state, its workload and the machine."""
 
     def __init__(
         self, state: TrainingState, workload: Training, machine: Machine, peak: ReplayPeaks | None
@@ -157,8 +156,7 @@ class TrainingMemory:
         return sum(paged(one, bits=BITSANDBYTES[kind]) for one in numels)
 
     def part_of(self, numel: int) -> int:
-        """Return the elements that a rank keeps of a gradient of ``numel`` elements; below stage 3 it may be
-        all."""
+        """Return the elements that a rank keeps of a gradient of ``numel``; below stage 3 it may be all."""
         cut = self.partitions
         return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
 
@@ -169,8 +167,7 @@ class TrainingMemory:
 
     @property
     def overflow_check(self) -> int:
-        """[B] of one rank's new memory in ``has_overflow``, at its peak: the magnitudes of all accumulated
-        gradients, and 1 B for each."""
+        """[B] of one rank's new memory in ``has_overflow``: magnitudes of all gradients, and 1 B for each."""
         return (self.settings.gradient_bytes + 1) * self.partitions.part
 
     # -- copies and buffers ---------------------------------------------------------------------
@@ -301,8 +298,7 @@ def largest_module_numel(model: ModelShape) -> int:
 # -- on the GPU ----------------------------------------------------------------------------------------
 
 _DOUBLE = 8
-"""[B] per element of gradient norms, which are computed in double precision from a cast of the whole
-tensor."""
+"""[B] per element of gradient norms, computed in double precision from a cast of the whole tensor."""
 _NORM_CHUNK = 250_000_000
 """[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
 _COPIES_ON_GPU = (0, 18, 3)
@@ -322,8 +318,7 @@ _SUB_GROUP = "lower sub_group_size"
 def _on_gpu(
     memory: TrainingMemory, *instant: MemoryTerm, moments: bool = True, buckets: bool = True
 ) -> tuple[MemoryTerm, ...]:
-    """Return the need of an instant, with what there is at all times; ``moments`` exist from the first
-    step."""
+    """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
     return (
         *_gpu_states(memory, moments=moments),
         *_swap_pool(memory),
@@ -366,8 +361,7 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
 
 
 def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the buckets of ``reduce_bucket_size`` in which gradients are collected
-    (``contiguous_gradients``)."""
+    """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
     settings = memory.settings
     if memory.stage in (1, 2):
         # Stage 1 reduces what was accumulated, in its type.
@@ -450,8 +444,7 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
 
 
 def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the need of flattening and casting gradients for the optimizer: by sub-group in stage 3, else
-    all."""
+    """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
     gradient = memory.settings.gradient_bytes
     norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
     numel = max((group.numel for group in memory.state.on_gpu), default=0)
@@ -473,8 +466,7 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the need of the model and of a second, flat copy if there is room for it (since DeepSpeed
-    0.19.0)."""
+    """Return the need of the model and, since DeepSpeed 0.19.0, of a second, flat copy if there is room."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
         yield _term(name, memory.size * memory.partitions.trained_numel)
@@ -542,8 +534,7 @@ def training_stages(
 
 
 def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
-    """Return the storage that all ranks need; at start-up (not ``started``) moments and gradients do not
-    exist."""
+    """Return the storage that all ranks need; before it is ``started``, without moments and gradients."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
         # Files of partitions that max_in_cpu keeps in memory are not removed.
@@ -597,8 +588,7 @@ class _Ledger:
         remedy: str = "",
         once: bool = False,
     ) -> None:
-        """Add allocations of every rank [B]; PyTorch rounds those that it page-locks (``pinned``), DeepSpeed
-        does not (``locked``)."""
+        """Add allocations of every rank [B]; those of PyTorch (``pinned``, not ``locked``) are rounded."""
         found = [sizes] if isinstance(sizes, int) else list(sizes)
         if pinned:
             self._rounding += pinned_rounding(found)
@@ -619,8 +609,7 @@ class _Ledger:
 
 
 def _rounded(sizes: Sequence[int]) -> int:
-    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
-    two."""
+    """Return the size that PyTorch page-locks for ``sizes`` [B], each rounded to a power of two."""
     return sum(sizes) + pinned_rounding(sizes)
 
 
@@ -654,8 +643,7 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
-    yet on storage."""
+    """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
     ledger = _state_ledger(memory)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
@@ -675,8 +663,7 @@ def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _state_ledger(memory: TrainingMemory, *, moments: bool = True) -> _Ledger:
-    """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
-    step."""
+    """Return the host memory of the states at every stage; ``moments`` exist from the first step."""
     ledger = _Ledger(memory)
     _weights(memory, ledger)
     if memory.state.offloads_optimizer:
@@ -741,8 +728,7 @@ def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> Non
 def _states_in_memory(
     memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
 ) -> None:
-    """Add master weights, gradients and moments in single precision, and the copies of ZenFlow and
-    SuperOffload."""
+    """Add the states in single precision, and the copies of ZenFlow and SuperOffload."""
     settings, numel = memory.settings, sum(groups)
     single = [SINGLE * group for group in groups]
     overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
@@ -777,8 +763,7 @@ def _pins_master(memory: TrainingMemory) -> bool:
 
 
 def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
-    """Add gradients in memory that is shared with another process; their page-locked original stays
-    allocated."""
+    """Add gradients in memory shared with another process; their page-locked original stays."""
     if twice:
         ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
     else:
@@ -792,8 +777,7 @@ def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int]
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
-    """Add the updated partition in 16 bit, one gradient, and with accumulation all gradients of the
-    partition."""
+    """Add the updated partition in 16 bit, one gradient, and accumulated gradients."""
     pinned = _pins_gradients(memory)
     if memory.settings.params.version >= _COPY_IN_16_BIT:
         size = memory.size * memory.partitions.part

@@ -42,8 +42,7 @@ _NORM_TRAFFIC = 16
 """[B] of traffic per element for the norm of a gradient in addition to reading it: a double-precision copy is
 written and read."""
 _BOUNDARY_KERNELS = 5
-"""Number of kernels per gradient at the boundary: cast to double precision, norm (two), its square, cast to
-single precision."""
+"""Number of kernels per gradient at the boundary: cast to double, norm (two), its square, cast to single."""
 
 
 class TrainingStreams(Hook):
@@ -92,8 +91,7 @@ class KernelWaits:
             self.kernels += kernels
 
     def bucket(self, gradients: int, alone: int) -> int:
-        """Return the wait of the last bucket [ps], and begin a bucket of ``gradients`` that takes ``alone``
-        [ps]."""
+        """Return the wait of the last bucket, and begin one of ``gradients`` that takes ``alone`` [ps]."""
         wait = 0
         if self.kernels:
             longest = self.gradients * WAITS_PER_GRADIENT * self.busy / self.kernels
@@ -108,12 +106,10 @@ class GradientHooks:
     always = False
     """Whether gradients are reduced in every micro-step, as in stages 0 and 1, or only in the last one."""
     shared = False
-    """Whether gradients in single precision are in memory shared with another process, which is not
-    page-locked."""
+    """Whether gradients in single precision are in memory shared with another process, never page-locked."""
 
     def passes(self, _tensor: Tensor, /) -> int:
-        """Return how often the GPU reads or writes a gradient before the bucket, in addition to the copy into
-        it."""
+        """Return how often the GPU reads or writes a gradient before its copy into the bucket."""
         return 0
 
     def reduced(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
@@ -124,8 +120,7 @@ class GradientHooks:
 
 
 class MicroStepWriter(PassWriter, GradientSink):
-    """A MicroStepWriter writes a micro-step: forward, and the kernels, gradients and checkpoints of
-    backward."""
+    """A MicroStepWriter writes forward, or the kernels, gradients and checkpoints of backward."""
 
     def __init__(
         self,
@@ -304,8 +299,7 @@ class MicroStepWriter(PassWriter, GradientSink):
 
     @property
     def _blocking(self) -> bool:
-        """Whether the host waits for each copy of a gradient in single precision: not since DeepSpeed 0.19.5
-        (commit 7dfa67a)."""
+        """Whether the host waits for each single-precision copy: until DeepSpeed 0.19.5 (commit 7dfa67a)."""
         return self._settings.params.version < (0, 19, 5)
 
     def _wait_for_kernels(self, tensors: Sequence[Tensor]) -> None:
@@ -498,8 +492,7 @@ class MicroStep(TrainingStreams):
         return relative, self._out.state(handles), self._bucket.state
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
-        """Take the events of a part, which are those of its calls; the first after the layers ends the
-        last."""
+        """Take the events of a part's calls; the first after the layers ends the last."""
         self._events = iter(next(self._pieces))
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._out)
@@ -616,8 +609,7 @@ class ActivationOffload:
 
 @dataclass(frozen=True)
 class TrainedLayers(LayeredModel):
-    """TrainedLayers give the hooks and tensors of a micro-step, for all or only some of the identical
-    layers."""
+    """TrainedLayers give the hooks and tensors of a micro-step for some or all of the identical layers."""
 
     state: TrainingState
     workload: Training

@@ -188,8 +188,7 @@ class ZeroTrainingPlan(StepWork):
             swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
-        """Return the copies of activation checkpoints to host memory, for a model with this number of
-        ``layers``."""
+        """Return the copies of checkpoints to host memory, for a model with so many ``layers``."""
         work, model = self.workload, self.model
         if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
             return None
@@ -246,8 +245,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
-        """Transfers of one rank to and from storage from the start of the run to the end of its first
-        step."""
+        """Transfers of one rank to and from storage until the end of the first step."""
         passed: list[tuple[Sequence[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else ()

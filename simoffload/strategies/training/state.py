@@ -21,8 +21,7 @@ from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cu
 from simoffload.units import plural
 
 _FLAT_ALIGNMENT = 2
-"""[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
-deepspeed/runtime/zero/stage_1_and_2.py)."""
+"""[elements] to which ZeRO-1 and 2 pad a rank's part (``nccl_start_alignment_factor``, stage_1_and_2.py)."""
 
 _CHECKS_IN_STEP, _CHECKS_FLOAT16 = (0, 9, 4), (0, 11, 2)
 """Versions from which the step of stage 3 searches for overflow, and from which it does so in float16
@@ -73,8 +72,7 @@ def _weights(
 
 
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
-    """Return the rows plus columns of a matrix; the sum over all matrices if experts are stacked in one
-    tensor."""
+    """Return the rows plus columns of a matrix, or of all that are stacked in a tensor of experts."""
     if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
         return parameter.numel
     if module.kind == "embedding":
@@ -124,8 +122,7 @@ class Partitions:
         return sum(weight.numel for weight in self.trained)
 
     def slice_numel(self, numel: int) -> int:
-        """Return the size of one rank's slice of a tensor of ``numel`` [elements]; stage 0 does not divide
-        tensors."""
+        """Return the size of one rank's slice of a tensor [elements]; stage 0 does not divide tensors."""
         return -(-numel // self.ranks) if self.stage else numel
 
     @cached_property
@@ -135,16 +132,14 @@ class Partitions:
 
     @cached_property
     def part(self) -> int:
-        """Size of one rank's part of the trained tensors [elements]; stage 3 pads every tensor, stages 1 and
-        2 only the sequence of all."""
+        """[elements] of one rank's part; stage 3 pads every tensor, stages 1 and 2 the sequence of all."""
         if self.stage in (0, 3):
             return sum(self.slices)
         return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:
-        """Sets of trained tensors that the optimizer updates together: sub-groups in stage 3, otherwise all
-        tensors."""
+        """Trained tensors that are updated together: sub-groups in stage 3, otherwise all tensors."""
         if self.stage < 3:
             return (slice(0, len(self.trained)),)
         return sub_groups(self.slices, self.sub_group_size)
@@ -189,8 +184,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A TrainingState lists all tensors that ZeRO keeps for a model with the settings of a run, and their
-    tiers."""
+    """A TrainingState lists all tensors that ZeRO keeps for a run, and their tiers."""
 
     model: ModelShape
     settings: TrainingSettings
@@ -218,8 +212,7 @@ class TrainingState:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether optimizer states are offloaded from the GPU, at least those that ``ratio`` does not keep
-        there."""
+        """Whether optimizer states are offloaded, at least those that ``ratio`` does not keep on the GPU."""
         return self.settings.optimizer_device != "none"
 
     @property
@@ -278,8 +271,7 @@ class TrainingState:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All partitioned tensors with their tiers; each is a separate object unless the layers are
-        interchangeable."""
+        """All partitioned tensors with their tiers; separate objects unless layers are interchangeable."""
         if self.homogeneous:
             return self.of_layers(self.model.num_hidden_layers)
         weights = self.partitions.weights
@@ -433,8 +425,7 @@ class RankFiles:
         )
 
     def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
-        """Return the transfers of an update: ``read`` states are read with the gradients, and all three are
-        written."""
+        """Return the transfers of an update: ``read`` states, gradients, and all three states written."""
         states = self._move_states(3, what, written=True)
         return read, self._move_gradients(written=False), states, self._move_params(written=True)
 
@@ -552,8 +543,7 @@ class GradientSwapper:
             sink.to_swap_buffer(pending)
 
     def flush(self, sink: GradientSink) -> None:
-        """Write the remaining gradients and wait for them (before the first sub-group of the optimizer
-        step)."""
+        """Write the remaining gradients and wait for them, before the first sub-group is updated."""
         self._submit(sink)
         sink.wait_writes()
         self._free = self._buffers

@@ -179,8 +179,7 @@ class OptimizerStep:
     # -- where the update is done ---------------------------------------------------------------
 
     def _on_gpu(self, update: Update) -> None:
-        """Write an update in HBM: cast gradients to single precision, scale them, run Adam, cast the
-        parameters back."""
+        """Write an update in HBM: cast and scale gradients, run Adam, cast the parameters back."""
         numel = update.group.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
@@ -249,8 +248,7 @@ class OptimizerStep:
     # -- storage --------------------------------------------------------------------------------
 
     def _swap_in(self, update: Update, following: Update | None) -> None:
-        """Read master weights, moments and gradient; with ``pipeline_read`` the read began one sub-group
-        earlier."""
+        """Read states and gradient; with ``pipeline_read`` the read began one sub-group earlier."""
         out = self._out
         if self._ahead is None:
             self._ahead = self._read(update)
@@ -320,8 +318,7 @@ class CpuWork:
         self._work("cpu-casts", _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
-        """Write ZeRO-3's search for overflow in gradients of ``element`` [B]; the type does not change its
-        time."""
+        """Write ZeRO-3's search for overflow; the type of gradients does not change its time."""
         optimizer = self._machine.host.cpu_optimizer
         rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
@@ -493,8 +490,7 @@ _SUM_PASSES = 3
 """Number of memory passes for the sums of magnitudes of columns: magnitudes are written, and read again."""
 _INDEX_BYTES = 4
 _SCALAR_READS = 3
-"""Number of values that the host reads from the GPU for each selected column in stage 3: two comparisons and
-an item()."""
+"""Values that the host reads from the GPU per selected column in stage 3: two comparisons and an item()."""
 _OPERATIONS = 10
 """Number of PyTorch operations for the selected columns of a tensor (an estimate), counted in
 zenflow_stage_1_and_2.py: views of gradient and buffer, indexing, copies, concatenation, a transposition."""
@@ -514,8 +510,7 @@ def update_s(plan: ZeroTrainingPlan) -> float:
 
 
 class ZenFlowStep(StepPlan):
-    """A ZenFlowStep has ``accumulation`` micro-steps, with an update after every ``update_interval`` of
-    them."""
+    """A ZenFlowStep updates after every ``update_interval`` of its micro-steps."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         super().__init__(plan)
@@ -585,8 +580,7 @@ class ZenFlowStep(StepPlan):
             raise _refused("zenflow", text)
 
     def _selected(self, out: MicroStepWriter) -> None:
-        """Restore the columns that the update has overwritten, then update them
-        (``selective_optimizer_step``)."""
+        """Restore overwritten columns, then update them (``selective_optimizer_step``)."""
         out.builder.segment(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
@@ -630,8 +624,7 @@ class _SelectedGradients(GradientHooks):
 
 
 class _OverlappedStep(OptimizerStep):
-    """An _OverlappedStep is the work of the training process for an update that another process carries
-    out."""
+    """An _OverlappedStep is what the training process does for an update by another process."""
 
     def take_over(self, remaining_s: float) -> None:
         """Wait for the last update, copy its parameters, scale the new gradients and submit them."""
@@ -661,8 +654,7 @@ class _OverlappedStep(OptimizerStep):
 
 
 class SelectedColumns:
-    """SelectedColumns are the fraction ``ratio`` of the columns of every matrix, and all of every other
-    tensor."""
+    """SelectedColumns are a fraction of the columns of every matrix, and all of every other tensor."""
 
     def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
         self.plan = plan
@@ -689,8 +681,7 @@ class SelectedColumns:
         return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
 
     def selected(self, tensor: Tensor) -> int:
-        """Number of elements that one rank updates: in stages 1 and 2 all selected ones, in stage 3 those of
-        the rank."""
+        """Number of elements that one rank updates: all selected ones, in stage 3 those of the rank."""
         numel = tensor.numel if self.plan.settings.stage < 3 else tensor.slice_numel
         columns = self.of(tensor)
         return numel * self.picked(tensor) // columns if columns else numel
@@ -745,8 +736,7 @@ class ColumnWork:
         return zenflow is not None and zenflow.offload
 
     def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
-        """Extract the columns, restore them to their ``snapshot`` if asked for, update them and write them
-        back."""
+        """Extract the columns, restore their ``snapshot`` if asked for, update and write them back."""
         self._spend(tensors)
         out, sizes = self._out, self._sizes(tensors)
         pinned = self._plan.settings.pin_memory
@@ -779,8 +769,7 @@ class ColumnWork:
         self._host.loops(_COPY * sum(sizes))
 
     def choose(self) -> None:
-        """Sum the gradients of every column, select the largest sums, and send their column numbers to all
-        ranks."""
+        """Sum each column's gradients, select the largest sums, and send their columns to all ranks."""
         matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)

@@ -67,8 +67,7 @@ NO_LEAVES = LeafModules((), ())
 
 
 def leaf_modules(settings: OffloadSettings) -> LeafModules:
-    """Return the leaf modules of a version; before ds_config had a section for them it had none by
-    default."""
+    """Return the leaf modules of a version; there were none before ds_config had a section for them."""
     section, before = settings.leaf_module, settings.version < _FIRST
     if section is None:
         return NO_LEAVES if before else LeafModules(None, ())
