@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from simoffload.limits import count_elements
 from simoffload.models import SINGLE, ModelShape
@@ -27,14 +27,17 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.period import Period, period_of
-from simoffload.strategies.passes.streams import HOST, Routes
-from simoffload.strategies.passes.timing import TrainingTiming, picoseconds
+from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import LayeredModel, LayerStack, Parameters, Passes, hook
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 COPY, COMM, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(COMPUTE + 1, COMPUTE + 9)
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
@@ -122,27 +125,17 @@ class GradientHooks:
 class MicroStepWriter(PassWriter, GradientSink):
     """A MicroStepWriter writes forward, or the kernels, gradients and checkpoints of backward."""
 
-    def __init__(
-        self,
-        *,
-        part: StepPart,
-        state: TrainingState,
-        timing: TrainingTiming,
-        swapper: GradientSwapper | None,
-        gradients: GradientHooks,
-        routes: Routes,
-        hook: TrainingStreams,
-    ) -> None:
-        settings, places = state.settings, state.places
+    def __init__(self, plan: ZeroTrainingPlan, part: StepPart, hook: TrainingStreams) -> None:
+        state, timing, settings, places = plan.state, plan.timing, plan.settings, plan.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
-        gpus = (range(places.ranks),)
+        gpus, routes = (range(places.ranks),), plan.routes
         super().__init__(name=part.title, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
         self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
         self._settings, self._places, self._element = settings, places, placement.dtype_bytes
         self._time = timing
         self._accumulates, self._last = part.micro_step > 0, part.boundary
-        self.swapper = swapper
-        self._handling = gradients
+        self.swapper = GradientSwapper.of(state)
+        self._handling = plan.step.hooks()
         twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
         # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}

@@ -135,10 +135,9 @@ class ZeroTrainingPlan(StepWork):
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
         if part.kind != "pass":
-            swapper = GradientSwapper.of(self.state)
-            if swapper is not None:
-                self._fill(swapper)
-            out = self._writer(part, swapper, TrainingStreams())
+            out = MicroStepWriter(self, part, TrainingStreams())
+            if out.swapper is not None:
+                self._fill(out.swapper)
             self.step.write(out, part)
             return out.build()
         backward, work = part.phase == "backward", self.workload
@@ -146,7 +145,7 @@ class ZeroTrainingPlan(StepWork):
         for stack in self._stacks(part):
             layers = stack.trace.layers
             hook = MicroStep(stack, self.state, self._activations(layers), part)
-            out = self._writer(part, GradientSwapper.of(self.state), hook)
+            out = MicroStepWriter(self, part, hook)
             parts = parts_of_training(self.model.of_layers(layers), stack.trace, backward=backward)
             recurrence = Recurrence(stack.backward if backward else stack.forward)
             schedule = out.write([StagePass(parts, self.timing, batch, recurrence=recurrence)])
@@ -154,22 +153,9 @@ class ZeroTrainingPlan(StepWork):
                 break
         return schedule
 
-    def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, hook: TrainingStreams
-    ) -> MicroStepWriter:
-        """Return the writer of a part."""
-        return MicroStepWriter(
-            part=part,
-            state=self.state,
-            timing=self.timing,
-            swapper=swapper,
-            gradients=self.step.hooks(),
-            routes=self._routes,
-            hook=hook,
-        )
-
     @cached_property
-    def _routes(self) -> Routes:
+    def routes(self) -> Routes:
+        """Cache of the routes of transfers, which all parts share."""
         return {}
 
     def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
