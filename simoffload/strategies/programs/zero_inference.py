@@ -35,7 +35,7 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
+from simoffload.strategies.ds_config.export import FILE, Work, exported_config, tunables
 from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
@@ -174,7 +174,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        config = inference_config(self.ds_config, plan.placement.settings, work)
+        config = exported_config(self.ds_config, plan.placement.settings, work)
         program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
         return {FILE: config, **program}
 

@@ -23,7 +23,7 @@ from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
+from simoffload.strategies.ds_config.export import FILE, Work, exported_config, stages
 from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
@@ -167,7 +167,7 @@ class ZeroTraining(ZeroStrategy):
             self.swap_path("weights", plan.target, plan.machine),
             self.swap_path("optimizer", plan.optimizer_target, plan.machine),
         )
-        config = training_config(self.ds_config, plan.settings, work)
+        config = exported_config(self.ds_config, plan.settings, work)
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
             return {FILE: config}
         # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
