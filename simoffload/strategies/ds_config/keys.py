@@ -547,12 +547,11 @@ def section_warnings(
     section: ConfigSection, where: str, *, stage: int = 3, training: bool = True
 ) -> list[str]:
     """Return warnings about keys of one section that DeepSpeed ignores or that are not simulated."""
-    known = NOT_SIMULATED.get(type(section), {})
-    warnings = [
-        f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{_because(left.instead)}"
-        for key, left in known.items()
-        if _is_reported(section, key, left, stage=stage, training=training)
-    ]
+    known, warnings = NOT_SIMULATED.get(type(section), {}), []
+    for key, left in known.items():
+        if _is_reported(section, key, left, stage=stage, training=training):
+            instead = f"; {left.instead}" if left.instead else ""
+            warnings.append(f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{instead}")
     for key in _unknown(section):
         if f"stage3_{key}" in {**type(section).model_fields, **known}:
             warnings.append(f"ds_config {where}{shortened(key)} is not read here; write stage3_{key}")
@@ -602,32 +601,31 @@ def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
         raise InputError(problems)
 
 
+_READ = (
+    "zero_optimization",
+    "zero_optimization.offload_param",
+    "zero_optimization.leaf_module",
+    "aio",
+    "weight_quantization",
+    "weight_quantization.quantized_initialization",
+)
+"""Sections that are read for any kind of work, in order."""
+_READ_IN_TRAINING = (
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.zenflow",
+    *("optimizer", "fp16", "bf16", "data_types", "activation_checkpointing"),
+)
+
+
 def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, ConfigSection]]:
     """Yield the sections that are read, with the prefix of their keys."""
-    zero = config.zero_optimization
     yield "", config
-    yield "zero_optimization.", zero
-    if zero.offload_param is not None:
-        yield "zero_optimization.offload_param.", zero.offload_param
-    if zero.leaf_module is not None:
-        yield "zero_optimization.leaf_module.", zero.leaf_module
-    yield "aio.", config.aio
-    if config.weight_quantization is not None:
-        yield "weight_quantization.", config.weight_quantization
-    if config.quantized_initialization is not None:
-        yield "weight_quantization.quantized_initialization.", config.quantized_initialization
-    if not training:
-        return
-    if zero.offload_optimizer is not None:
-        yield "zero_optimization.offload_optimizer.", zero.offload_optimizer
-    if zero.zenflow is not None:
-        yield "zero_optimization.zenflow.", zero.zenflow
-    if config.optimizer is not None:
-        yield "optimizer.", config.optimizer
-    yield "fp16.", config.fp16
-    yield "bf16.", config.bf16
-    yield "data_types.", config.data_types
-    yield "activation_checkpointing.", config.activation_checkpointing
+    for path in (*_READ, *(_READ_IN_TRAINING if training else ())):
+        section: ConfigSection | None = config
+        for name in path.split("."):
+            section = getattr(section, name, None)
+        if section is not None:
+            yield f"{path}.", section
 
 
 def _is_reported(section: ConfigSection, key: str, left: Key, *, stage: int, training: bool) -> bool:
@@ -639,15 +637,9 @@ def _is_reported(section: ConfigSection, key: str, left: Key, *, stage: int, tra
 
 
 def _shown(value: Any) -> str:
-    return (
-        ""
-        if isinstance(value, dict | list | tuple | ConfigSection)
-        else f"{shortened(json.dumps(value, default=str))} is "
-    )
-
-
-def _because(instead: str) -> str:
-    return f"; {instead}" if instead else ""
+    if isinstance(value, dict | list | tuple | ConfigSection):
+        return ""
+    return f"{shortened(json.dumps(value, default=str))} is "
 
 
 # -- combinations of values ---------------------------------------------------------------------------
