@@ -15,9 +15,7 @@ from simoffload.strategies.ds_config.keys import NOT_SIMULATED, trains
 from simoffload.strategies.ds_config.settings import resolve_training
 
 SECTIONS = [
-    one
-    for one in vars(keys).values()
-    if isinstance(one, type) and issubclass(one, keys.ConfigSection)
+    one for one in vars(keys).values() if isinstance(one, type) and issubclass(one, keys.ConfigSection)
 ]
 FIELDS = [(section, field) for section in SECTIONS for field in section.model_fields]
 

@@ -263,11 +263,6 @@ def checkpoint_bytes(parts: Sequence[CheckpointPart]) -> int:
     return sum(one.size for one in checkpoint_files(parts))
 
 
-def written_bytes(parts: Sequence[CheckpointPart]) -> int:
-    """Return the bytes that all ranks write [B]; of several writers of one file each counts."""
-    return sum(part.size * len(part.writers) for part in parts)
-
-
 # -- operations ------------------------------------------------------------------------------------
 
 STREAMS = ("host", "copy", "comm", "io", "read")
@@ -774,11 +769,6 @@ class CheckpointPlan(Plan):
         return checkpoint_bytes(self.parts)
 
     @property
-    def written(self) -> int:
-        """Bytes that all ranks write for one checkpoint [B]."""
-        return written_bytes(self.parts)
-
-    @property
     def written_by_host(self) -> tuple[int, ...]:
         """Bytes that the ranks of each host write for one checkpoint [B]."""
         by_host = [0] * self.nodes
@@ -885,10 +875,9 @@ class CheckpointPlan(Plan):
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # of other plans it is a field
         """Warnings about ineffective options, checkpoints that cannot be restored, and missing inputs."""
-        if self.workload.mode == "decoupled" and self.workload.step_time is None:
-            text = "mode: decoupled hides what fits before the next optimizer step; give step_time"
-            return (*self.notes, text)
-        return self.notes
+        hidden = "mode: decoupled hides what fits before the next optimizer step; give step_time"
+        missing = self.workload.mode == "decoupled" and self.workload.step_time is None
+        return (*self.notes, *([hidden] if missing else []))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -41,6 +41,10 @@ from simoffload.strategies.training.state import Places, Update
 from simoffload.units import plural
 from simoffload.workload import Training
 
+_QUANTIZED = (
+    "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization are "
+    "modelled; the memory is",
+)
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
 
@@ -116,7 +120,7 @@ class ZeroTraining(ZeroStrategy):
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
                 *_interval_warnings(self.ds_config.zero_optimization, settings),
-                *_quantized_warnings(weight_bits),
+                *(_QUANTIZED if weight_bits is not None else ()),
             ),
             weight_bits=weight_bits,
             config=self.ds_config,
@@ -204,13 +208,6 @@ class ZeroTraining(ZeroStrategy):
         if problems:
             raise within_config(problems)
         return found
-
-
-def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
-    if weight_bits is None:
-        return ()
-    text = "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization"
-    return (f"{text} are modelled; the memory is",)
 
 
 def _check_places(settings: TrainingSettings) -> None:

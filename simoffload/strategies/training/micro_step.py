@@ -190,7 +190,9 @@ class MicroStepWriter(PassWriter, GradientSink):
         elif offloaded:
             self._accumulate_on_cpu(tensors)
         else:
-            self._accumulate_on_gpu(tensors)
+            # Stages 0 and 1 keep whole gradients.
+            kept = [one.numel if self._settings.stage < 2 else one.slice_numel for one in tensors]
+            self.kernel("reduce", (3 if self._accumulates else 2) * self._settings.gradient_bytes * sum(kept))
         self._handling.stored(self, tensors, boundary=self._last)
         self._reduces.append(self.builder.written[self.gradients] - 1)
 
@@ -221,16 +223,6 @@ class MicroStepWriter(PassWriter, GradientSink):
         self.flush()
         where = self.gradients if stream is None else stream
         self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
-
-    def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
-        passes = 3 if self._accumulates else 2
-        self.kernel("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
-
-    def _owned(self, tensors: Sequence[Tensor]) -> int:
-        """Return the number of elements of a bucket that this rank keeps [elements]."""
-        if self._settings.stage < 2:
-            return sum(tensor.numel for tensor in tensors)
-        return sum(tensor.slice_numel for tensor in tensors)
 
     def _partition(self, tensors: Sequence[Tensor]) -> None:
         """Move the gradients of stage 3 to host memory and back to the GPU.

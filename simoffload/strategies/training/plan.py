@@ -85,7 +85,9 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def step(self) -> StepPlan:
         """Step of the configured mode: plain, ZenFlow or SuperOffload."""
-        return _step_of(self)
+        if self.settings.zenflow is not None:
+            return ZenFlowStep(self)
+        return SuperOffloadStep(self) if self.settings.super_offload else StepPlan(self)
 
     @property
     def processes(self) -> int:
@@ -271,9 +273,3 @@ class ZeroTrainingPlan(StepWork):
             offload_optimizer=settings.optimizer_device != "none",
             offload_params=settings.params.device not in (None, "none"),
         )
-
-
-def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
-    if plan.settings.zenflow is not None:
-        return ZenFlowStep(plan)
-    return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)
