@@ -43,7 +43,7 @@ from simoffload.workload import Training
 
 _QUANTIZED = (
     "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization are "
-    "modelled; the memory is",
+    "modelled; the memory is"
 )
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
@@ -120,7 +120,7 @@ class ZeroTraining(ZeroStrategy):
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
                 *_interval_warnings(self.ds_config.zero_optimization, settings),
-                *(_QUANTIZED if weight_bits is not None else ()),
+                *([_QUANTIZED] if weight_bits is not None else []),
             ),
             weight_bits=weight_bits,
             config=self.ds_config,

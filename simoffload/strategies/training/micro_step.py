@@ -637,15 +637,12 @@ class TrainedLayers(LayeredModel):
     # -- gradients ------------------------------------------------------------------------------
 
     def stacks_back(self, swapper: GradientSwapper | None, *, warm: bool = True) -> Iterator[LayerStack]:
-        """Yield the stacks that can represent the model in forward and backward, the shortest first.
+        """Return the stacks that can represent the model in forward and backward, the shortest first.
 
         With a ``swapper``, gradients go to storage.
         """
         gradients = self._gradients(swapper) if self.homogeneous else None
-        short = None if gradients is None else self.shortest(gradients, warm=warm)
-        if short is not None:
-            yield short
-        yield self.full
+        return iter([self.full]) if gradients is None else self.stacks(gradients, warm=warm)
 
     def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """Return the period of the gradients in the bucket and, if they go to storage, in swap buffers."""
@@ -676,6 +673,10 @@ class TrainedLayers(LayeredModel):
 
     def fill(self, swapper: GradientSwapper) -> None:
         """Bring the swapper to the state that it has at the end of backward."""
+        if not self.homogeneous:
+            for tensors in buckets(self.full, self.state.settings.reduce_bucket_size):
+                swapper.insert(GradientSink(), tensors)
+            return
         before, layer, after = self._completed
         swapper.insert(GradientSink(), before)
         met: dict[State, int] = {}

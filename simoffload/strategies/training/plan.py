@@ -30,11 +30,9 @@ from simoffload.strategies.training.micro_step import (
     ReplayPeaks,
     TrainedLayers,
     TrainingStreams,
-    buckets,
     gathered_peak,
 )
 from simoffload.strategies.training.state import (
-    GradientSink,
     GradientSwapper,
     Places,
     RankFiles,
@@ -139,7 +137,7 @@ class ZeroTrainingPlan(StepWork):
         if part.kind != "pass":
             out = MicroStepWriter(self, part, TrainingStreams())
             if out.swapper is not None:
-                self._fill(out.swapper)
+                self.layered.fill(out.swapper)
             self.step.write(out, part)
             return out.build()
         backward, work = part.phase == "backward", self.workload
@@ -167,14 +165,6 @@ class ZeroTrainingPlan(StepWork):
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
         return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
-    def _fill(self, swapper: GradientSwapper) -> None:
-        """Bring the swapper to the state that it has at the end of backward."""
-        if self.state.homogeneous:
-            self.layered.fill(swapper)
-            return
-        for tensors in buckets(self.layered.full, self.settings.reduce_bucket_size):
-            swapper.insert(GradientSink(), tensors)
-
     def _activations(self, layers: int) -> ActivationOffload | None:
         """Return the copies of checkpoints to host memory, for a model with so many ``layers``."""
         work, model = self.workload, self.model
@@ -188,16 +178,12 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
-        if self.settings.stage < 3:
-            return None
-        return self._peak(warm=True)
+        return self._peak(warm=True) if self.settings.stage == 3 else None
 
     def _peak(self, *, warm: bool) -> ReplayPeaks:
-        for stack in self.layered.stacks_back(None, warm=warm):
-            found = gathered_peak(stack, self.state, warm=warm)
-            if found is not None:
-                return found
-        raise AssertionError("nothing is left out of the whole")
+        stacks = self.layered.stacks_back(None, warm=warm)
+        peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
+        return next(found for found in peaks if found is not None)  # that of the whole, at the latest
 
     def tunables(self) -> Iterator[Tunable]:
         """Yield the settings of parameters, gradients and optimizer that may reduce the memory."""

@@ -325,9 +325,9 @@ class LayeredModel(ABC):
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def stacks(self, *, warm: bool = True) -> Iterator[LayerStack]:
+    def stacks(self, gradients: Period | None = None, *, warm: bool = True) -> Iterator[LayerStack]:
         """Yield the shortest stack that can represent the model, if any, then that of all layers."""
-        short = self.shortest(warm=warm)
+        short = self.shortest(gradients, warm=warm)
         if short is not None:
             yield short
         yield self.full
