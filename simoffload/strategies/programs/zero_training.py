@@ -278,8 +278,8 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
             f"{plural(groups, 'sub-group')} by PyTorch's slower Adam"
         )
         return
-    on_cpu = [update.group.numel for update in updates if not update.on_gpu]
-    share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
+    on_cpu = [update.numel for update in updates if not update.on_gpu]
+    share = sum(on_cpu) / max(1, sum(update.numel for update in updates))
     if abs(share - asked) >= _SAME_SHARE:
         yield (
             f"{zero} of {plural(groups, 'sub-group')} puts {len(on_cpu)} on the CPU, {share:.0%} of the "

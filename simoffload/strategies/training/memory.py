@@ -33,7 +33,7 @@ from simoffload.results import Estimate, MemoryStage, MemoryTerm
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import PAGED, moments, paged
-from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
+from simoffload.strategies.training.state import Partitions, TrainingState, Update, Weight
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
@@ -194,11 +194,11 @@ class TrainingMemory:
     def largest_update(self) -> int:
         """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
 
-        def padded(group: SubGroup) -> int:
+        def padded(group: Update) -> int:
             numels = Counter(tensor.slice_numel for tensor in group.tensors)
             return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
-        return max((padded(update.group) for update in self.state.updates), default=0)
+        return max((padded(update) for update in self.state.updates), default=0)
 
 
 # -- published estimates ---------------------------------------------------------------------------

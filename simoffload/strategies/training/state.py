@@ -162,18 +162,12 @@ class Places(NamedTuple):
     """Number of threads of one rank's optimizer on the CPU."""
 
 
-class SubGroup(NamedTuple):
-    """A SubGroup is a set of tensors that the optimizer updates together."""
+class Update(NamedTuple):
+    """An Update is that of a sub-group of tensors: where their states are, and where parameters go."""
 
     tensors: tuple[Tensor, ...]
     numel: int
     """Size of one rank's part [elements]."""
-
-
-class Update(NamedTuple):
-    """An Update states where the states of a sub-group are, and where its updated parameters go."""
-
-    group: SubGroup
     on_gpu: bool
     """Whether the optimizer runs on the GPU."""
     swapped: bool
@@ -317,28 +311,28 @@ class TrainingState:
             if params == "nvme" and not any(tensor.on_nvme for tensor in tensors):
                 params = "dram"
             on_gpu = not self.offloads_optimizer or index < on_cpu_from
-            updates.append(Update(SubGroup(tensors, numel), on_gpu, swapped, params))
+            updates.append(Update(tensors, numel, on_gpu, swapped, params))
         return tuple(updates)
 
     @cached_property
-    def on_gpu(self) -> tuple[SubGroup, ...]:
+    def on_gpu(self) -> tuple[Update, ...]:
         """Sub-groups with their states in HBM (Twin-Flow: the first ones, unless they are on storage)."""
-        return tuple(one.group for one in self.updates if one.on_gpu and not one.swapped)
+        return tuple(one for one in self.updates if one.on_gpu and not one.swapped)
 
     @cached_property
-    def in_memory(self) -> tuple[SubGroup, ...]:
+    def in_memory(self) -> tuple[Update, ...]:
         """Sub-groups with their states in host memory."""
-        return tuple(one.group for one in self.updates if not one.on_gpu and not one.swapped)
+        return tuple(one for one in self.updates if not one.on_gpu and not one.swapped)
 
     @cached_property
-    def on_storage(self) -> tuple[SubGroup, ...]:
+    def on_storage(self) -> tuple[Update, ...]:
         """Sub-groups with their states on storage."""
-        return tuple(one.group for one in self.updates if one.swapped)
+        return tuple(one for one in self.updates if one.swapped)
 
     @property
     def cpu_numel(self) -> int:
         """Number of elements of one rank that are updated on the CPU."""
-        return sum(update.group.numel for update in self.updates if not update.on_gpu)
+        return sum(update.numel for update in self.updates if not update.on_gpu)
 
     @property
     def largest_group(self) -> int:

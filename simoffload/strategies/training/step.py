@@ -141,7 +141,7 @@ class OptimizerStep:
         """
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.builder.segment("optimizer")
-        tensors = sum(len(update.group.tensors) for update in updates)
+        tensors = sum(len(update.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         swapped = out.swapper is not None and any(update.swapped for update in updates)
         if swapped and self._part.unfinished_s:
@@ -180,7 +180,7 @@ class OptimizerStep:
 
     def _on_gpu(self, update: Update) -> None:
         """Write an update in HBM: cast and scale gradients, run Adam, cast the parameters back."""
-        numel = update.group.numel
+        numel = update.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
         out.flush()
@@ -194,7 +194,7 @@ class OptimizerStep:
         out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.so_far(HOST))
 
     def _on_cpu(self, update: Update, following: Update | None) -> None:
-        numel = update.group.numel
+        numel = update.numel
         if update.swapped:
             self._swap_in(update, following)
         self._cpu.scale(numel)
@@ -216,7 +216,7 @@ class OptimizerStep:
         A copy between devices and types casts at its source, into a new pageable tensor (PyTorch,
         aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned buffer for it.
         """
-        numel, out = update.group.numel, self._out
+        numel, out = update.numel, self._out
         self._cpu.loops((SINGLE + self._size) * numel)
         size = self._size * numel
         if update.params == "hbm":
@@ -224,7 +224,7 @@ class OptimizerStep:
                 self._cpu.fresh(size)
             out.to_gpu(size, pinned=pinned)
         elif update.params == "nvme":
-            for tensor in update.group.tensors:
+            for tensor in update.tensors:
                 if tensor.on_nvme:
                     written = self._settings.params.aligned(tensor.slice_numel * self._size)
                     out.write_file(written, label=tensor.name, stream=PARAMETERS)
@@ -235,7 +235,7 @@ class OptimizerStep:
         out = self._out
         if out.ranks == 1:
             return
-        left = sum(update.group.numel for update in self._plan.state.updates)
+        left = sum(update.numel for update in self._plan.state.updates)
         bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
         while left > 0:
             part = min(left, bucket)
@@ -259,7 +259,7 @@ class OptimizerStep:
 
     def _read(self, update: Update) -> int:
         """Begin to read states and gradient; return the number of the last read on its stream."""
-        out, size = self._out, self._settings.params.aligned(update.group.numel * SINGLE)
+        out, size = self._out, self._settings.params.aligned(update.numel * SINGLE)
         out.flush()
         after = out.so_far(HOST)
         for _ in range(3):
@@ -269,7 +269,7 @@ class OptimizerStep:
             out.host_waits(IO)
             out.flush()
             after = out.so_far(HOST)
-        swapper, tensors = out.swapper, update.group.tensors
+        swapper, tensors = out.swapper, update.tensors
         held = 0 if swapper is None else sum(swapper.size(tensor) for tensor in tensors)
         return out.read_file(min(size, held), label="gradients", after=after) if held else ordinal
 
@@ -279,7 +279,7 @@ class OptimizerStep:
         if self._writing:
             out.wait_writes()
             self._writing = False
-        size = self._settings.params.aligned(update.group.numel * SINGLE)
+        size = self._settings.params.aligned(update.numel * SINGLE)
         for _ in range(3):
             out.write_file(size, label="optimizer states")
         if self._settings.pipeline_write and not last:
@@ -410,12 +410,10 @@ class _Arrivals(GradientHooks):
         self._plan = plan
         # Tensors of equal layers compare equal, so they are distinguished by identity.
         self._group = {
-            id(tensor): index
-            for index, update in enumerate(plan.state.updates)
-            for tensor in update.group.tensors
+            id(tensor): index for index, update in enumerate(plan.state.updates) for tensor in update.tensors
         }
         updates = plan.state.updates
-        self._missing = Counter({index: len(one.group.tensors) for index, one in enumerate(updates)})
+        self._missing = Counter({index: len(one.tensors) for index, one in enumerate(updates)})
 
     def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
         """Queue the sub-groups that are complete."""
@@ -429,7 +427,7 @@ class _Arrivals(GradientHooks):
             update = self._plan.state.updates[index]
             if not update.on_gpu and not self._plan.settings.gradient_clipping:
                 out.flush()
-                _queue(out, self._plan, update.group.numel)
+                _queue(out, self._plan, update.numel)
 
 
 class _UpdatedStep(OptimizerStep):
@@ -637,7 +635,7 @@ class _OverlappedStep(OptimizerStep):
             self._stale(update)
         self.gather()
         for update in updates:
-            self._cpu.scale(update.group.numel)
+            self._cpu.scale(update.numel)
         self.end()
 
     def _stale(self, update: Update) -> None:
@@ -645,7 +643,7 @@ class _OverlappedStep(OptimizerStep):
 
         Until DeepSpeed 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU.
         """
-        numel = update.group.numel
+        numel = update.numel
         if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
             self._out.kernel("update", (SINGLE + self._size) * numel, stream=COPY)
