@@ -271,16 +271,9 @@ class ZeroInferencePlan(InferencePlan):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
-        place = self.placement
         return (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
-            *_transfers_beyond(
-                [tensor for tensor, _ in self.layered.counted],
-                place.dtype_bytes,
-                place.settings,
-                self.machine,
-                tier=place.tier,
-            ),
+            *_transfers_beyond(self),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
 
@@ -439,24 +432,23 @@ def _quantized(model: ModelShape, bits: int, group: int, *, by_columns: bool) ->
     return quantized(model, deepspeed_quantization(bits, group, dtype_bytes=model.dtype_bytes, kernel=kernel))
 
 
-def _transfers_beyond(
-    tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
-) -> Iterator[str]:
+def _transfers_beyond(plan: ZeroInferencePlan) -> Iterator[str]:
     """Yield warnings about sizes of copies, and bytes in flight to storage, outside the measured curves."""
-    fetched = [tensor for tensor in tensors if not tensor.persistent]
+    place, settings, machine = plan.placement, plan.placement.settings, plan.machine
+    fetched = [tensor for tensor, _ in plan.layered.counted if not tensor.persistent]
     if settings.device == "none" or not fetched:
         return
     for pinned in (True, False):
         copied = [
-            tensor.slice_numel * dtype_bytes
+            tensor.slice_numel * place.dtype_bytes
             for tensor in fetched
             if settings.source(tensor.on_nvme) is pinned
         ]
         path = machine.host_to_device(0, pinned=pinned)
         yield from _sizes("copies", copied, path.curve, path)
-    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in fetched if tensor.on_nvme]
+    read_sizes = [tensor.slice_numel * place.dtype_bytes for tensor in fetched if tensor.on_nvme]
     if read_sizes:
-        read = machine.storage_read(tier, 0, gds=settings.use_gds)
+        read = machine.storage_read(place.tier, 0, gds=settings.use_gds)
         if read.by_outstanding is not None:
             in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
             yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)

@@ -394,43 +394,41 @@ class RankFiles:
 
     def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
         """Return the stages of start-up and the first step, in which the trace is recorded."""
-        master, both = "master weights", "master weights and moments"
         start = (
             self._move_params(written=True),
             self._move_params(written=False),  # as the source of the master weights
-            self._move_states(1, master, written=True),
+            self._move_states(1, written=True),
             self._move_params(written=False),  # gathered once while gradient hooks are made
-            self._move_states(1, master, written=False),
-            self._move_states(1, master, written=True),
+            self._move_states(1, written=False),
+            self._move_states(1, written=True),
             self._move_params(written=True),
         )
         return (
             _stage("initialisation", start),
             _stage("first forward and backward", self._pass_through(passed)),
-            _stage("first optimizer step", self._update(self._move_states(1, master, written=False), both)),
+            _stage("first optimizer step", self._update(1)),
         )
 
     def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
         """Return the storage transfers of any step after the first, stage by stage."""
-        both = "master weights and moments"
-        return (
-            _stage("forward and backward", self._pass_through(passed)),
-            _stage("optimizer step", self._update(self._move_states(3, both, written=False), both)),
-        )
+        passing = _stage("forward and backward", self._pass_through(passed))
+        return passing, _stage("optimizer step", self._update(3))
 
-    def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
-        """Return the transfers of an update: ``read`` states, gradients, and all three states written."""
-        states = self._move_states(3, what, written=True)
-        return read, self._move_gradients(written=False), states, self._move_params(written=True)
+    def _update(self, read: int) -> Iterator[Transfer]:
+        """Yield the transfers of an update, which reads master weights and, if there are any, moments."""
+        yield self._move_states(read, written=False)
+        yield self._move_gradients(written=False)
+        yield self._move_states(3, written=True)
+        yield self._move_params(written=True)
 
     def _pass_through(self, passed: Passed) -> tuple[Transfer, ...]:
         tier = self._state.places.weights
         reads = (Transfer(tier, _PARAMS, False, self._sizes(tensors), times) for tensors, times in passed)
         return *reads, self._move_gradients(written=True)
 
-    def _move_states(self, times: int, what: str, *, written: bool) -> Transfer:
+    def _move_states(self, times: int, *, written: bool) -> Transfer:
         """Return the transfers of a number of states of every sub-group on storage."""
-        return Transfer(self._state.places.optimizer, what, written, self._states, times)
+        return Transfer(self._state.places.optimizer, "optimizer states", written, self._states, times)
 
     def _move_gradients(self, *, written: bool) -> Transfer:
         return Transfer(self._state.places.optimizer, "gradients", written, self._gradients)
