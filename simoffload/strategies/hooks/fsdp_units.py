@@ -173,10 +173,6 @@ class Units(NamedTuple):
     shard_element: int
     """Size of an element of a shard and its gradient [B]."""
 
-    def numel(self, unit: int) -> int:
-        """Return the number of elements of a unit [elements]."""
-        return self.numels[unit]
-
     def slice(self, unit: int) -> int:
         """[elements] of one rank's shard, padded to a whole number."""
         return -(-self.numels[unit] // self.ranks)
@@ -271,7 +267,7 @@ class FsdpUnits(Hook, FsdpSink):
         out, passes = self._out, 5 if self._part.micro_step else 2
         out.label = _name(unit)
         out.flush()
-        traffic = passes * self._units.numel(unit) * self._units.element
+        traffic = passes * self._units.numels[unit] * self._units.element
         out.add("reduce", COMPUTE, fixed=out.now.timing.hbm_traffic(traffic), after=out.so_far(HOST))
         self._runtime.post_backward(unit, boundary=self._part.boundary)
 
@@ -329,7 +325,7 @@ class FsdpUnits(Hook, FsdpSink):
         out.flush()
         after = out.so_far(HOST, COMPUTE)
         if units.ranks > 1:
-            fixed = out.now.timing.hbm_traffic(2 * units.numel(unit) * units.element)
+            fixed = out.now.timing.hbm_traffic(2 * units.numels[unit] * units.element)
             out.add("reduce", self._reduces, fixed=fixed, after=after)
             self._collective("gradient-reduction", "reduce", numel, behind=self._reduces)
             after = out.so_far(self._comm)

@@ -72,12 +72,11 @@ class Fetches(CoordinatorSink):
         copy: int,
         comm: int,
         io: int,
-        compute: int,
     ) -> None:
         """Write to the streams of ``out`` with the given numbers."""
         self._out, self._place, self._timing = out, place, timing
         self._overlaps = place.settings.overlap_comm
-        self._copies, self._comm, self._io = copy if self._overlaps else compute, comm, io
+        self._copies, self._comm, self._io = copy if self._overlaps else COMPUTE, comm, io
         self._direct = place.settings.copies_directly(place.ranks)
         self._gathers: list[_Gather] = []
         self._fetch_events: list[int] = []
@@ -284,7 +283,7 @@ class Zero(Hook):
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Begin the pass, which takes host time."""
         copy, comm, io = map(self.stream, self.streams)
-        self._fetches = Fetches(out, self._place, stage.timing, copy=copy, comm=comm, io=io, compute=COMPUTE)
+        self._fetches = Fetches(out, self._place, stage.timing, copy=copy, comm=comm, io=io)
         settings, ranks = self._place.settings, self._place.ranks
         self._coordinator = self._stack.coordinator(settings, ranks, self._fetches, warm=self._warm)
         self._passes = Passes(self._stack, self._coordinator)

@@ -317,7 +317,7 @@ class FsdpPlan(StepWork):
     @property
     def _gpu(self) -> tuple[MemoryTerm, ...]:
         units, strategy = self.units, self.strategy
-        root, element = units.numel(ROOT), units.element
+        root, element = units.numels[ROOT], units.element
         layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
         layer = layers[-1]
         limited = strategy.limit_all_gathers and strategy.reshard_after_forward and units.ranks > 1

@@ -266,8 +266,6 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
     """Yield a warning about ``ratio``: only whole sub-groups go to the CPU (``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"
-    if asked == 1.0:
-        return
     if settings.optimizer_device == "none":
         yield f"{zero}: without an offloaded optimizer it does nothing"
         return
@@ -283,8 +281,7 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
     if abs(share - asked) >= _SAME_SHARE:
         yield (
             f"{zero} of {plural(groups, 'sub-group')} puts {len(on_cpu)} on the CPU, {share:.0%} of the "
-            "parameters; "
-            "a smaller sub_group_size comes closer"
+            "parameters; a smaller sub_group_size comes closer"
         )
 
 

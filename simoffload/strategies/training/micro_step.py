@@ -130,7 +130,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         gpus, routes = (range(places.ranks),), plan.routes
         super().__init__(name=part.title, gpus=gpus, hooks=(hook,), machine=timing.machine, routes=routes)
-        self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO, compute=COMPUTE)
+        self.fetches = Fetches(self, placement, timing, copy=COPY, comm=COMM, io=IO)
         self._settings, self._places, self._element = settings, places, placement.dtype_bytes
         self._time = timing
         self._accumulates, self._last = part.micro_step > 0, part.boundary
@@ -402,9 +402,7 @@ class Bucket:
         *,
         gradient: Callable[..., None] | None = None,
     ) -> None:
-        self._size = size
-        self._reduce = reduce
-        self._gradient = gradient
+        self._size, self._reduce, self._gradient = size, reduce, gradient
         self._held: list[Tensor] = []
         self._numel = 0
 
@@ -560,9 +558,7 @@ class ActivationOffload:
     """
 
     def __init__(self, *, size: int, layers: int, version: tuple[int, ...]) -> None:
-        self._size = size
-        self._layers = layers
-        self._side_stream = version >= _SIDE_STREAM
+        self._size, self._layers, self._side_stream = size, layers, version >= _SIDE_STREAM
 
     def enter(self, out: MicroStepWriter, layer: int) -> None:
         """Handle the beginning of a layer in forward."""

@@ -300,39 +300,35 @@ class CpuWork:
     def __init__(
         self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, threads: int | None = None, stream: int = HOST
     ) -> None:
-        self._out = out
-        self._machine = plan.machine
-        self._threads = threads or plan.places.threads
-        self._processes = plan.processes
-        self._stream = stream
+        self._out, self._stream, self._host = out, stream, plan.machine.host
+        self._threads, self._processes = threads or plan.places.threads, plan.processes
 
     def adam(self, traffic: int) -> None:
         """Write DeepSpeed's Adam with ``traffic`` [B]."""
-        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work("cpu-adam", traffic, rate)
 
     def scale(self, numel: int) -> None:
         """Write the scaling of gradients in place (``unscale_and_clip_grads``), at the rate of Adam in bytes:
         "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
-        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work("cpu-casts", _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
         """Write ZeRO-3's search for overflow; the type of gradients does not change its time."""
-        optimizer = self._machine.host.cpu_optimizer
-        rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
+        rate = self._host.cpu_optimizer.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
         self._work("cpu-overflow-check", traffic * numel, rate * traffic // overflow_check_traffic())
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
         clears the pages, and later takes them back."""
-        pages = self._machine.host.fresh_memory
+        pages = self._host.fresh_memory
         self._out.spend(size / (pages.cast.value * self._threads) + size / pages.released.value)
 
     def loops(self, traffic: int) -> None:
         """Write element-by-element work of PyTorch with ``traffic`` [B]."""
-        rate = self._machine.host.elementwise_rate(self._threads, processes=self._processes)
+        rate = self._host.elementwise_rate(self._threads, processes=self._processes)
         self._work("cpu-casts", traffic, rate)
 
     def _work(self, kind: CauseKind, traffic: int, rate: int) -> None:
@@ -655,8 +651,7 @@ class SelectedColumns:
     """SelectedColumns are a fraction of the columns of every matrix, and all of every other tensor."""
 
     def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
-        self.plan = plan
-        self._ratio = ratio
+        self.plan, self._ratio = plan, ratio
         self._columns: dict[str, int] = {}
         tensors = plan.parameters.tensors
         for one, indices in plan.parameters.trained.items():
@@ -689,18 +684,17 @@ class ColumnWork:
     """ColumnWork writes the operations on selected columns."""
 
     def __init__(self, out: MicroStepWriter, columns: SelectedColumns) -> None:
-        self._out = out
-        self._columns = columns
-        self._plan = columns.plan
-        self._in_host_memory = columns.plan.settings.params.device == "cpu"
-        self._host = CpuWork(out, columns.plan)
+        plan = columns.plan
+        self._out, self._columns, self._plan = out, columns, plan
+        self._in_host_memory = plan.settings.params.device == "cpu"
+        self._offloads = plan.settings.zenflow is not None and plan.settings.zenflow.offload
+        self._host = CpuWork(out, plan)
 
     def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
         return [self._columns.selected(tensor) * self._plan.model.dtype_bytes for tensor in tensors]
 
     def _spend(self, tensors: Sequence[Tensor]) -> None:
-        operation = self._plan.machine.host.deepspeed.operation.value
-        self._out.spend(_OPERATIONS * operation * len(tensors))
+        self._out.spend(_OPERATIONS * self._out.costs.operation.value * len(tensors))
 
     def take(self, tensors: Sequence[Tensor]) -> None:
         """Extract the gradients of the selected columns.
@@ -727,11 +721,6 @@ class ColumnWork:
         self._out.kernel("update", 2 * _COPY * sum(sizes))
         if self._offloads:
             self._out.move(sizes, to_device=False, pinned=False)
-
-    @property
-    def _offloads(self) -> bool:
-        zenflow = self._plan.settings.zenflow
-        return zenflow is not None and zenflow.offload
 
     def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
         """Extract the columns, restore their ``snapshot`` if asked for, update and write them back."""
