@@ -280,7 +280,8 @@ class FsdpUnits(Hook, FsdpSink):
         out.spend(self._fsdp.unshard.value)
         if self._settings.cpu_offload:
             out.spend(self._fsdp.copy_call.value)
-            copied = _copy(out, numel * units.shard_element, stream=self._copies, to_device=True)
+            size = numel * units.shard_element
+            copied = out.copy([size], self._copies, to_device=True, pinned=True)
             self._ready[unit] = self._copies, copied
         if units.shard_element != units.element:
             fixed = out.now.timing.hbm_traffic(numel * (units.shard_element + units.element))
@@ -332,7 +333,7 @@ class FsdpUnits(Hook, FsdpSink):
         fixed = out.now.timing.hbm_traffic((3 * units.element + units.shard_element) * numel)
         out.add("reduce", self._reduces, fixed=fixed, after=after)
         if self._settings.cpu_offload:
-            _copy(out, numel * units.shard_element, stream=self._reduces, to_device=False)
+            out.copy([numel * units.shard_element], self._reduces, to_device=False, pinned=True)
             if units.ranks == 1:
                 out.host_waits(self._reduces)
 
@@ -391,7 +392,7 @@ class FsdpOptimizer(Hook):
         """Write one kernel for each flat parameter, for which the host waits."""
         if self._plan.paged_out:  # the driver moved them out for activations and gradients
             for to_device in (False, True):
-                _copy(out, self._plan.paged_out, stream=COMPUTE, to_device=to_device)
+                out.copy([self._plan.paged_out], COMPUTE, to_device=to_device, pinned=True)
         for unit in self._units.numels:
             out.spend(out.costs.operation.value)
             out.flush()
@@ -401,13 +402,6 @@ class FsdpOptimizer(Hook):
     def _on_gpu(self, traffic: int, label: str, out: PassWriter) -> None:
         fixed = out.now.timing.hbm_traffic(traffic)
         out.add("update", COMPUTE, fixed=fixed, label=label, after=out.so_far(HOST))
-
-
-def _copy(out: PassWriter, size: int, *, stream: int, to_device: bool) -> int:
-    """Write an asynchronous copy between the GPU and page-locked memory; return its number on the stream."""
-    route, fixed = out.copies([size], to_device=to_device, pinned=True)
-    out.flush()
-    return out.add("copy", stream, fixed=fixed, size=size, route=route, after=out.so_far(HOST))
 
 
 def _name(unit: int) -> str:

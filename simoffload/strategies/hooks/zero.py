@@ -64,14 +64,7 @@ class Fetches(CoordinatorSink):
     """Fetches write what DeepSpeed does to fetch and release the parameters of modules."""
 
     def __init__(
-        self,
-        out: StreamWriter,
-        place: Partitioning,
-        timing: Timing,
-        *,
-        copy: int,
-        comm: int,
-        io: int,
+        self, out: StreamWriter, place: Partitioning, timing: Timing, *, copy: int, comm: int, io: int
     ) -> None:
         """Write to the streams of ``out`` with the given numbers."""
         self._out, self._place, self._timing = out, place, timing
@@ -248,14 +241,11 @@ class Fetches(CoordinatorSink):
         return [(pinned, sizes) for pinned, sizes in split.items() if sizes]
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
-        self._out.flush()
-        route, latency = self._out.copies(sizes, to_device=True, pinned=pinned)
-        self._out.add(
-            "copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self._out.so_far(HOST)
-        )
+        self._out.copy(sizes, self._copies, to_device=True, pinned=pinned)
         if blocking:
             self._out.host_waits(self._copies)
             if not self._direct:
+                route, latency = self._out.copies(sizes, to_device=True, pinned=pinned)
                 self._out.cool(self._out.transfer_s(route, latency, sum(sizes)))
         call = self._out.costs.blocking_copy_call if blocking and pinned else self._out.costs.copy_call
         self._out.spend(call.value * len(sizes))

@@ -22,10 +22,7 @@ from simoffload.models.quantization import deepspeed_quantization, quantized
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan
-from simoffload.strategies.cache.cpu_attention import (
-    COMMAND,
-    example_command,
-)
+from simoffload.strategies.cache.cpu_attention import COMMAND, example_command
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     ZERO_INFERENCE,

@@ -363,18 +363,15 @@ class MicroStepWriter(PassWriter, GradientSink):
         pinned: bool,
         blocking: bool = False,
         stream: int | None = None,
-        behind: int | None = None,
+        behind: tuple[int, ...] = (),
     ) -> None:
         """Copy between GPU and host memory, in sequence; copies to or from pageable memory block the host.
 
-        They are on the gradients' stream unless another one is named, and start after all work on stream
+        They are on the gradients' stream unless another one is named, and start after all work on the streams
         ``behind``.
         """
-        self.flush()
         where = self.gradients if stream is None else stream
-        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
-        after = (*self.so_far(HOST), *(self.so_far(behind) if behind is not None else ()))
-        self.add("copy", where, fixed=latency, size=sum(sizes), route=route, after=after)
+        self.copy(sizes, where, to_device=to_device, pinned=pinned, behind=behind)
         if blocking or not pinned:
             self.host_waits(where)
 
@@ -585,7 +582,7 @@ class ActivationOffload:
     def _offload(self, out: MicroStepWriter) -> None:
         """Write a copy that starts after all kernels launched so far."""
         out.spend(out.costs.copy_call.value)
-        out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=COMPUTE)
+        out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=(COMPUTE,))
 
 
 @dataclass(frozen=True)
