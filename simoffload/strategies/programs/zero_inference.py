@@ -1,7 +1,7 @@
 """ZeRO-Inference: weights partitioned over the ranks and kept in HBM, host memory or on storage.
 
 Reference: docs/_posts/2022-09-10-zero-inference.md of deepspeedai/DeepSpeed; the mechanism is the one of
-ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
+ZeRO-3 parameter offload, replayed by ``zero.coordinator``.
 """
 
 from __future__ import annotations

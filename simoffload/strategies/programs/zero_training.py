@@ -2,8 +2,8 @@
 
 This one strategy covers what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states
 on storage) and Twin-Flow (``ratio``), which differ only in ds_config. References: Ren et al., ZeRO-Offload,
-arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857. ``micro_step``, ``writer`` and ``step``
-replay the mechanism.
+arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857. ``micro_step`` and ``step`` replay
+the mechanism.
 """
 
 from __future__ import annotations

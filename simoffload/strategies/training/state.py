@@ -1,7 +1,10 @@
 """State of a training run under ZeRO: its tensors, partitions and sub-groups, their tiers, and their files.
 
-Sources: deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and partition_parameters.py, and swap_tensor/
-(DeepSpeed 0.18.3 and 0.19.6).
+Schedules, storage traffic, memory stages and checkpoints are all computed from it. Partitioning by stage:
+Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their tiers were read in
+deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6), storage traffic also at 0.18.3
+(``_create_fp32_partitions``, ``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``,
+``step``). Adam's moments do not exist before the first step, which reads only weights and gradients.
 """
 
 from __future__ import annotations
