@@ -7,9 +7,9 @@ Sizes are in elements, not in bytes, unless stated.
 A key that DeepSpeed reads is either a field of its section, and simulated, or in the table of keys that are
 not. The table states for each whether it has no effect on time and memory of a long run (no warning), whether
 a value other than the simulated one gives a warning, or whether it is refused because the result would be far
-off. Read in DeepSpeed 0.19.6, in deepspeed/runtime: config.py, engine.py, precision_config.py,
-zero/config.py, zero/offload_config.py, zenflow/zenflow_config.py. Combinations of values that DeepSpeed refuses are checked
-by the functions at the end (asserts in engine.py, stage3.py, stage_1_and_2.py).
+off. Read in DeepSpeed 0.19.6, in deepspeed/runtime: config.py, engine.py, precision_config.py, zero/config.py
+and offload_config.py, zenflow/zenflow_config.py. Combinations of values that DeepSpeed refuses are checked by
+the functions at the end (asserts in engine.py, stage3.py, stage_1_and_2.py).
 """
 
 from __future__ import annotations
