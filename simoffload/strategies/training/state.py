@@ -9,6 +9,7 @@ deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6), st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -367,7 +368,8 @@ class Transfer(NamedTuple):
 
         Each thread takes an equal slice of a file; the remainder of a slice is a smaller request.
         """
-        return self.times * sum(threads * ((size // threads) // block) for size in self.sizes)
+        sizes = Counter(self.sizes)
+        return self.times * sum(times * threads * (size // threads // block) for size, times in sizes.items())
 
 
 class StorageStage(NamedTuple):
@@ -443,7 +445,7 @@ class RankFiles:
         element = self._state.model.dtype_bytes
         numels = [tensor.slice_numel for tensor in tensors]
         aligned = {numel: self._aligned(numel * element) for numel in set(numels)}
-        return tuple(aligned[numel] for numel in numels)
+        return tuple([aligned[numel] for numel in numels])
 
 
 def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:

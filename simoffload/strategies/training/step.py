@@ -270,7 +270,7 @@ class OptimizerStep:
             out.flush()
             after = out.so_far(HOST)
         swapper, tensors = out.swapper, update.tensors
-        held = 0 if swapper is None else sum(swapper.size(tensor) for tensor in tensors)
+        held = 0 if swapper is None else sum(map(swapper.size, tensors))
         return out.read_file(min(size, held), label="gradients", after=after) if held else ordinal
 
     def _swap_out(self, update: Update, *, last: bool) -> None:
