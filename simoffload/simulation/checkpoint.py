@@ -21,8 +21,7 @@ from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches
 from simoffload.strategies import Plan
-from simoffload.strategies.checkpoint.bytes import CheckpointPart
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
+from simoffload.strategies.programs.checkpoint import CheckpointPart, CheckpointPlan
 
 
 class CheckpointMeasures(Measures[CheckpointResult]):

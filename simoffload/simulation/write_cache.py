@@ -22,7 +22,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine, Target
 from simoffload.results import CachedWrites, StorageTraffic, TrainingResult, cache_warnings
 from simoffload.strategies import Plan
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
+from simoffload.strategies.programs.checkpoint import CheckpointPlan
 
 _MOST_TRIALS = 6
 _CLOSE = 0.001

@@ -21,7 +21,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.tunables import Tunable, Tunables
 
 if TYPE_CHECKING:
-    from simoffload.strategies.checkpoint.plan import CheckpointPlan
+    from simoffload.strategies.programs.checkpoint import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]

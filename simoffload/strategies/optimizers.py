@@ -36,8 +36,7 @@ class _Operation(NamedTuple):
 
 
 DEEPSPEED_ADAM = _Operation(read=4, written=3).traffic
-"""[B] of memory traffic per parameter: weight, gradient and two moments are read; all but the gradient are
-written."""
+"""[B] of traffic per parameter: weight, gradient and two moments are read; all but the gradient written."""
 
 _TORCH = (
     _Operation(2),  # exp_avg.lerp_(grad)
@@ -116,8 +115,7 @@ def optimizer_script(name: str) -> str:
 
 
 def moments(numel: int, *, bits: int) -> int:
-    """Return the size of both moments of a tensor with 8 or 32 ``bits`` for an element, and of their scales
-    [B]."""
+    """Return the size [B] of a tensor's moments with 8 or 32 ``bits`` for an element, and scales."""
     if bits == 8 and numel >= _SMALLEST_8BIT:
         return 2 * (numel + SINGLE * -(-numel // BLOCK))
     return 2 * SINGLE * numel

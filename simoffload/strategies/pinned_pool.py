@@ -132,8 +132,7 @@ class _Replay:
         return self._end(None)
 
     def _end(self, pool: tuple[Blocks, Blocks, Counter[int]] | None) -> int:
-        """Return the end of the step [ps] with the blocks before and after it, and those that are free; None
-        if there are enough."""
+        """Return the end of the step [ps] with a ``pool`` of blocks; None: there are enough."""
         ends: list[list[int]] = [[] for _ in range(self._streams)]
         before, after, free = pool or ((), (), Counter[int]())
         stored = iter(after)
@@ -163,8 +162,7 @@ class _Replay:
         copied: deque[tuple[int, tuple[int, ...]]],
         free: Counter[int],
     ) -> int:
-        """Take blocks from those whose copies have ended, or allocate them; return when all are there
-        [ps]."""
+        """Take blocks whose copies have ended, or allocate them; return when all are there [ps]."""
         for block in needed:
             while copied and copied[0][0] <= now:
                 free.update(copied.popleft()[1])

@@ -35,7 +35,7 @@ _OWN: Mapping[str, _Own] = {
     "tensor_parallel": _Own("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
     "vllm_cpu_offload": _Own("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
     "flexgen": _Own("programs.flexgen", "FlexGen", frozenset({"inference"})),
-    "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
+    "checkpoint": _Own("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""
 

@@ -15,7 +15,7 @@ import pytest
 from simoffload.documents import Document
 from simoffload.scenario import resolve
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.storage_io import StorageStage
+from simoffload.strategies.training.state import StorageStage
 from tests.calibration.real_runs import Recorded, want
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]

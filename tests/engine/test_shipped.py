@@ -14,8 +14,8 @@ from simoffload.engine import execute
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.plan import StepWork
+from simoffload.strategies.programs.checkpoint import CheckpointPlan
 
 FOLDER = shipped_folder("scenarios")
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))

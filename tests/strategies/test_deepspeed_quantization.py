@@ -9,7 +9,7 @@ import pytest
 import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
-from simoffload.strategies.ds_config.quantization import quantized_gather
+from simoffload.strategies.hooks.zero import quantized_gather
 from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 

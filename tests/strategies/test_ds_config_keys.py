@@ -10,14 +10,12 @@ import pytest
 
 import simoffload
 from simoffload.errors import InputError
-from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, sections
+from simoffload.strategies.ds_config import DeepSpeedConfig, keys, resolve_settings
 from simoffload.strategies.ds_config.keys import NOT_SIMULATED, trains
 from simoffload.strategies.ds_config.settings import resolve_training
 
 SECTIONS = [
-    one
-    for one in vars(sections).values()
-    if isinstance(one, type) and issubclass(one, sections.ConfigSection)
+    one for one in vars(keys).values() if isinstance(one, type) and issubclass(one, keys.ConfigSection)
 ]
 FIELDS = [(section, field) for section in SECTIONS for field in section.model_fields]
 
@@ -42,10 +40,10 @@ def readers() -> str:
     """The source of everything that reads settings."""
     package = Path(simoffload.__file__).parent
     rooms = [package / "strategies", package / "cli"]
-    declared = {"sections.py", "keys.py"}
+    declared = {"keys.py"}
     texts = [path.read_text() for room in rooms for path in room.rglob("*.py") if path.name not in declared]
-    keys = (package / "strategies" / "ds_config" / "keys.py").read_text()
-    return "\n".join([*texts, keys.partition("# -- combinations of values")[2]])
+    table = (package / "strategies" / "ds_config" / "keys.py").read_text()
+    return "\n".join([*texts, table.partition("# -- combinations of values")[2]])
 
 
 def test_every_declared_key_is_read_or_accounted_for() -> None:
@@ -62,8 +60,8 @@ def test_every_declared_key_is_read_or_accounted_for() -> None:
 def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None:
     declared = [
         (section, key)
-        for section, keys in NOT_SIMULATED.items()
-        for key, one in keys.items()
+        for section, table in NOT_SIMULATED.items()
+        for key, one in table.items()
         if key in section.model_fields and one.stages and not one.refused
     ]
     assert {key for _, key in declared} == {

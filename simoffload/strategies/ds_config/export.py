@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
 from simoffload.strategies.base import Plan
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig
+from simoffload.strategies.ds_config.keys import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,
@@ -69,56 +69,37 @@ class Work(NamedTuple):
     """Folder of the optimizer states on storage; None if they are not on storage."""
 
 
-def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
-    """Return the configuration of ZeRO-Inference, without an optimizer, with which DeepSpeed would train."""
-    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
-    zero, path = written_.get("zero_optimization", {}), work.weights_path
-    return _overlay(
-        {
-            **_batch_and_type(written_, work),
-            "optimizer": None,
-            "scheduler": None,
-            "zero_optimization": {
-                "stage": 3,
-                **_kept(values["zero_optimization"], zero, _STAGE_3),
-                "offload_param": _offloaded("offload_param", settings.device, path, values, zero),
-                "offload_optimizer": None,
-            },
-            "aio": _aio(written_, values, stored=settings.device == "nvme"),
-        },
-        written_,
-    )
-
-
-def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
-    """Return the configuration of training, with AdamW if no optimizer is named."""
+def exported_config(
+    written: DeepSpeedConfig, settings: OffloadSettings | TrainingSettings, work: Work
+) -> Tree:
+    """Return the configuration of training, with AdamW if no optimizer is named, or of ZeRO-Inference,
+    without an optimizer, with which DeepSpeed would train."""
     written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
     zero = written_.get("zero_optimization", {})
-    weights, optimizer = settings.params.device, settings.optimizer_device
-    needed = (*_STAGE_3, "sub_group_size") if settings.stage == 3 else ("allgather_bucket_size",)
-    sections: Tree = {
-        "stage": settings.stage,
-        **_kept(values["zero_optimization"], zero, ("reduce_bucket_size", *needed)),
-    }
-    if settings.stage == 3:
-        sections["offload_param"] = _offloaded("offload_param", weights, work.weights_path, values, zero)
-        if weights == "nvme":
-            sections["offload_param"]["max_in_cpu"] = settings.params.max_in_cpu
-    if settings.stage > 0:
+    if isinstance(settings, OffloadSettings):
+        params, stage, device = settings, 3, None
+        needed: tuple[str, ...] = _STAGE_3
+        more: Tree = {"optimizer": None, "scheduler": None}
+    else:
+        params, stage, device = settings.params, settings.stage, settings.optimizer_device
+        by_stage = (*_STAGE_3, "sub_group_size") if stage == 3 else ("allgather_bucket_size",)
+        needed = ("reduce_bucket_size", *by_stage)
+        clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
+        optimizer = {"type": written.optimizer.type if written.optimizer else "AdamW"}
+        more = {"gradient_accumulation_steps": work.accumulation, **clipping, "optimizer": optimizer}
+    sections: Tree = {"stage": stage, **_kept(values["zero_optimization"], zero, needed)}
+    if stage == 3:
+        offloaded = _offloaded("offload_param", params.device, work.weights_path, values, zero)
+        kept = {"max_in_cpu": params.max_in_cpu} if device and params.device == "nvme" else {}
+        sections["offload_param"] = offloaded | kept
+    if device is None:
+        sections["offload_optimizer"] = None
+    elif stage > 0:
         path = work.optimizer_path
-        sections["offload_optimizer"] = _offloaded("offload_optimizer", optimizer, path, values, zero)
-    clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
-    return _overlay(
-        {
-            **_batch_and_type(written_, work),
-            "gradient_accumulation_steps": work.accumulation,
-            **clipping,
-            "optimizer": {"type": written.optimizer.type if written.optimizer else "AdamW"},
-            "zero_optimization": sections,
-            "aio": _aio(written_, values, stored="nvme" in (weights, optimizer)),
-        },
-        written_,
-    )
+        sections["offload_optimizer"] = _offloaded("offload_optimizer", device, path, values, zero)
+    aio = _aio(written_, values, stored="nvme" in (params.device, device))
+    batch = _batch_and_type(written_, work)
+    return _overlay({**batch, **more, "zero_optimization": sections, "aio": aio}, written_)
 
 
 def _written(tree: Tree) -> Tree:
@@ -245,8 +226,7 @@ _TRAINING = (
 )
 """Keys to try for gradients, sub-groups, the optimizer and activation checkpoints."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
-"""Names of keys in the output of ``fit``; others have their own name, with the section for offload and
-ZenFlow."""
+"""Names of keys in ``fit``; others have their own, with the section for offload and ZenFlow."""
 
 
 def _path(section: str, key: str) -> tuple[str, ...]:
@@ -314,20 +294,37 @@ def faster_settings(config: DeepSpeedConfig, version: str, plan: Plan, *, trains
     model, machine, storage = plan.model, plan.machine, uses_storage(plan)
     has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(plan.target)
     direct = has_gds is not None and has_gds.value and target is not None and target.has_rdma
+    zero, aio = config.zero_optimization, config.aio
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
         yield from _turned(config, model, tuned)
     if storage:
-        yield _threads(config, version)
-    if trains:
-        yield from _stages(config)
-    yield from _switches(config, storage=storage, direct=direct)
-    if trains and storage:
-        yield from _pipelines(config)
+        key = threads_key(parse_version(version))
+        now = getattr(aio, key) or 1
+        yield _setting(f"{key} {4 * now} instead of {now}", f"{key}-{4 * now}", _edit("aio", key, 4 * now))
+    for stage in (1, 2, 3) if trains else ():  # with which training gives the same result
+        if stage != zero.stage:
+            edit = _edit("zero_optimization", "stage", stage)
+            yield _setting(f"ZeRO stage {stage} instead of {zero.stage}", f"stage-{stage}", edit)
+    if zero.offload_param is not None and not storage:
+        pin = not zero.offload_param.pin_memory
+        edit, kind = _edit("offload_param", "pin_memory", pin), "page-locked" if pin else "pageable"
+        text = f"weights in {kind} memory (pin_memory)"
+        yield _setting(text, f"pin_memory-{str(pin).lower()}", edit)
+    if direct and not aio.use_gds:
+        yield _setting("reads straight into the GPU (use_gds)", "use_gds", _edit("aio", "use_gds", True))
+    optimizer, keys = zero.offload_optimizer, ("pipeline_read", "pipeline_write")
+    if trains and storage and optimizer is not None and not all(getattr(optimizer, key) for key in keys):
+        text = f"reads and writes during the update ({', '.join(keys)})"
+        yield _setting(text, "pipeline", *(_edit("offload_optimizer", key, True) for key in keys))
     if parse_version(version) < parse_version(LATEST):
-        threads = config.aio.thread_count
+        threads = aio.thread_count
         renamed = () if threads is None else (_edit("aio", "intra_op_parallelism", threads),)
-        edits = (Edit.at("strategy.deepspeed_version", LATEST), *renamed)
-        yield Change("setting", f"DeepSpeed {LATEST} instead of {version}", edits, key=f"deepspeed-{LATEST}")
+        newer = Edit.at("strategy.deepspeed_version", LATEST)
+        yield _setting(f"DeepSpeed {LATEST} instead of {version}", f"deepspeed-{LATEST}", newer, *renamed)
+
+
+def _setting(description: str, key: str, *edits: Edit) -> Change:
+    return Change("setting", description, edits, key=key)
 
 
 def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Iterator[Change]:
@@ -346,41 +343,4 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
         within = f"{tuned.path[-2]}." if tuned.path[-2].startswith("offload_") else ""
         description = f"{within}{tuned.key} {value:,} instead of {int(now):,}"
         name = f"{tuned.word}-{value}".replace(" ", "-")
-        yield Change("setting", description, (Edit(tuned.path, value),), key=name)
-
-
-def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
-    """Yield other ZeRO stages, with which training gives the same result."""
-    now = config.zero_optimization.stage
-    for stage in (1, 2, 3):
-        if stage != now:
-            edits = (_edit("zero_optimization", "stage", stage),)
-            yield Change("setting", f"ZeRO stage {stage} instead of {now}", edits, key=f"stage-{stage}")
-
-
-def _threads(config: DeepSpeedConfig, version: str) -> Change:
-    key = threads_key(parse_version(version))
-    now = getattr(config.aio, key) or 1
-    description = f"{key} {4 * now} instead of {now}"
-    return Change("setting", description, (_edit("aio", key, 4 * now),), key=f"{key}-{4 * now}")
-
-
-def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[Change]:
-    offload = config.zero_optimization.offload_param
-    if offload is not None and not storage:
-        pin = not offload.pin_memory
-        description = "weights in page-locked memory" if pin else "weights in pageable memory"
-        edits = (_edit("offload_param", "pin_memory", pin),)
-        yield Change("setting", f"{description} (pin_memory)", edits, key=f"pin_memory-{str(pin).lower()}")
-    if direct and not config.aio.use_gds:
-        edits = (_edit("aio", "use_gds", True),)
-        yield Change("setting", "reads straight into the GPU (use_gds)", edits, key="use_gds")
-
-
-def _pipelines(config: DeepSpeedConfig) -> Iterator[Change]:
-    section = config.zero_optimization.offload_optimizer
-    if section is None or (section.pipeline_read and section.pipeline_write):
-        return
-    edits = tuple(_edit("offload_optimizer", key, True) for key in ("pipeline_read", "pipeline_write"))
-    text = "reads and writes during the update (pipeline_read, pipeline_write)"
-    yield Change("setting", text, edits, key="pipeline")
+        yield _setting(description, name, Edit(tuned.path, value))

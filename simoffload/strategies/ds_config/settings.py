@@ -1,5 +1,4 @@
-"""Settings of a run: ds_config with the defaults of the DeepSpeed version and Hugging Face's values for
-"auto"."""
+"""Settings of a run: ds_config with the version's defaults and Hugging Face's values for "auto"."""
 
 from __future__ import annotations
 
@@ -11,18 +10,16 @@ from pydantic import BaseModel
 from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config.keys import (
-    key_warnings,
-    refuse_keys,
-    refuse_selection,
-    refuse_values,
-)
-from simoffload.strategies.ds_config.sections import (
     AioSection,
     DeepSpeedConfig,
     LeafModuleSection,
     OffloadOptimizerSection,
     OffloadParamSection,
     ZenFlowSection,
+    key_warnings,
+    refuse_keys,
+    refuse_selection,
+    refuse_values,
 )
 from simoffload.units import plural
 
@@ -47,15 +44,11 @@ _ALIGNED = 1024
 
 OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor", "paged_adam", "paged_adam8bit"]
 
+_ADAM = ("adam", "adamw", "torchadam", "fusedadam", "deepspeedcpuadam")
 _KINDS: dict[str, OptimizerKind] = {
-    "adam": "adam",
-    "adamw": "adam",
-    "torchadam": "adam",
-    "fusedadam": "adam",
-    "deepspeedcpuadam": "adam",
+    **dict.fromkeys(_ADAM, "adam"),
     "sgd": "sgd",
-    "adamw8bit": "adam8bit",
-    "adam8bit": "adam8bit",
+    **dict.fromkeys(("adamw8bit", "adam8bit"), "adam8bit"),
     "adafactor": "adafactor",
     **dict.fromkeys(("pagedadam", "pagedadamw", "pagedadam32bit", "pagedadamw32bit"), "paged_adam"),
     **dict.fromkeys(("pagedadam8bit", "pagedadamw8bit"), "paged_adam8bit"),
@@ -70,29 +63,26 @@ when 99 % of the tensors have accumulated enough of the norm. The published runs
 
 
 class OffloadSettings(NamedTuple):
-    """OffloadSettings are the settings of parameter offloading, with the defaults of the version."""
+    """OffloadSettings are the settings of parameter offloading, with the defaults of the version.
+
+    Sizes are in [elements] unless stated.
+    """
 
     version: tuple[int, ...]
     device: Literal["none", "cpu", "nvme"] | None
     """Device in the configuration; None if it does not name one."""
     prefetch_bucket_size: int
-    """[elements]"""
     max_live_parameters: int
-    """[elements]"""
     max_reuse_distance: int
-    """[elements]"""
     param_persistence_threshold: int
-    """[elements]"""
     model_persistence_threshold: int
-    """[elements]"""
     overlap_comm: bool
     """Whether copies and gathers have their own stream; if not, they are on the stream of the kernels."""
     pin_memory: bool
     buffer_count: int
     buffer_size: int
-    """[elements]"""
     max_in_cpu: int
-    """[elements] of parameters that training keeps in host memory although they are offloaded to storage."""
+    """Parameters that training keeps in host memory although they are offloaded to storage."""
     block_size: int
     """[B]"""
     queue_depth: int
@@ -105,8 +95,7 @@ class OffloadSettings(NamedTuple):
     """Modules whose parameters are fetched together, as far as ds_config names them."""
 
     def copies_directly(self, ranks: int) -> bool:
-        """Whether copies are asynchronous and nothing is gathered: on one rank since DeepSpeed 0.9.0 (pull
-        request 2953)."""
+        """Whether copies are asynchronous and nothing is gathered: on one rank since 0.9.0 (#2953)."""
         return ranks == 1 and self.version >= (0, 9, 0)
 
     @property
@@ -154,8 +143,7 @@ class OffloadSettings(NamedTuple):
         return _ALIGNED * self.threads
 
     def aligned(self, size: int) -> int:
-        """Return the size [B] of a file or swap buffer for ``size`` [B] of data, padded for every aio
-        thread."""
+        """Return the size [B] of a file or swap buffer for ``size`` [B], padded for every aio thread."""
         return -(-size // self.alignment) * self.alignment
 
 
@@ -177,7 +165,10 @@ class ZenFlow(NamedTuple):
 
 
 class TrainingSettings(NamedTuple):
-    """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version."""
+    """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version.
+
+    Sizes are in [elements] unless stated.
+    """
 
     stage: int
     params: OffloadSettings
@@ -197,11 +188,8 @@ class TrainingSettings(NamedTuple):
     """Share of the cores that SuperOffload's process uses."""
     zenflow: ZenFlow | None
     reduce_bucket_size: int
-    """[elements]"""
     allgather_bucket_size: int
-    """[elements]"""
     sub_group_size: int
-    """[elements]"""
     overlap_comm: bool
     gradient_bytes: int
     """[B] of an element of the accumulated gradients (``data_types.grad_accum_dtype``)."""

@@ -33,7 +33,7 @@ from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import StepPart
 
 if TYPE_CHECKING:
-    from simoffload.strategies.programs.fsdp import FsdpPlan
+    from simoffload.strategies.programs.fsdp import Fsdp, FsdpPlan
 
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
@@ -44,19 +44,6 @@ _ADAM_OPERATIONS = 8
 """PyTorch operations of AdamW on one tensor (torch/optim/adam.py, ``_single_tensor_adam``)."""
 
 
-class FsdpOptions(NamedTuple):
-    """FsdpOptions are FSDP's settings, resolved for one run."""
-
-    cpu_offload: bool
-    backward_prefetch: Prefetch
-    limit_all_gathers: bool
-    reshard_after_forward: bool
-    element: int
-    """Size of an element in the type in which parameters are gathered and used [B]."""
-    shard_element: int
-    """Size of an element of a shard and its gradient [B]."""
-
-
 class FsdpSink:
     """An FsdpSink receives FSDP's operations in the order of the host thread; this base ignores them."""
 
@@ -64,8 +51,7 @@ class FsdpSink:
         """Copy the shard to the GPU and cast it."""
 
     def limit(self, event: int, /) -> None:
-        """Let the host wait until the memory of an earlier :meth:`free` is available; ``event`` is its return
-        value."""
+        """Let the host wait for the memory of an earlier :meth:`free`, which returned ``event``."""
 
     def gather(self, unit: int, /) -> None:
         """All-gather the shards that were copied."""
@@ -84,10 +70,10 @@ class FsdpSink:
 class FsdpRuntime:
     """FsdpRuntime is the state of FSDP on one rank; before ``begin`` it makes no calls."""
 
-    def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
+    def __init__(self, *, layers: int, settings: Fsdp) -> None:
         self.layers = layers
-        self.options = options
-        self._sharded = sharded
+        self.settings = settings
+        self._sharded = settings.ranks > 1
         self._unsharded: set[int] = set()
         self._prefetched: set[int] = set()
         self._free_events: deque[int | None] = deque()
@@ -123,7 +109,7 @@ class FsdpRuntime:
 
     def post_forward(self, unit: int) -> None:
         """Run the hook after a unit in forward; the root stays gathered for backward."""
-        if unit != ROOT and self.options.reshard_after_forward:
+        if unit != ROOT and self.settings.reshard_after_forward:
             self._reshard(unit)
 
     def pre_backward(self, unit: int) -> None:
@@ -133,15 +119,14 @@ class FsdpRuntime:
         else:
             self._unshard(unit)
         self._sink.need(unit)
-        if self.options.backward_prefetch == "pre":
+        if self.settings.backward_prefetch == "pre":
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
-        """Handle the complete gradients of a unit; within ``no_sync`` (``boundary`` is false) they stay
-        unsharded."""
-        if boundary or self.options.reshard_after_forward:
+        """Handle a unit's complete gradients; within ``no_sync`` (no ``boundary``) they stay unsharded."""
+        if boundary or self.settings.reshard_after_forward:
             self._reshard(unit)
-        if self.options.backward_prefetch == "post" and unit != ROOT:
+        if self.settings.backward_prefetch == "post" and unit != ROOT:
             self._prefetch(unit)
         if boundary:
             self._sink.reduce(unit)
@@ -157,9 +142,9 @@ class FsdpRuntime:
     def _unshard(self, unit: int) -> None:
         # With offloading a shard is copied again even if the unit is whole (pre_unshard).
         unsharded = self._sharded and unit in self._unsharded
-        if self.options.cpu_offload or not unsharded:
+        if self.settings.cpu_offload or not unsharded:
             self._sink.unshard(unit)
-        if self.options.limit_all_gathers and len(self._free_events) >= _IN_FLIGHT:
+        if self.settings.limit_all_gathers and len(self._free_events) >= _IN_FLIGHT:
             event = self._free_events.popleft()
             if event is not None:
                 self._sink.limit(event)
@@ -171,7 +156,7 @@ class FsdpRuntime:
         self._unsharded.discard(unit)
         if self._sharded:
             point = self._sink.free(unit)
-            if self.options.limit_all_gathers:
+            if self.settings.limit_all_gathers:
                 self._free_events.append(point)
 
 
@@ -183,10 +168,10 @@ class Units(NamedTuple):
     """Number of elements by layer, and of ``ROOT``."""
     tensors: Mapping[int, int]
     """Number of parameter tensors by layer, and of ``ROOT``."""
-
-    def numel(self, unit: int) -> int:
-        """Return the number of elements of a unit [elements]."""
-        return self.numels[unit]
+    element: int
+    """Size of an element in the type in which parameters are gathered and used [B]."""
+    shard_element: int
+    """Size of an element of a shard and its gradient [B]."""
 
     def slice(self, unit: int) -> int:
         """[elements] of one rank's shard, padded to a whole number."""
@@ -207,7 +192,7 @@ class FsdpUnits(Hook, FsdpSink):
 
     def __init__(self, units: Units, runtime: FsdpRuntime, part: StepPart) -> None:
         """Write a ``part`` of a step; ``runtime`` is in the state before its micro-step."""
-        self._units, self._runtime, self._options, self._part = units, runtime, runtime.options, part
+        self._units, self._runtime, self._settings, self._part = units, runtime, runtime.settings, part
         self._backward = part.phase == "backward"
         if self._backward:
             runtime.forward()
@@ -282,7 +267,7 @@ class FsdpUnits(Hook, FsdpSink):
         out, passes = self._out, 5 if self._part.micro_step else 2
         out.label = _name(unit)
         out.flush()
-        traffic = passes * self._units.numel(unit) * self._options.element
+        traffic = passes * self._units.numels[unit] * self._units.element
         out.add("reduce", COMPUTE, fixed=out.now.timing.hbm_traffic(traffic), after=out.so_far(HOST))
         self._runtime.post_backward(unit, boundary=self._part.boundary)
 
@@ -290,15 +275,16 @@ class FsdpUnits(Hook, FsdpSink):
 
     def unshard(self, unit: int) -> None:
         """Write a copy from page-locked memory and a cast in HBM, on their own stream."""
-        out, options, numel = self._out, self._options, self._units.slice(unit)
+        out, units, numel = self._out, self._units, self._units.slice(unit)
         out.label = _name(unit)
         out.spend(self._fsdp.unshard.value)
-        if options.cpu_offload:
+        if self._settings.cpu_offload:
             out.spend(self._fsdp.copy_call.value)
-            copied = _copy(out, numel * options.shard_element, stream=self._copies, to_device=True)
+            size = numel * units.shard_element
+            copied = out.copy([size], self._copies, to_device=True, pinned=True)
             self._ready[unit] = self._copies, copied
-        if options.shard_element != options.element:
-            fixed = out.now.timing.hbm_traffic(numel * (options.shard_element + options.element))
+        if units.shard_element != units.element:
+            fixed = out.now.timing.hbm_traffic(numel * (units.shard_element + units.element))
             out.flush()
             cast = out.add("concat", self._copies, fixed=fixed, after=out.so_far(HOST))
             self._ready[unit] = self._copies, cast
@@ -333,28 +319,27 @@ class FsdpUnits(Hook, FsdpSink):
     def reduce(self, unit: int) -> None:
         """Write a reduction of gradients: division against overflow, reduce-scatter, second division, cast to
         the type of the shard, and with offloading a copy to page-locked memory."""
-        out, options, numel = self._out, self._options, self._units.slice(unit)
+        out, units, numel = self._out, self._units, self._units.slice(unit)
         out.spend(self._fsdp.reduce.value)
-        if options.cpu_offload:
+        if self._settings.cpu_offload:
             out.spend(self._fsdp.copy_call.value)
         out.flush()
         after = out.so_far(HOST, COMPUTE)
-        if self._units.ranks > 1:
-            fixed = out.now.timing.hbm_traffic(2 * self._units.numel(unit) * options.element)
+        if units.ranks > 1:
+            fixed = out.now.timing.hbm_traffic(2 * units.numels[unit] * units.element)
             out.add("reduce", self._reduces, fixed=fixed, after=after)
             self._collective("gradient-reduction", "reduce", numel, behind=self._reduces)
             after = out.so_far(self._comm)
-        fixed = out.now.timing.hbm_traffic((3 * options.element + options.shard_element) * numel)
+        fixed = out.now.timing.hbm_traffic((3 * units.element + units.shard_element) * numel)
         out.add("reduce", self._reduces, fixed=fixed, after=after)
-        if options.cpu_offload:
-            _copy(out, numel * options.shard_element, stream=self._reduces, to_device=False)
-            if self._units.ranks == 1:
+        if self._settings.cpu_offload:
+            out.copy([numel * units.shard_element], self._reduces, to_device=False, pinned=True)
+            if units.ranks == 1:
                 out.host_waits(self._reduces)
 
     def _collective(self, cause: CauseKind, kind: OpKind, numel: int, *, behind: int) -> int:
-        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its number on the
-        stream."""
-        size = numel * (self._units.ranks - 1) * self._options.element
+        """Write an all-gather or reduce-scatter of ``numel`` elements; return its number on the stream."""
+        size = numel * (self._units.ranks - 1) * self._units.element
         return self._out.exchange(kind, cause, self._comm, size, behind=(behind,))
 
 
@@ -364,7 +349,7 @@ class FsdpOptimizer(Hook):
     carried: ClassVar[bool] = False
 
     def __init__(self, plan: FsdpPlan) -> None:
-        self._plan, self._units, self._options = plan, plan.units, plan.options
+        self._plan, self._units = plan, plan.units
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Write PyTorch's AdamW in a sequence of operations, or one of bitsandbytes."""
@@ -372,11 +357,11 @@ class FsdpOptimizer(Hook):
         name = self._plan.strategy.optimizer
         if name != "AdamW":
             self._bitsandbytes(8 if name.endswith("8bit") else 32, out)
-        elif self._options.cpu_offload:
+        elif self._plan.strategy.cpu_offload:
             self._on_cpu(out)
         else:
             out.flush()
-            element = self._options.shard_element
+            element = self._units.shard_element
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(self._units.slices)
             self._on_gpu(traffic, "AdamW", out)
 
@@ -390,7 +375,7 @@ class FsdpOptimizer(Hook):
 
     def _on_cpu(self, out: PassWriter) -> None:
         """Write the update of one flat parameter after the other."""
-        machine, element = out.machine, self._options.shard_element
+        machine, element = out.machine, self._units.shard_element
         traffic = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(out.ranks))
@@ -407,7 +392,7 @@ class FsdpOptimizer(Hook):
         """Write one kernel for each flat parameter, for which the host waits."""
         if self._plan.paged_out:  # the driver moved them out for activations and gradients
             for to_device in (False, True):
-                _copy(out, self._plan.paged_out, stream=COMPUTE, to_device=to_device)
+                out.copy([self._plan.paged_out], COMPUTE, to_device=to_device, pinned=True)
         for unit in self._units.numels:
             out.spend(out.costs.operation.value)
             out.flush()
@@ -417,13 +402,6 @@ class FsdpOptimizer(Hook):
     def _on_gpu(self, traffic: int, label: str, out: PassWriter) -> None:
         fixed = out.now.timing.hbm_traffic(traffic)
         out.add("update", COMPUTE, fixed=fixed, label=label, after=out.so_far(HOST))
-
-
-def _copy(out: PassWriter, size: int, *, stream: int, to_device: bool) -> int:
-    """Write an asynchronous copy between the GPU and page-locked memory; return its number on the stream."""
-    route, fixed = out.copies([size], to_device=to_device, pinned=True)
-    out.flush()
-    return out.add("copy", stream, fixed=fixed, size=size, route=route, after=out.so_far(HOST))
 
 
 def _name(unit: int) -> str:

@@ -12,17 +12,38 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar, NamedTuple
 
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.ds_config.quantization import quantized_gather
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import LayerStack, Passes
 
+_GATHERED_GROUP = 8000
+"""About that many weights share a scale in a quantized all-gather (``target_group_size``)."""
+_SCALE = 4
+"""Size [B] of a scale in a quantized all-gather."""
+
+
+class GatheredSizes(NamedTuple):
+    """GatheredSizes are what a quantized all-gather of some elements moves.
+
+    Read in ``CUDAQuantizer`` of deepspeed/runtime/zero/partition_parameters.py at 0.19.6.
+    """
+
+    sent: int
+    """Size [B] of packed weights and scales."""
+    quantized: int
+    """Bytes [B] read and written in HBM by the kernel that packs them."""
+
+
+def quantized_gather(numel: int, dtype_bytes: int) -> GatheredSizes:
+    """Return the sizes of ``numel`` elements in a quantized all-gather: a byte each, and scales."""
+    scales = -(-numel // _GATHERED_GROUP) * _SCALE
+    return GatheredSizes(numel + scales, (dtype_bytes + 1) * numel + scales)
+
 
 class Partitioning(NamedTuple):
-    """Partitioning states where the partitions of parameters are and how they are transferred, for every
-    rank."""
+    """Partitioning states where every rank's partitions are, and how they are transferred."""
 
     tier: str
     """Tier of the weights: "hbm", "dram" or a storage tier of the machine."""
@@ -43,20 +64,12 @@ class Fetches(CoordinatorSink):
     """Fetches write what DeepSpeed does to fetch and release the parameters of modules."""
 
     def __init__(
-        self,
-        out: StreamWriter,
-        place: Partitioning,
-        timing: Timing,
-        *,
-        copy: int,
-        comm: int,
-        io: int,
-        compute: int,
+        self, out: StreamWriter, place: Partitioning, timing: Timing, *, copy: int, comm: int, io: int
     ) -> None:
         """Write to the streams of ``out`` with the given numbers."""
         self._out, self._place, self._timing = out, place, timing
         self._overlaps = place.settings.overlap_comm
-        self._copies, self._comm, self._io = copy if self._overlaps else compute, comm, io
+        self._copies, self._comm, self._io = copy if self._overlaps else COMPUTE, comm, io
         self._direct = place.settings.copies_directly(place.ranks)
         self._gathers: list[_Gather] = []
         self._fetch_events: list[int] = []
@@ -198,8 +211,7 @@ class Fetches(CoordinatorSink):
         self._out.add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
-        """Record a fetch event behind the work on the copy stream; the first event of a module takes host
-        time."""
+        """Record a fetch event on the copy stream; the first one of a module takes host time."""
         if not self._waited:
             self._waited = True
             self._out.spend(self._out.costs.fetch_wait.value)
@@ -229,14 +241,11 @@ class Fetches(CoordinatorSink):
         return [(pinned, sizes) for pinned, sizes in split.items() if sizes]
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
-        self._out.flush()
-        route, latency = self._out.copies(sizes, to_device=True, pinned=pinned)
-        self._out.add(
-            "copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self._out.so_far(HOST)
-        )
+        self._out.copy(sizes, self._copies, to_device=True, pinned=pinned)
         if blocking:
             self._out.host_waits(self._copies)
             if not self._direct:
+                route, latency = self._out.copies(sizes, to_device=True, pinned=pinned)
                 self._out.cool(self._out.transfer_s(route, latency, sum(sizes)))
         call = self._out.costs.blocking_copy_call if blocking and pinned else self._out.costs.copy_call
         self._out.spend(call.value * len(sizes))
@@ -250,8 +259,7 @@ class Fetches(CoordinatorSink):
 
 
 class Zero(Hook):
-    """Zero lets DeepSpeed's coordinator fetch the parameters of modules before their hooks, and release them
-    after."""
+    """Zero lets DeepSpeed's coordinator fetch parameters before a module's hook and release them after."""
 
     streams = ("copy", "comm", "io")
     listed_first = ("copy", "comm")
@@ -265,23 +273,21 @@ class Zero(Hook):
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Begin the pass, which takes host time."""
         copy, comm, io = map(self.stream, self.streams)
-        self._fetches = Fetches(out, self._place, stage.timing, copy=copy, comm=comm, io=io, compute=COMPUTE)
+        self._fetches = Fetches(out, self._place, stage.timing, copy=copy, comm=comm, io=io)
         settings, ranks = self._place.settings, self._place.ranks
         self._coordinator = self._stack.coordinator(settings, ranks, self._fetches, warm=self._warm)
         self._passes = Passes(self._stack, self._coordinator)
         out.spend(out.costs.pass_overhead.value)
 
     def state(self, part: Part) -> Hashable:
-        """Return the coordinator's state relative to the layer; the number of the layer if a decision has
-        depended on what follows the layers."""
+        """Return the state relative to the layer; its number once a decision depended on what follows."""
         relative = self._passes.state(part.layer, backward=False) if part.layer >= 0 else None
         if relative is None:
             return part.layer
         return relative, self._fetches.state(self._coordinator.handles())
 
     def before(self, call: Call, out: PassWriter) -> None:
-        """Fetch the parameters of a module with hooks, in the hook before it; the hook after it takes the
-        other half of the cost."""
+        """Fetch a module's parameters in the hook before it, which takes half of the hooks' cost."""
         if call.module.hooked:
             self._release()
             costs = out.costs
@@ -308,8 +314,7 @@ class Zero(Hook):
         self._release()
 
     def _release(self) -> None:
-        """Release the parameters of the last module with hooks, after all work without hooks that follows
-        it."""
+        """Release the parameters of the last module with hooks, after the work that follows it."""
         if self._entered:
             self._coordinator.leave()
         self._entered = False

@@ -113,6 +113,25 @@ class StreamWriter:
         cause = copy_cause(to_device=to_device, pinned=pinned).of_cache(cache)
         return self.transfers(cause, partial(path, pinned=pinned), sizes)
 
+    def copy(
+        self,
+        sizes: Sequence[int],
+        stream: int,
+        *,
+        to_device: bool,
+        pinned: bool,
+        behind: tuple[int, ...] = (),
+    ) -> int:
+        """Write copies between the GPU and host memory, one after the other; return their number on the
+        stream.
+
+        They begin when all work written so far on the host and on the streams ``behind`` is done.
+        """
+        self.flush()
+        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
+        after = self.so_far(HOST, *behind)
+        return self.add("copy", stream, fixed=latency, size=sum(sizes), route=route, after=after)
+
     def file(
         self,
         tier: str,

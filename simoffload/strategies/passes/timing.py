@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, Path, Sourced
+from simoffload.hardware import DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
 from simoffload.models import (
     GROWING,
     CacheForm,
@@ -18,11 +18,14 @@ from simoffload.models import (
     backward_cost,
     backward_products,
     batch_cost,
+    module_cost,
     tokens_of,
     training_cost,
     weight_cost,
 )
 from simoffload.schedule import Cause, CauseKind
+from simoffload.units import format_flops
+from simoffload.workload import Inference
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -398,3 +401,32 @@ class TrainingTiming(Timing):
 
     def _tokens(self, _module: Module, /) -> int:
         return self._sequences * self._length
+
+
+# -- beyond what was measured ------------------------------------------------------------------------
+
+
+def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
+    """Yield a warning if a host has more ranks than the measurement of the host thread's ``costs`` had."""
+    here, measured = machine.ranks_per_node(ranks), costs.ranks.value
+    if here > measured:
+        yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
+
+
+def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
+    """Yield a warning about matrix multiplications of the prefill that are larger than any measured one."""
+    curve = machine.accelerator.matmul_efficiency
+    most = max(
+        module_cost(
+            model,
+            module,
+            batch=workload.batch_size,
+            new_tokens=workload.prompt_length,
+            context=workload.prompt_length,
+        ).flops
+        for module in model.distinct_modules
+        if module.kind == "linear"
+    )
+    last = curve.points[-1][0]
+    if curve.origin == "measured" and most > last:
+        yield f"matrix multiplications of {format_flops(most)}; measured up to {format_flops(last)}"

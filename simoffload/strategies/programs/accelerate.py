@@ -26,11 +26,11 @@ from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Device
 from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.homes import Home
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
+from simoffload.strategies.passes.timing import arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
 from simoffload.strategies.programs.resident import ResidentPlan

@@ -20,10 +20,10 @@ from simoffload.hardware import Machine, Provenance, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.extrapolation import arithmetic_beyond
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
 from simoffload.strategies.memory import pinned_rounding, system_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
+from simoffload.strategies.passes.timing import arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.flexgen_layout import (
     BlockCache,

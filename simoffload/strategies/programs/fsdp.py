@@ -21,11 +21,9 @@ from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,
     FsdpOptimizer,
-    FsdpOptions,
     FsdpRuntime,
     FsdpUnits,
     Prefetch,
@@ -44,7 +42,7 @@ from simoffload.strategies.optimizers import (
     with_paging,
 )
 from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.timing import TrainingTiming
+from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
@@ -54,8 +52,7 @@ from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_trainin
 from simoffload.workload import Training
 
 _LIMITED = 3
-"""Largest number of layers whose parameters are on the GPU with ``limit_all_gathers``: one in use, one that
-is ready, one that is being gathered."""
+"""Most layers gathered with ``limit_all_gathers``: one in use, one ready, one being gathered."""
 _SETTLED = 3
 """Number of steps, and of micro-steps in each, after which FSDP's state repeats (our choice)."""
 _BATCH = "lower batch_size or sequence_length"
@@ -190,19 +187,8 @@ class FsdpPlan(StepWork):
             self.strategy.ranks,
             {unit: parameters_of(modules) for unit, modules in units.items()},
             {unit: sum(len(one.parameters) for one in modules) for unit, modules in units.items()},
-        )
-
-    @property
-    def options(self) -> FsdpOptions:
-        """FSDP's settings, with the sizes of elements that follow from the model's type."""
-        strategy, element = self.strategy, self.model.dtype_bytes
-        return FsdpOptions(
-            cpu_offload=strategy.cpu_offload,
-            backward_prefetch=strategy.backward_prefetch,
-            limit_all_gathers=strategy.limit_all_gathers,
-            reshard_after_forward=strategy.reshard_after_forward,
-            element=element,
-            shard_element=SINGLE if strategy.mixed_precision else element,
+            element=model.dtype_bytes,
+            shard_element=SINGLE if self.strategy.mixed_precision else model.dtype_bytes,
         )
 
     @property
@@ -247,7 +233,7 @@ class FsdpPlan(StepWork):
     def _runtime(self, part: StepPart) -> FsdpRuntime:
         """Return FSDP's state before a micro-step in the steady state."""
         layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
-        runtime = FsdpRuntime(layers=layers, options=self.options, sharded=self.strategy.ranks > 1)
+        runtime = FsdpRuntime(layers=layers, settings=self.strategy)
         for index in range(_SETTLED * count):
             runtime.micro_step(boundary=index % count == count - 1)
         for _ in range(min(part.micro_step, count - 1)):
@@ -271,11 +257,11 @@ class FsdpPlan(StepWork):
     def _stages(self) -> tuple[MemoryStage, ...]:
         states, host = self._states, system_memory(self.machine)
         adam = "temporaries of AdamW"
-        size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
+        size = self.units.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
         if self.strategy.optimizer != "AdamW":  # one kernel, without any
             size = 0
         if self.strategy.cpu_offload:  # of one tensor after the other
-            size = TORCH_ADAM_NEW * self.options.shard_element * max(self.units.slices) * self._sharing
+            size = TORCH_ADAM_NEW * self.units.shard_element * max(self.units.slices) * self._sharing
         return (
             MemoryStage(MICRO_STEP, (*states, *self._gpu, host)),
             MemoryStage(OPTIMIZER_STEP, (*states, self._context, host, MemoryTerm(self.target, adam, size))),
@@ -289,7 +275,7 @@ class FsdpPlan(StepWork):
     @property
     def _states(self) -> tuple[MemoryTerm, ...]:
         """Return shards, gradients and moments; in host memory the first two are page-locked."""
-        slices, size = self.units.slices, self.options.shard_element
+        slices, size = self.units.slices, self.units.shard_element
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
         here = self._sharing
         remedy = _HOSTS if offload else _OFFLOAD
@@ -315,11 +301,11 @@ class FsdpPlan(StepWork):
 
     @property
     def _gpu(self) -> tuple[MemoryTerm, ...]:
-        units, options = self.units, self.options
-        root, element = units.numel(ROOT), options.element
+        units, strategy = self.units, self.strategy
+        root, element = units.numels[ROOT], units.element
         layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
         layer = layers[-1]
-        limited = options.limit_all_gathers and options.reshard_after_forward and units.ranks > 1
+        limited = strategy.limit_all_gathers and strategy.reshard_after_forward and units.ranks > 1
         unsharded = root + sum(layers[-_LIMITED:] if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
         # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
@@ -328,10 +314,10 @@ class FsdpPlan(StepWork):
             gradients += root + sum(layers)
         acts = activations_of(self.model, self.workload)
         kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
-        shard = options.shard_element * max(units.slices) if options.shard_element != element else 0
+        shard = units.shard_element * max(units.slices) if units.shard_element != element else 0
         return (
             MemoryTerm("hbm", "gathered parameters", element * unsharded, remedy=remedy),
-            MemoryTerm("hbm", "shard before its cast", shard if options.cpu_offload else 0),
+            MemoryTerm("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
             MemoryTerm("hbm", "whole gradients", element * gradients),
             MemoryTerm("hbm", "activations", acts.peak, remedy=kept),
             self._context,

@@ -13,7 +13,7 @@ from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability

@@ -37,13 +37,12 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.extrapolation import arithmetic_beyond
+from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.passes.timing import PassTimings, arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_connector import connector_command
 from simoffload.strategies.programs.vllm_engine import (

@@ -1,29 +1,27 @@
 """ZeRO-Inference: weights partitioned over the ranks and kept in HBM, host memory or on storage.
 
 Reference: docs/_posts/2022-09-10-zero-inference.md of deepspeedai/DeepSpeed; the mechanism is the one of
-ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
+ZeRO-3 parameter offload, replayed by ``zero.coordinator``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
+from simoffload.models.quantization import deepspeed_quantization, quantized
 from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.cache.cpu_attention import (
-    COMMAND,
-    example_command,
-)
+from simoffload.strategies.cache.cpu_attention import COMMAND, example_command
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     ZERO_INFERENCE,
@@ -32,21 +30,18 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config import resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config, memory_settings
-from simoffload.strategies.ds_config.leaf_modules import leaf_warnings
-from simoffload.strategies.ds_config.quantization import with_quantized_weights
-from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.extrapolation import arithmetic_beyond, ranks_beyond, transfers_beyond
+from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
+from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings
+from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.resident import ResidentPlan, spread_bound
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
-    check_buffer_size,
     device_of,
     gathered,
     inference_moves,
@@ -54,19 +49,21 @@ from simoffload.strategies.programs.zero_strategy import (
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import Tunable, Tunables
-from simoffload.strategies.zero.called_experts import (
+from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size
+from simoffload.strategies.zero.experts import (
     fetches_called,
+    leaf_warnings,
     only_called,
     order_lasts,
     refuse_ranks,
     tokens_of,
 )
-from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.schedule_templates import (
     InferenceLayers,
     ScheduleTemplates,
     schedule_templates_of,
 )
+from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 _PREFETCH = (
@@ -74,6 +71,11 @@ _PREFETCH = (
 )
 _MOSTLY = 0.9  # fraction of the weights on the target below which a warning is given (our choice)
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
+_QUANTIZES = (0, 10, 3)
+"""Version from which weights can be quantized at loading (DeepSpeed's commit aa4a740)."""
+_QUANTIZED = "weight_quantization.quantized_initialization"
+_KERNEL_GROUPS = 8
+"""Groups must be a multiple of this for the kernel of DeepSpeed (``DeQuantizer.dequantize``)."""
 
 
 class ZeroInference(ZeroStrategy, CachingStrategy):
@@ -93,8 +95,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         return self.ranks // self.tensor_parallel_size
 
     def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edits that use another number of GPUs, all of which share each layer if the present ones
-        do."""
+        """Return the edits for other numbers of GPUs, which share each layer if the present ones do."""
         more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
         return (*super().spread(gpus), *more)
 
@@ -105,7 +106,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
             settings, warnings = resolve_settings(
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
             )
-            model, ignored = with_quantized_weights(model, self.ds_config, settings)
+            model, ignored = _with_quantized_weights(model, self.ds_config, settings)
         except InputError as error:
             raise within_config(error.problems) from None
         check_capability(TRANSFORMERS, model, machine)
@@ -173,7 +174,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        config = inference_config(self.ds_config, plan.placement.settings, work)
+        config = exported_config(self.ds_config, plan.placement.settings, work)
         program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
         return {FILE: config, **program}
 
@@ -212,8 +213,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """Return the plan with a full copy of the weights on each GPU; None if the weights are already in
-        HBM."""
+        """Return the plan with all weights on each GPU; None if they are in HBM already."""
         if self.target == "hbm" or self.degrees.tensor > 1:
             return None
         return ResidentPlan(
@@ -222,8 +222,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """Also why the first pass is slower, and the upper bound of the throughput with divided weights; None
-        for one GPU and for weights outside HBM."""
+        """Also why the first pass is slower, and the bound of the throughput of weights divided in HBM."""
         why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
         place, found = self.placement, replace(super().facts, first_pass=why)
         if self.degrees.tensor > 1:
@@ -268,22 +267,14 @@ class ZeroInferencePlan(InferencePlan):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """Warnings about numbers used outside the range in which they were measured."""
-        place = self.placement
         return (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
-            *transfers_beyond(
-                [tensor for tensor, _ in self.layered.counted],
-                place.dtype_bytes,
-                place.settings,
-                self.machine,
-                tier=place.tier,
-            ),
+            *_transfers_beyond(self),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
 
     def remarks(self, kind: str) -> list[str]:
-        """Return warnings about likely misreadings, such as weights on another tier or the requirements of
-        GDS."""
+        """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
         settings = self.placement.settings
         remarks = []
         if not self.order_lasts:
@@ -315,8 +306,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @cached_property
     def order_lasts(self) -> bool:
-        """Whether the order of modules that DeepSpeed has recorded is that of later passes, too; if not,
-        nothing is prefetched."""
+        """Whether the recorded order of modules lasts; if not, nothing is prefetched."""
         work = self.workload
         tokens = work.batch_size * (1 if work.decode_steps else work.prompt_length)
         return not self.fetches_called or order_lasts(self.model, tokens)
@@ -395,3 +385,75 @@ class ZeroInferencePlan(InferencePlan):
                 )
             terms.append(MemoryTerm(place.tier, "weights", swapped * self.degrees.ranks))
         return terms
+
+
+def _with_quantized_weights(
+    model: ModelShape, config: DeepSpeedConfig, settings: OffloadSettings
+) -> tuple[ModelShape, tuple[str, ...]]:
+    """Return the model as DeepSpeed loads it, and warnings.
+
+    Raises InputError, with DeepSpeed's key, for tensors that cannot be cut into groups and for quantizations
+    that cannot be combined.
+    """
+    section = config.quantized_initialization
+    if section is None:
+        return model, ()
+    if settings.version < _QUANTIZES:
+        version = ".".join(map(str, settings.version))
+        return model, (f"ds_config {_QUANTIZED} is ignored by DeepSpeed {version}; it came with 0.10.3",)
+    if model.quantization is not None:
+        text = f"the weights are quantized already ({model.quantization}); write model.quantization: none"
+        raise InputError.at(_QUANTIZED, text)
+    if settings.quantized_gather:
+        text = "true corrupts weights that are stored in 4 or 8 bits; leave it out"
+        raise InputError.at("zero_optimization.zero_quantized_weights", text)
+    by_columns = section.group_dim == 1
+    found = _quantized(model, section.num_bits, section.group_size, by_columns=by_columns)
+    for module in found.distinct_modules:
+        for one in module.parameters:
+            size = one.columns if by_columns else one.numel // max(1, one.columns)
+            if one.storage is not None and size % section.group_size:
+                text = (
+                    f"DeepSpeed would stop here: dimension {section.group_dim} of {quoted(one.name)} is "
+                    f"{size}, not a multiple of group_size {section.group_size}"
+                )
+                raise InputError.at(f"{_QUANTIZED}.group_size", text)
+    return found, ()
+
+
+@lru_cache(maxsize=16)
+def _quantized(model: ModelShape, bits: int, group: int, *, by_columns: bool) -> ModelShape:
+    """Return the quantized model, the same object for the same arguments."""
+    kernel = model.dtype == "float16" and by_columns and group % _KERNEL_GROUPS == 0
+    return quantized(model, deepspeed_quantization(bits, group, dtype_bytes=model.dtype_bytes, kernel=kernel))
+
+
+def _transfers_beyond(plan: ZeroInferencePlan) -> Iterator[str]:
+    """Yield warnings about sizes of copies, and bytes in flight to storage, outside the measured curves."""
+    place, settings, machine = plan.placement, plan.placement.settings, plan.machine
+    fetched = [tensor for tensor, _ in plan.layered.counted if not tensor.persistent]
+    if settings.device == "none" or not fetched:
+        return
+    for pinned in (True, False):
+        copied = [
+            tensor.slice_numel * place.dtype_bytes
+            for tensor in fetched
+            if settings.source(tensor.on_nvme) is pinned
+        ]
+        path = machine.host_to_device(0, pinned=pinned)
+        yield from _sizes("copies", copied, path.curve, path)
+    read_sizes = [tensor.slice_numel * place.dtype_bytes for tensor in fetched if tensor.on_nvme]
+    if read_sizes:
+        read = machine.storage_read(place.tier, 0, gds=settings.use_gds)
+        if read.by_outstanding is not None:
+            in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
+            yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)
+
+
+def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterator[str]:
+    outside = sorted({size for size in sizes if size and not curve.covers(size)})
+    if outside:
+        low, high = format_bytes(outside[0]), format_bytes(outside[-1])
+        span = low if low == high else f"{low} to {high}"
+        first, last = (format_bytes(int(size)) for size in (curve.points[0][0], curve.points[-1][0]))
+        yield f"{what} of {span} on {path.name}; measured from {first} to {last}"

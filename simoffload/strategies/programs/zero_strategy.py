@@ -21,7 +21,7 @@ from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
-from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
+from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.tunables import (
     AnyTier,
@@ -29,7 +29,6 @@ from simoffload.strategies.tunables import (
     Placements,
     Tunable,
 )
-from simoffload.strategies.zero.coordinator import Tensor
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
@@ -177,19 +176,6 @@ def within_config(problems: Iterable[Problem]) -> InputError:
     return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
 
 
-def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
-    """Raise InputError if DeepSpeed would find the swap buffers too small at start-up."""
-    stored = (tensor for tensor in tensors if tensor.on_nvme)
-    largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
-    if largest is not None and largest.slice_numel > settings.buffer_size:
-        raise InputError.at(
-            "strategy.ds_config.zero_optimization.offload_param.buffer_size",
-            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
-            f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
-            "elements",
-        )
-
-
 def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tuple[str, tuple[str, ...]]:
     """Return a tier of the machine, and warnings.
 
@@ -223,8 +209,7 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 
 
 def _tier_of_path(path: str, machine: Machine) -> str | None:
-    """Return the storage tier with the name of the innermost possible folder of a path; None if there is
-    none."""
+    """Return the storage tier that the innermost possible folder of a path names, if any."""
     folders = reversed(PurePosixPath(path).parts)
     return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
 

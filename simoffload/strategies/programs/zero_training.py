@@ -2,8 +2,8 @@
 
 This one strategy covers what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states
 on storage) and Twin-Flow (``ratio``), which differ only in ds_config. References: Ren et al., ZeRO-Offload,
-arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857. ``micro_step``, ``writer`` and ``step``
-replay the mechanism.
+arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857. ``micro_step`` and ``step`` replay
+the mechanism.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, Work, memory_settings, stages, training_config
-from simoffload.strategies.ds_config.keys import batch_problems
-from simoffload.strategies.ds_config.sections import ZeroSection
+from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
+from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.programs.zero_strategy import (
@@ -42,6 +41,10 @@ from simoffload.strategies.tunables import AnyTier, Tunable, Tunables
 from simoffload.units import plural
 from simoffload.workload import Training
 
+_QUANTIZED = (
+    "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization are "
+    "modelled; the memory is"
+)
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
 
@@ -110,7 +113,7 @@ class ZeroTraining(ZeroStrategy):
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
                 *_interval_warnings(self.ds_config.zero_optimization, settings),
-                *_quantized_warnings(weight_bits),
+                *([_QUANTIZED] if weight_bits is not None else []),
             ),
             weight_bits=weight_bits,
             config=self.ds_config,
@@ -161,7 +164,7 @@ class ZeroTraining(ZeroStrategy):
             self.swap_path("weights", plan.target, plan.machine),
             self.swap_path("optimizer", plan.optimizer_target, plan.machine),
         )
-        config = training_config(self.ds_config, plan.settings, work)
+        config = exported_config(self.ds_config, plan.settings, work)
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
             return {FILE: config}
         # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
@@ -198,13 +201,6 @@ class ZeroTraining(ZeroStrategy):
         if problems:
             raise within_config(problems)
         return found
-
-
-def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
-    if weight_bits is None:
-        return ()
-    text = "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization"
-    return (f"{text} are modelled; the memory is",)
 
 
 def _check_places(settings: TrainingSettings) -> None:
@@ -260,12 +256,9 @@ def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterato
 
 
 def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
-    """Yield a warning about Twin-Flow's ``ratio``: only whole sub-groups go to the CPU, the last ones first
-    (stage3.py, ``_create_fp32_partitions``)."""
+    """Yield a warning about ``ratio``: only whole sub-groups go to the CPU (``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"
-    if asked == 1.0:
-        return
     if settings.optimizer_device == "none":
         yield f"{zero}: without an offloaded optimizer it does nothing"
         return
@@ -276,13 +269,12 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
             f"{plural(groups, 'sub-group')} by PyTorch's slower Adam"
         )
         return
-    on_cpu = [update.group.numel for update in updates if not update.on_gpu]
-    share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
+    on_cpu = [update.numel for update in updates if not update.on_gpu]
+    share = sum(on_cpu) / max(1, sum(update.numel for update in updates))
     if abs(share - asked) >= _SAME_SHARE:
         yield (
             f"{zero} of {plural(groups, 'sub-group')} puts {len(on_cpu)} on the CPU, {share:.0%} of the "
-            "parameters; "
-            "a smaller sub_group_size comes closer"
+            "parameters; a smaller sub_group_size comes closer"
         )
 
 

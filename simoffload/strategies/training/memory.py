@@ -23,18 +23,17 @@ offload was 4P + 16P/G.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape
 from simoffload.results import Estimate, MemoryStage, MemoryTerm
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind, TrainingSettings
-from simoffload.strategies.memory import Activations, activations_of, pinned_rounding, system_memory
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
+from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import PAGED, moments, paged
-from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
+from simoffload.strategies.training.state import Partitions, TrainingState, Update, Weight
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
@@ -66,22 +65,17 @@ def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, 
     two scales per block of 256. Adafactor keeps only sums over rows and columns of a matrix, but one value
     per element of the flat partitions (``flat``) that ZeRO gives the optimizer.
     """
-    if kind == "adam":
-        return 2 * SINGLE * numel
-    if kind == "sgd":
-        return SINGLE * numel
     if kind in BITSANDBYTES:
-        tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
-        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in tensors)
-    return SINGLE * (numel if flat else sum(weight.sums for weight in weights if weight.trainable))
+        numels = _tensors(weights, numel=numel, flat=flat)
+        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in numels)
+    if kind == "adafactor" and not flat:
+        return SINGLE * sum(weight.sums for weight in weights if weight.trainable)
+    return SINGLE * numel * (2 if kind == "adam" else 1)
 
 
-def paged_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
-    """Return the part of ``moment_bytes`` that bitsandbytes pages [B]."""
-    if not kind.startswith("paged"):
-        return 0
-    tensors = [numel] if flat else [weight.numel for weight in weights if weight.trainable]
-    return sum(paged(one, bits=BITSANDBYTES[kind]) for one in tensors)
+def _tensors(weights: Sequence[Weight], *, numel: int, flat: bool) -> list[int]:
+    """Return the sizes of the tensors that the optimizer gets [elements]: one of ``numel`` if it is flat."""
+    return [numel] if flat else [weight.numel for weight in weights if weight.trainable]
 
 
 def state_bytes(
@@ -122,101 +116,59 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
     return [each[weight] for weight in partitions.weights]
 
 
-@dataclass(frozen=True)
 class TrainingMemory:
-    """TrainingMemory combines the state of a run, its workload and the machine, to compute the memory
-    needed."""
+    """TrainingMemory computes the memory that a run needs from its state, its workload and the machine."""
 
-    state: TrainingState
-    workload: Training
-    machine: Machine
-    peak: ReplayPeaks | None = None
-    """Peaks of a replayed micro-step of stage 3; by default upper bounds are used."""
-
-    @property
-    def settings(self) -> TrainingSettings:
-        """DeepSpeed's settings of the run."""
-        return self.state.settings
-
-    @property
-    def partitions(self) -> Partitions:
-        """Partitions of the model's tensors among the ranks."""
-        return self.state.partitions
-
-    @property
-    def stage(self) -> int:
-        """Stage of ZeRO, 0 to 3."""
-        return self.settings.stage
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that share the states."""
-        return self.state.places.ranks
-
-    @property
-    def per_host(self) -> int:
+    def __init__(
+        self, state: TrainingState, workload: Training, machine: Machine, peak: ReplayPeaks | None
+    ) -> None:
+        """``peak`` has the peaks of a replayed micro-step of stage 3; None: upper bounds are used."""
+        self.state, self.workload, self.machine, self.peak = state, workload, machine, peak
+        self.settings, self.partitions = state.settings, state.partitions
+        self.stage, self.ranks = self.settings.stage, state.places.ranks
+        self.per_host = machine.ranks_per_node(self.ranks)
         """Number of ranks on one host."""
-        return self.machine.ranks_per_node(self.ranks)
-
-    @property
-    def size(self) -> int:
+        self.size = state.model.dtype_bytes
         """Size of a parameter's element [B]."""
-        return self.state.model.dtype_bytes
-
-    @cached_property
-    def activations(self) -> Activations:
-        """Memory of the activations of one micro-step."""
-        return activations_of(
-            self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
-        )
-
-    @cached_property
-    def states(self) -> StateBytes:
-        """Sizes of the parameters, gradients, master weights and moments of one rank, on any tier."""
-        return state_bytes(
+        cpu_checkpointing = self.settings.cpu_checkpointing
+        self.activations = activations_of(state.model, workload, cpu_checkpointing=cpu_checkpointing)
+        self.states = state_bytes(
             self.partitions,
             kind=self.settings.optimizer,
             dtype_bytes=self.size,
             gradient_bytes=self.settings.gradient_bytes,
-            weight_bits=self.state.weight_bits,
+            weight_bits=state.weight_bits,
         )
+        self.parameter_sizes = _parameters(self.partitions, self.size, state.weight_bits)
+        """Size that one rank keeps of every tensor [B]."""
+        self.largest = _largest(self.partitions.trained)
+        """Size of the largest tensor with a gradient [elements]."""
+        self.bucket = self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
+        """Size of a bucket of gradients that are reduced together [elements]."""
 
     @cached_property
     def paged(self) -> int:
         """[B] of one rank's moments that may be paged out of its GPU; none unless the optimizer is there."""
         cut, kind = self.partitions, self.settings.optimizer
-        if self.state.offloads_optimizer:
+        if self.state.offloads_optimizer or not kind.startswith("paged"):
             return 0
-        return paged_bytes(kind, cut.weights, numel=cut.part, flat=self.stage > 0)
-
-    @cached_property
-    def parameter_sizes(self) -> list[int]:
-        """Size that one rank keeps of every tensor [B]."""
-        return _parameters(self.partitions, self.size, self.state.weight_bits)
-
-    # -- gradients ------------------------------------------------------------------------------
-
-    @cached_property
-    def largest(self) -> int:
-        """Size of the largest tensor with a gradient [elements]."""
-        return max((weight.numel for weight in self.partitions.trained), default=0)
+        numels = _tensors(cut.weights, numel=cut.part, flat=self.stage > 0)
+        return sum(paged(one, bits=BITSANDBYTES[kind]) for one in numels)
 
     def part_of(self, numel: int) -> int:
-        """Return the elements that a rank keeps of a gradient of ``numel`` elements; below stage 3 it may be
-        all."""
+        """Return the elements that a rank keeps of a gradient of ``numel``; below stage 3 it may be all."""
         cut = self.partitions
         return cut.slice_numel(numel) if self.stage == 3 else min(numel, cut.part)
 
     @property
-    def overflow_check(self) -> int:
-        """[B] of one rank's new memory in ``has_overflow``, at its peak: the magnitudes of all accumulated
-        gradients, and 1 B for each."""
-        return (self.settings.gradient_bytes + 1) * self.partitions.part
+    def columns(self) -> int:
+        """Number of elements from which ZenFlow selects columns [elements]."""
+        return self.partitions.part if self.stage == 3 else self.partitions.trained_numel
 
     @property
-    def bucket(self) -> int:
-        """Size of a bucket of gradients that are reduced together [elements]."""
-        return self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
+    def overflow_check(self) -> int:
+        """[B] of one rank's new memory in ``has_overflow``: magnitudes of all gradients, and 1 B for each."""
+        return (self.settings.gradient_bytes + 1) * self.partitions.part
 
     # -- copies and buffers ---------------------------------------------------------------------
 
@@ -238,15 +190,18 @@ class TrainingMemory:
         params = self.settings.params
         return params.buffer_count * self.aligned(params.buffer_size * self.size)
 
-    @cached_property
+    @property
     def largest_update(self) -> int:
         """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
-        return max((self._padded(update.group) for update in self.state.updates), default=0)
 
-    def _padded(self, group: SubGroup) -> int:
-        numels = Counter([tensor.slice_numel for tensor in group.tensors])
-        return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
+        def padded(group: Update) -> int:
+            numels = Counter([tensor.slice_numel for tensor in group.tensors])
+            return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
+        return max((padded(update) for update in self.state.updates), default=0)
+
+
+# -- published estimates ---------------------------------------------------------------------------
 
 _BUFFER_FACTOR = 1.5
 """Default of ``additional_buffer_factor`` of both estimators."""
@@ -317,19 +272,15 @@ def estimates_for(
     DeepSpeed's estimators do not know storage; states there count as in host memory. None of them knows
     frozen weights; with adapters they are labelled as estimates for full training.
     """
-    per_node, total = -(-ranks // nodes), model.num_parameters
+    total, hosts = model.num_parameters, {"num_gpus_per_node": -(-ranks // nodes), "num_nodes": nodes}
     found = [white_paper_rule(model)]
     if stage in (1, 2):
-        rule = zero2_estimate(
-            total, num_gpus_per_node=per_node, num_nodes=nodes, cpu_offload=offload_optimizer
-        )
-        found.insert(0, rule)
+        found.insert(0, zero2_estimate(total, **hosts, cpu_offload=offload_optimizer))
     elif stage == 3:
         rule = zero3_estimate(
             total,
             largest_module_numel(model),
-            num_gpus_per_node=per_node,
-            num_nodes=nodes,
+            **hosts,
             cpu_offload=offload_optimizer,
             cpu_offload_params=offload_params,
         )
@@ -347,8 +298,7 @@ def largest_module_numel(model: ModelShape) -> int:
 # -- on the GPU ----------------------------------------------------------------------------------------
 
 _DOUBLE = 8
-"""[B] per element of gradient norms, which are computed in double precision from a cast of the whole
-tensor."""
+"""[B] per element of gradient norms, computed in double precision from a cast of the whole tensor."""
 _NORM_CHUNK = 250_000_000
 """[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
 _COPIES_ON_GPU = (0, 18, 3)
@@ -365,50 +315,16 @@ _OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
 _SUB_GROUP = "lower sub_group_size"
 
 
-def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need at start-up: stage 3 partitions each parameter when it is made; moments do not exist
-    yet."""
+def _on_gpu(
+    memory: TrainingMemory, *instant: MemoryTerm, moments: bool = True, buckets: bool = True
+) -> tuple[MemoryTerm, ...]:
+    """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
     return (
-        *_gpu_states(memory, moments=False),
+        *_gpu_states(memory, moments=moments),
         *_swap_pool(memory),
-        *(_start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)),
-        _context(memory),
-    )
-
-
-def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of a micro-step, the largest of four: during the loss, the gradient of the output
-    layer, the backward pass of a layer while gradients are reduced, and the gradient of the embedding."""
-    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *_buckets(memory),
-        *worst,
-        _context(memory),
-    )
-
-
-def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of the optimizer step, in which only stage 3 keeps its bucket."""
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *(_buckets(memory) if memory.stage == 3 else ()),
-        *_update(memory),
-        _context(memory),
-    )
-
-
-def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the need of the search for overflow, which is in host memory if the optimizer is offloaded."""
-    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
-    return (
-        *_gpu_states(memory, moments=True),
-        *_swap_pool(memory),
-        *_buckets(memory),
-        *(() if memory.state.offloads_optimizer else (check,)),
-        _context(memory),
+        *(_buckets(memory) if buckets else ()),
+        *instant,
+        _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes),
     )
 
 
@@ -422,7 +338,7 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         yield _term(name, states.parameters, "set stage 3, or offload_param.device")
     if memory.state.weight_bits is not None:
         frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
-        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0), "")
+        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0))
     if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
         present = moments or memory.stage == 3
@@ -436,19 +352,16 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         size = 2 * SINGLE * numel + adam
         yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
     if memory.stage in (1, 2) and memory.state.offloads_optimizer:
-        yield _term("gradient on its way to the host", memory.largest * memory.size, "")
+        yield _term("gradient on its way to the host", memory.largest * memory.size)
     if settings.zenflow is not None and moments:
-        columns = settings.zenflow.topk_ratio * (
-            memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
-        )
+        columns = settings.zenflow.topk_ratio * memory.columns
         copies = 1 if settings.zenflow.offload else _SELECTED
         size = int(copies * columns) * memory.size
         yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
 
 
 def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the buckets of ``reduce_bucket_size`` in which gradients are collected
-    (``contiguous_gradients``)."""
+    """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
     settings = memory.settings
     if memory.stage in (1, 2):
         # Stage 1 reduces what was accumulated, in its type.
@@ -518,24 +431,20 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
     a copy.
     """
     alone = largest > memory.bucket
-    yield _term("largest gradient", largest * memory.size, "")
+    yield _term("largest gradient", largest * memory.size)
     if not full and not alone:
         return
     if not alone and (memory.stage == 3 or memory.ranks > 1):
-        yield _term(
-            "gradients being reduced",
-            min(memory.bucket, memory.partitions.trained_numel) * memory.size,
-            _BUCKET,
-        )
+        reduced = min(memory.bucket, memory.partitions.trained_numel)
+        yield _term("gradients being reduced", reduced * memory.size, _BUCKET)
     if memory.state.offloads_optimizer:
         part = memory.part_of(largest)
         chunk = min(part, _NORM_CHUNK) if memory.stage == 3 else part
-        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk, "")
+        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk)
 
 
 def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the need of flattening and casting gradients for the optimizer: by sub-group in stage 3, else
-    all."""
+    """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
     gradient = memory.settings.gradient_bytes
     norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
     numel = max((group.numel for group in memory.state.on_gpu), default=0)
@@ -549,7 +458,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
-    yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights), "")
+    yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights))
     yield from _buckets(memory)
     if not memory.state.offloads_optimizer:
         size = SINGLE * memory.state.largest_group
@@ -557,30 +466,23 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Return the need of the model and of a second, flat copy if there is room for it (since DeepSpeed
-    0.19.0)."""
+    """Return the need of the model and, since DeepSpeed 0.19.0, of a second, flat copy if there is room."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
-        yield _term(name, memory.size * memory.partitions.trained_numel, "")
+        yield _term(name, memory.size * memory.partitions.trained_numel)
     if memory.stage and not memory.state.offloads_optimizer:
         yield _term("gradient buffer", SINGLE * memory.partitions.part, _OPTIMIZER)
     elif memory.stage and memory.settings.params.version >= _COPIES_ON_GPU:
-        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part, "")
+        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part)
 
 
 def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
-        yield _term(
-            "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"
-        )
+        yield _term("swap buffers", memory.parameter_buffers, _BUFFERS)
 
 
-def _context(memory: TrainingMemory) -> MemoryTerm:
-    return _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes, "")
-
-
-def _term(name: str, size: int, remedy: str) -> MemoryTerm:
+def _term(name: str, size: int, remedy: str = "") -> MemoryTerm:
     return MemoryTerm("hbm", name, size, remedy=remedy)
 
 
@@ -605,20 +507,34 @@ def training_stages(
     """
     memory = TrainingMemory(state, workload, machine, peak)
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
-    check = MemoryStage(OVERFLOW_CHECK, (*gpu_overflow_check(memory), *_host_overflow_check(memory), *steady))
+    start = _start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)
+    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
+    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
+    checking = _on_gpu(memory, *(() if state.offloads_optimizer else (check,)))
+    # Only stage 3 keeps its bucket in the optimizer step.
+    updating = _on_gpu(memory, *_update(memory), buckets=memory.stage == 3)
     return (
         MemoryStage(
-            INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
+            INITIALISATION,
+            (
+                *_on_gpu(memory, *start, moments=False, buckets=False),
+                *_host_initialisation(memory),
+                *begun,
+            ),
+            once=True,
         ),
-        MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
-        *([check] if state.checks_overflow else []),
-        MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
+        MemoryStage(MICRO_STEP, (*_on_gpu(memory, *worst), *_host_micro_step(memory), *steady)),
+        *(
+            [MemoryStage(OVERFLOW_CHECK, (*checking, *_host_overflow_check(memory), *steady))]
+            if state.checks_overflow
+            else []
+        ),
+        MemoryStage(OPTIMIZER_STEP, (*updating, *_host_optimizer_step(memory), *steady)),
     )
 
 
 def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
-    """Return the storage that all ranks need; at start-up (not ``started``) moments and gradients do not
-    exist."""
+    """Return the storage that all ranks need; before it is ``started``, without moments and gradients."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
         # Files of partitions that max_in_cpu keeps in memory are not removed.
@@ -641,7 +557,6 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
 
 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
-_OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
 _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
 _HOSTS = "set dtype to bfloat16, or use more hosts"
 _PINNED = "unset offload_param.pin_memory"
@@ -655,6 +570,49 @@ _COPY_IN_16_BIT = (0, 17, 0)
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
+class _Ledger:
+    """A _Ledger adds up allocations in the memory of a host on which all processes make the same ones."""
+
+    def __init__(self, memory: TrainingMemory) -> None:
+        self._ranks = memory.per_host
+        self._terms = [system_memory(memory.machine)]
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        locked: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Add allocations of every rank [B]; those of PyTorch (``pinned``, not ``locked``) are rounded."""
+        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        if pinned:
+            self._rounding += pinned_rounding(found)
+        if size := sum(found) * self._ranks:
+            term = MemoryTerm("dram", name, size, pinned=pinned or locked, remedy=remedy, once=once)
+            self._terms.append(term)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Return the memory terms of the host, including those for rounding."""
+        rounding = MemoryTerm(
+            "dram",
+            "rounding of pinned allocations",
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+
+def _rounded(sizes: Sequence[int]) -> int:
+    """Return the size that PyTorch page-locks for ``sizes`` [B], each rounded to a power of two."""
+    return sum(sizes) + pinned_rounding(sizes)
+
+
 def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
     model.
@@ -665,7 +623,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     _transient(memory, ledger)
     if memory.stage == 3:
         return ledger.terms()
-    before = _ledger(memory)
+    before = _Ledger(memory)
     copies = 2 if memory.flattens_on_host else 1
     before.add(
         "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
@@ -675,7 +633,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory in forward and backward of a later step."""
-    ledger = _state_ledger(memory, moments=True)
+    ledger = _state_ledger(memory)
     ledger.add(
         "checkpoints",
         memory.activations.on_host,
@@ -685,9 +643,8 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
-    yet on storage."""
-    ledger = _state_ledger(memory, moments=True)
+    """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
+    ledger = _state_ledger(memory)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
@@ -699,24 +656,18 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Return the host memory in the search for overflow, before any sub-group is updated."""
-    ledger = _state_ledger(memory, moments=True)
+    ledger = _state_ledger(memory)
     if memory.state.offloads_optimizer:
         ledger.add("temporary copies in the overflow check", memory.overflow_check, remedy=_HOSTS)
     return ledger.terms()
 
 
-def _state_ledger(memory: TrainingMemory, *, moments: bool) -> _Ledger:
-    """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
-    step."""
-    ledger = _ledger(memory)
+def _state_ledger(memory: TrainingMemory, *, moments: bool = True) -> _Ledger:
+    """Return the host memory of the states at every stage; ``moments`` exist from the first step."""
+    ledger = _Ledger(memory)
     _weights(memory, ledger)
-    _optimizer(memory, ledger, moments=moments)
-    return ledger
-
-
-def _ledger(memory: TrainingMemory) -> _Ledger:
-    ledger = _Ledger(memory.per_host)
-    ledger.once(system_memory(memory.machine))
+    if memory.state.offloads_optimizer:
+        _optimizer(memory, ledger, moments=moments)
     return ledger
 
 
@@ -739,33 +690,25 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
         # One flat buffer, which is always pinned, replaces the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
-            ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
+            ledger.add(_CACHED, _rounded(trained), locked=True, remedy=_PINNED)
         return
     staying = {size for size in set(sizes) if not memory.state.swapped(size)}
     small = [size for size in sizes if size in staying]
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
-    add = _locking(memory, ledger)
+    pins = params.swap_buffers_pinned  # PyTorch did, DeepSpeed does since 0.19.4
     if not params.use_gds:
-        add("swap buffers of parameters", memory.parameter_buffers, _BUFFERS)
+        size = memory.parameter_buffers
+        ledger.add("swap buffers of parameters", size, pinned=pins, locked=True, remedy=_BUFFERS)
     kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
     ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
-    add("swap buffer of updated parameters", memory.largest_update, _SUB_GROUP)
-
-
-def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
-    """Return the method that adds swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed
-    since."""
-    if memory.settings.params.swap_buffers_pinned:
-        return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
-    return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
+    size = memory.largest_update
+    ledger.add("swap buffer of updated parameters", size, pinned=pins, locked=True, remedy=_SUB_GROUP)
 
 
 # -- optimizer ------------------------------------------------------------------------------------
 
 
 def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
-    if not memory.state.offloads_optimizer:
-        return
     groups = [group.numel for group in memory.state.in_memory]
     if memory.stage == 3:
         _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
@@ -777,14 +720,15 @@ def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> Non
     if memory.state.on_storage:
         largest = memory.aligned(SINGLE * memory.state.largest_group)
         pool = memory.settings.buffer_count * largest
-        _locking(memory, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
+        pins = memory.settings.params.swap_buffers_pinned
+        remedy = "lower offload_optimizer.buffer_count or sub_group_size"
+        ledger.add("swap buffers of the optimizer", pool, pinned=pins, locked=True, remedy=remedy)
 
 
 def _states_in_memory(
     memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
 ) -> None:
-    """Add master weights, gradients and moments in single precision, and the copies of ZenFlow and
-    SuperOffload."""
+    """Add the states in single precision, and the copies of ZenFlow and SuperOffload."""
     settings, numel = memory.settings, sum(groups)
     single = [SINGLE * group for group in groups]
     overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
@@ -803,8 +747,7 @@ def _states_in_memory(
     else:
         ledger.add("optimizer moments", size, remedy=_NVME)
     if settings.zenflow is not None and settings.zenflow.offload:
-        columns = memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
-        selected = int(3 * settings.zenflow.topk_ratio * columns) * memory.size
+        selected = int(3 * settings.zenflow.topk_ratio * memory.columns) * memory.size
         ledger.add("moments and copy of selected columns (ZenFlow)", selected)
 
 
@@ -820,8 +763,7 @@ def _pins_master(memory: TrainingMemory) -> bool:
 
 
 def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
-    """Add gradients in memory that is shared with another process; their page-locked original stays
-    allocated."""
+    """Add gradients in memory shared with another process; their page-locked original stays."""
     if twice:
         ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
     else:
@@ -831,12 +773,11 @@ def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int]
         pinned = memory.settings.pin_memory
         ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
     if memory.settings.pin_memory:
-        ledger.add_locked(_CACHED, _rounded(single), remedy="unset offload_optimizer.pin_memory")
+        ledger.add(_CACHED, _rounded(single), locked=True, remedy="unset offload_optimizer.pin_memory")
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
-    """Add the updated partition in 16 bit, one gradient, and with accumulation all gradients of the
-    partition."""
+    """Add the updated partition in 16 bit, one gradient, and accumulated gradients."""
     pinned = _pins_gradients(memory)
     if memory.settings.params.version >= _COPY_IN_16_BIT:
         size = memory.size * memory.partitions.part
@@ -846,7 +787,9 @@ def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulat
         # One buffer for every tensor of the partition, each of the tensor's full size.
         sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
         held = (_rounded(sizes) if pinned else sum(sizes)) // memory.ranks
-        ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
+        ledger.add(
+            "accumulated gradients", held, locked=True, remedy="lower gradient_accumulation_steps to 1"
+        )
 
 
 # -- start-up -------------------------------------------------------------------------------------
@@ -865,61 +808,3 @@ def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
     if found:
         name = max(found, key=lambda one: found[one])
         ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
-
-
-# -- allocations ----------------------------------------------------------------------------------
-
-
-def _rounded(sizes: Sequence[int]) -> int:
-    """Return the size that PyTorch page-locks for allocations of ``sizes`` [B], each rounded to a power of
-    two."""
-    return sum(sizes) + pinned_rounding(sizes)
-
-
-class _Ledger:
-    """A _Ledger adds up allocations in the memory of a host on which ``ranks`` processes make the same
-    ones."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._terms: list[MemoryTerm] = []
-        self._rounding = 0
-
-    def add(
-        self,
-        name: str,
-        sizes: int | Iterable[int],
-        *,
-        pinned: bool = False,
-        remedy: str = "",
-        once: bool = False,
-    ) -> None:
-        """Add allocations of every rank by PyTorch, page-locked or not [B]."""
-        found = [sizes] if isinstance(sizes, int) else list(sizes)
-        if pinned:
-            self._rounding += pinned_rounding(found)
-        self._put(name, sum(found), pinned, remedy, once=once)
-
-    def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
-        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), whose sizes are not rounded."""
-        self._put(name, size, True, remedy)
-
-    def once(self, term: MemoryTerm) -> None:
-        """Add an allocation that exists once per host."""
-        self._terms.append(term)
-
-    def terms(self) -> tuple[MemoryTerm, ...]:
-        """Return the memory terms of the host, including those for rounding."""
-        rounding = MemoryTerm(
-            "dram",
-            "rounding of pinned allocations",
-            self._rounding * self._ranks,
-            pinned=True,
-            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
-        )
-        return (*self._terms, *([rounding] if self._rounding else []))
-
-    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
-        if size:
-            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
-            self._terms.append(term)

@@ -11,39 +11,35 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
-from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings
-from simoffload.strategies.extrapolation import ranks_beyond
 from simoffload.strategies.optimizers import paged_out, with_paging
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import TrainingTiming
+from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.training.memory import estimates_for, training_stages
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,
+    MicroStepWriter,
     ReplayPeaks,
     TrainedLayers,
-    buckets,
+    TrainingStreams,
     gathered_peak,
 )
-from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.step import StepPlan
-from simoffload.strategies.training.storage_io import (
-    GradientSink,
+from simoffload.strategies.training.state import (
     GradientSwapper,
+    Places,
     RankFiles,
     StorageStage,
+    TrainingState,
     by_tier,
     check_buffers,
 )
-from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.writer import MicroStepWriter, TrainingStreams
-from simoffload.strategies.training.zenflow import ZenFlowStep
+from simoffload.strategies.training.step import StepPlan, SuperOffloadStep, ZenFlowStep
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.replay import LayerStack, Parameters
 from simoffload.strategies.zero.trace import parts_of_training
@@ -85,7 +81,9 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def step(self) -> StepPlan:
         """Step of the configured mode: plain, ZenFlow or SuperOffload."""
-        return _step_of(self)
+        if self.settings.zenflow is not None:
+            return ZenFlowStep(self)
+        return SuperOffloadStep(self) if self.settings.super_offload else StepPlan(self)
 
     @property
     def processes(self) -> int:
@@ -134,20 +132,18 @@ class ZeroTrainingPlan(StepWork):
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
-        write = self.step.writers.get(part.kind)
-        if write is not None:
-            swapper = GradientSwapper.of(self.state)
-            if swapper is not None:
-                self._fill(swapper)
-            out = self._writer(part, swapper, TrainingStreams())
-            write(out, part)
+        if part.kind != "pass":
+            out = MicroStepWriter(self, part, TrainingStreams())
+            if out.swapper is not None:
+                self.layered.fill(out.swapper)
+            self.step.write(out, part)
             return out.build()
         backward, work = part.phase == "backward", self.workload
         batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
         for stack in self._stacks(part):
             layers = stack.trace.layers
             hook = MicroStep(stack, self.state, self._activations(layers), part)
-            out = self._writer(part, GradientSwapper.of(self.state), hook)
+            out = MicroStepWriter(self, part, hook)
             parts = parts_of_training(self.model.of_layers(layers), stack.trace, backward=backward)
             recurrence = Recurrence(stack.backward if backward else stack.forward)
             schedule = out.write([StagePass(parts, self.timing, batch, recurrence=recurrence)])
@@ -155,22 +151,9 @@ class ZeroTrainingPlan(StepWork):
                 break
         return schedule
 
-    def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, hook: TrainingStreams
-    ) -> MicroStepWriter:
-        """Return the writer of a part."""
-        return MicroStepWriter(
-            part=part,
-            state=self.state,
-            timing=self.timing,
-            swapper=swapper,
-            gradients=self.step.hooks(),
-            routes=self._routes,
-            hook=hook,
-        )
-
     @cached_property
-    def _routes(self) -> Routes:
+    def routes(self) -> Routes:
+        """Cache of the routes of transfers, which all parts share."""
         return {}
 
     def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
@@ -180,17 +163,8 @@ class ZeroTrainingPlan(StepWork):
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
         return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
-    def _fill(self, swapper: GradientSwapper) -> None:
-        """Bring the swapper to the state that it has at the end of backward."""
-        if self.state.homogeneous:
-            self.layered.fill(swapper)
-            return
-        for tensors in buckets(self.layered.full, self.settings.reduce_bucket_size):
-            swapper.insert(GradientSink(), tensors)
-
     def _activations(self, layers: int) -> ActivationOffload | None:
-        """Return the copies of activation checkpoints to host memory, for a model with this number of
-        ``layers``."""
+        """Return the copies of checkpoints to host memory, for a model with so many ``layers``."""
         work, model = self.workload, self.model
         if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
             return None
@@ -202,16 +176,12 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
-        if self.settings.stage < 3:
-            return None
-        return self._peak(warm=True)
+        return self._peak(warm=True) if self.settings.stage == 3 else None
 
     def _peak(self, *, warm: bool) -> ReplayPeaks:
-        for stack in self.layered.stacks_back(None, warm=warm):
-            found = gathered_peak(stack, self.state, warm=warm)
-            if found is not None:
-                return found
-        raise AssertionError("nothing is left out of the whole")
+        stacks = self.layered.stacks_back(None, warm=warm)
+        peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
+        return next(found for found in peaks if found is not None)  # that of the whole, at the latest
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
@@ -243,8 +213,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
-        """Transfers of one rank to and from storage from the start of the run to the end of its first
-        step."""
+        """Transfers of one rank to and from storage until the end of the first step."""
         passed: list[tuple[Sequence[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else ()
@@ -289,9 +258,3 @@ class ZeroTrainingPlan(StepWork):
             offload_optimizer=settings.optimizer_device != "none",
             offload_params=settings.params.device not in (None, "none"),
         )
-
-
-def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
-    if plan.settings.zenflow is not None:
-        return ZenFlowStep(plan)
-    return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)

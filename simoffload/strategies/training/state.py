@@ -1,27 +1,31 @@
-"""The state of a training run: the model's tensors, divided among ranks and in sub-groups, with their tiers.
+"""State of a training run under ZeRO: its tensors, partitions and sub-groups, their tiers, and their files.
 
 Schedules, storage traffic, memory stages and checkpoints are all computed from it. Partitioning by stage:
-Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their tiers are read in
-deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6).
+Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their tiers were read in
+deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6), storage traffic also at 0.18.3
+(``_create_fp32_partitions``, ``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``,
+``step``). Adam's moments do not exist before the first step, which reads only weights and gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import SINGLE, ModelShape, Module, Parameter
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
-from simoffload.strategies.zero.coordinator import Tensor, cut_tensors
+from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cut_tensors
+from simoffload.units import plural
 
 _FLAT_ALIGNMENT = 2
-"""[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
-deepspeed/runtime/zero/stage_1_and_2.py)."""
+"""[elements] to which ZeRO-1 and 2 pad a rank's part (``nccl_start_alignment_factor``, stage_1_and_2.py)."""
 
 _CHECKS_IN_STEP, _CHECKS_FLOAT16 = (0, 9, 4), (0, 11, 2)
 """Versions from which the step of stage 3 searches for overflow, and from which it does so in float16
@@ -72,8 +76,7 @@ def _weights(
 
 
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
-    """Return the rows plus columns of a matrix; the sum over all matrices if experts are stacked in one
-    tensor."""
+    """Return the rows plus columns of a matrix, or of all that are stacked in a tensor of experts."""
     if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
         return parameter.numel
     if module.kind == "embedding":
@@ -123,8 +126,7 @@ class Partitions:
         return sum(weight.numel for weight in self.trained)
 
     def slice_numel(self, numel: int) -> int:
-        """Return the size of one rank's slice of a tensor of ``numel`` [elements]; stage 0 does not divide
-        tensors."""
+        """Return the size of one rank's slice of a tensor [elements]; stage 0 does not divide tensors."""
         return -(-numel // self.ranks) if self.stage else numel
 
     @cached_property
@@ -134,16 +136,14 @@ class Partitions:
 
     @cached_property
     def part(self) -> int:
-        """Size of one rank's part of the trained tensors [elements]; stage 3 pads every tensor, stages 1 and
-        2 only the sequence of all."""
+        """[elements] of one rank's part; stage 3 pads every tensor, stages 1 and 2 the sequence of all."""
         if self.stage in (0, 3):
             return sum(self.slices)
         return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:
-        """Sets of trained tensors that the optimizer updates together: sub-groups in stage 3, otherwise all
-        tensors."""
+        """Trained tensors that are updated together: sub-groups in stage 3, otherwise all tensors."""
         if self.stage < 3:
             return (slice(0, len(self.trained)),)
         return sub_groups(self.slices, self.sub_group_size)
@@ -166,18 +166,12 @@ class Places(NamedTuple):
     """Number of threads of one rank's optimizer on the CPU."""
 
 
-class SubGroup(NamedTuple):
-    """A SubGroup is a set of tensors that the optimizer updates together."""
+class Update(NamedTuple):
+    """An Update is that of a sub-group of tensors: where their states are, and where parameters go."""
 
     tensors: tuple[Tensor, ...]
     numel: int
     """Size of one rank's part [elements]."""
-
-
-class Update(NamedTuple):
-    """An Update states where the states of a sub-group are, and where its updated parameters go."""
-
-    group: SubGroup
     on_gpu: bool
     """Whether the optimizer runs on the GPU."""
     swapped: bool
@@ -188,8 +182,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A TrainingState lists all tensors that ZeRO keeps for a model with the settings of a run, and their
-    tiers."""
+    """A TrainingState lists all tensors that ZeRO keeps for a run, and their tiers."""
 
     model: ModelShape
     settings: TrainingSettings
@@ -217,8 +210,7 @@ class TrainingState:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether optimizer states are offloaded from the GPU, at least those that ``ratio`` does not keep
-        there."""
+        """Whether optimizer states are offloaded, at least those that ``ratio`` does not keep on the GPU."""
         return self.settings.optimizer_device != "none"
 
     @property
@@ -277,8 +269,7 @@ class TrainingState:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All partitioned tensors with their tiers; each is a separate object unless the layers are
-        interchangeable."""
+        """All partitioned tensors with their tiers; separate objects unless layers are interchangeable."""
         if self.homogeneous:
             return self.of_layers(self.model.num_hidden_layers)
         weights = self.partitions.weights
@@ -324,30 +315,251 @@ class TrainingState:
             if params == "nvme" and not any(tensor.on_nvme for tensor in tensors):
                 params = "dram"
             on_gpu = not self.offloads_optimizer or index < on_cpu_from
-            updates.append(Update(SubGroup(tensors, numel), on_gpu, swapped, params))
+            updates.append(Update(tensors, numel, on_gpu, swapped, params))
         return tuple(updates)
 
     @cached_property
-    def on_gpu(self) -> tuple[SubGroup, ...]:
+    def on_gpu(self) -> tuple[Update, ...]:
         """Sub-groups with their states in HBM (Twin-Flow: the first ones, unless they are on storage)."""
-        return tuple(one.group for one in self.updates if one.on_gpu and not one.swapped)
+        return tuple(one for one in self.updates if one.on_gpu and not one.swapped)
 
     @cached_property
-    def in_memory(self) -> tuple[SubGroup, ...]:
+    def in_memory(self) -> tuple[Update, ...]:
         """Sub-groups with their states in host memory."""
-        return tuple(one.group for one in self.updates if not one.on_gpu and not one.swapped)
+        return tuple(one for one in self.updates if not one.on_gpu and not one.swapped)
 
     @cached_property
-    def on_storage(self) -> tuple[SubGroup, ...]:
+    def on_storage(self) -> tuple[Update, ...]:
         """Sub-groups with their states on storage."""
-        return tuple(one.group for one in self.updates if one.swapped)
+        return tuple(one for one in self.updates if one.swapped)
 
     @property
     def cpu_numel(self) -> int:
         """Number of elements of one rank that are updated on the CPU."""
-        return sum(update.group.numel for update in self.updates if not update.on_gpu)
+        return sum(update.numel for update in self.updates if not update.on_gpu)
 
     @property
     def largest_group(self) -> int:
         """Size of one rank's part of the largest sub-group [elements]."""
         return max(self.partitions.group_numels, default=0)
+
+
+_PARAMS = "16-bit parameters"
+
+
+class Transfer(NamedTuple):
+    """A Transfer is a set of files of one kind that one rank reads or writes."""
+
+    tier: str
+    what: str
+    written: bool
+    sizes: tuple[int, ...]
+    """Size of each file [B]."""
+    times: int = 1
+    """Number of times that all files are transferred."""
+
+    @property
+    def size(self) -> int:
+        """Total size of the transfer [B]."""
+        return self.times * sum(self.sizes)
+
+    def full_requests(self, *, block: int, threads: int) -> int:
+        """Return the number of requests of a whole ``block`` [B] for the files, with ``threads`` aio threads.
+
+        Each thread takes an equal slice of a file; the remainder of a slice is a smaller request.
+        """
+        sizes = Counter(self.sizes)
+        return self.times * sum(times * threads * (size // threads // block) for size, times in sizes.items())
+
+
+class StorageStage(NamedTuple):
+    """A StorageStage is a stage of the run with its transfers."""
+
+    name: str
+    transfers: tuple[Transfer, ...]
+
+
+Passed = Sequence[tuple[Sequence[Tensor], int]]
+"""Partitions that passes read, and the number of passes that read them."""
+
+
+class RankFiles:
+    """RankFiles are the files of one rank: states of sub-groups on storage, gradients, and parameters."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._aligned = state.settings.params.aligned
+        self._states = tuple(self._aligned(group.numel * SINGLE) for group in state.on_storage)
+        swapper = GradientSwapper.of(state)
+        swapped = [tensor for group in state.on_storage for tensor in group.tensors]
+        self._gradients = tuple(
+            size for one in swapped if swapper is not None and (size := swapper.size(one))
+        )
+        self._params = self._sizes(tensor for tensor in state.trained if tensor.on_nvme)
+
+    def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """Return the stages of start-up and the first step, in which the trace is recorded."""
+        start = (
+            self._move_params(written=True),
+            self._move_params(written=False),  # as the source of the master weights
+            self._move_states(1, written=True),
+            self._move_params(written=False),  # gathered once while gradient hooks are made
+            self._move_states(1, written=False),
+            self._move_states(1, written=True),
+            self._move_params(written=True),
+        )
+        return (
+            _stage("initialisation", start),
+            _stage("first forward and backward", self._pass_through(passed)),
+            _stage("first optimizer step", self._update(1)),
+        )
+
+    def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """Return the storage transfers of any step after the first, stage by stage."""
+        passing = _stage("forward and backward", self._pass_through(passed))
+        return passing, _stage("optimizer step", self._update(3))
+
+    def _update(self, read: int) -> Iterator[Transfer]:
+        """Yield the transfers of an update, which reads master weights and, if there are any, moments."""
+        yield self._move_states(read, written=False)
+        yield self._move_gradients(written=False)
+        yield self._move_states(3, written=True)
+        yield self._move_params(written=True)
+
+    def _pass_through(self, passed: Passed) -> tuple[Transfer, ...]:
+        tier = self._state.places.weights
+        reads = (Transfer(tier, _PARAMS, False, self._sizes(tensors), times) for tensors, times in passed)
+        return *reads, self._move_gradients(written=True)
+
+    def _move_states(self, times: int, *, written: bool) -> Transfer:
+        """Return the transfers of a number of states of every sub-group on storage."""
+        return Transfer(self._state.places.optimizer, "optimizer states", written, self._states, times)
+
+    def _move_gradients(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.optimizer, "gradients", written, self._gradients)
+
+    def _move_params(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.weights, _PARAMS, written, self._params)
+
+    def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        element = self._state.model.dtype_bytes
+        numels = [tensor.slice_numel for tensor in tensors]
+        aligned = {numel: self._aligned(numel * element) for numel in set(numels)}
+        return tuple([aligned[numel] for numel in numels])
+
+
+def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
+    return StorageStage(name, tuple(one for one in transfers if one.sizes and one.times))
+
+
+def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
+    """Sum the bytes read and the bytes written for each tier."""
+    sums: dict[str, tuple[int, int]] = {}
+    for transfer in (one for stage in stages for one in stage.transfers):
+        read, written = sums.get(transfer.tier, (0, 0))
+        size = measure(transfer)
+        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
+    return sums
+
+
+class GradientSink:
+    """A GradientSink receives the operations of the gradient swapper; this base ignores them."""
+
+    def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
+        """Copy gradients from the GPU into a buffer."""
+
+    def write_file(self, size: int, /, *, label: str) -> None:
+        """Begin to write a buffer."""
+
+    def wait_writes(self) -> None:
+        """Wait until everything is written."""
+
+
+class GradientSwapper:
+    """GradientSwapper collects gradients in single precision in swap buffers, and writes the buffers to
+    storage.
+
+    Each buffer is as large as the largest sub-group. A buffer is written when the next gradient does not fit
+    into it; if no buffer is free, the host waits for all writes. Partitions smaller than ``smallest`` [B]
+    stay in host memory, and of others the remainder after whole units of ``alignment``
+    (``_adjust_for_misaligned_lengths``).
+    """
+
+    @classmethod
+    def of(cls, state: TrainingState) -> GradientSwapper | None:
+        """Return the gradient swapper for the settings of a run; None if its gradients stay in memory."""
+        if not state.on_storage:
+            return None
+        params = state.settings.params
+        return cls(
+            buffers=state.settings.buffer_count,
+            buffer_numel=state.largest_group,
+            alignment=params.alignment,
+            smallest=params.min_swap_bytes,
+        )
+
+    def __init__(self, *, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
+        self._buffers = buffers
+        self._capacity = -(-buffer_numel * SINGLE // alignment) * alignment
+        self._alignment = alignment
+        self._smallest = smallest
+        self._free = buffers
+        self._filled: int | None = None
+
+    @property
+    def state(self) -> tuple[int | None, int]:
+        """State that determines how the next gradients are handled."""
+        return self._filled, self._free
+
+    def size(self, tensor: Tensor) -> int:
+        """Return the size of the tensor's gradient that goes to storage [B]."""
+        aligned = tensor.slice_numel * SINGLE // self._alignment * self._alignment
+        return aligned if aligned >= self._smallest else 0
+
+    def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
+        """Add the partitions of a reduced bucket to the swap buffers."""
+        pending: list[int] = []
+        for tensor in tensors:
+            size = self.size(tensor)
+            if not size:
+                continue
+            if self._filled is not None and self._filled + size > self._capacity:
+                if pending:
+                    sink.to_swap_buffer(pending)
+                    pending = []
+                self._submit(sink)
+                if not self._free:
+                    sink.wait_writes()
+                    self._free = self._buffers
+            if self._filled is None:
+                self._free -= 1
+                self._filled = 0
+            self._filled += size
+            pending.append(size)
+        if pending:
+            sink.to_swap_buffer(pending)
+
+    def flush(self, sink: GradientSink) -> None:
+        """Write the remaining gradients and wait for them, before the first sub-group is updated."""
+        self._submit(sink)
+        sink.wait_writes()
+        self._free = self._buffers
+
+    def _submit(self, sink: GradientSink) -> None:
+        if self._filled:
+            sink.write_file(self._filled, label="gradients")
+        self._filled = None
+
+
+def check_buffers(state: TrainingState) -> None:
+    """Raise InputError for swap buffers that DeepSpeed finds too small or too few at start-up."""
+    settings, params, zero = state.settings, state.settings.params, "strategy.ds_config.zero_optimization"
+    check_buffer_size(state.tensors, params)
+    at_once = min(len(state.on_storage), 1 + settings.pipeline_read + settings.pipeline_write)
+    if settings.buffer_count < 4 * at_once:
+        text = (
+            f"{settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
+            f"and gradient of {plural(at_once, 'sub-group')} at work, read ahead, "
+            "written behind; it would stop"
+        )
+        raise InputError.at(f"{zero}.offload_optimizer.buffer_count", text)

@@ -1,6 +1,6 @@
-"""A training step: its parts, and the operations of the optimizer, one sub-group after the other.
+"""A training step: its parts, the optimizer step, and the modes that change it: SuperOffload and ZenFlow.
 
-This is the plain step, on which the other modes build. The host does everything in sequence; only a pipelined
+In the plain step, on which the other modes build, the host does everything in sequence; only a pipelined
 swapper reads the next sub-group and writes the previous one at the same time. Sources: ``step`` and its
 functions in deepspeed/runtime/zero/stage3.py and stage_1_and_2.py (0.19.6), partitioned_optimizer_swapper.py
 and pipelined_optimizer_swapper.py.
@@ -8,14 +8,16 @@ and pipelined_optimizer_swapper.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.results import cause_text
-from simoffload.schedule import Cause, CauseKind, Dependency
+from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
 from simoffload.strategies.optimizers import (
     DEEPSPEED_ADAM,
@@ -25,22 +27,23 @@ from simoffload.strategies.optimizers import (
 )
 from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.passes.streams import HOST
-from simoffload.strategies.plan import PartKind, StepPart
-from simoffload.strategies.training.state import Update
-from simoffload.strategies.training.writer import (
+from simoffload.strategies.passes.timing import picoseconds
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.micro_step import (
     COMM,
     COPY,
     IO,
     PARAMETERS,
+    UPDATE,
     WRITE,
     GradientHooks,
     MicroStepWriter,
 )
+from simoffload.strategies.training.state import Update
+from simoffload.strategies.zero.coordinator import Tensor
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
-
-PartWriter = Callable[[MicroStepWriter, StepPart], None]
 
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
@@ -87,10 +90,9 @@ class StepPlan:
         """Whether gradients go to storage: the step waits for those of which the writes have only begun."""
         return bool(self.plan.state.on_storage)
 
-    @property
-    def writers(self) -> Mapping[PartKind, PartWriter]:
-        """Functions that write the parts without a forward or backward pass, by the kinds of the parts."""
-        return {"optimizer": self._optimizer}
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write a part without a forward or backward pass."""
+        OptimizerStep(out, self.plan, part).write()
 
     def hooks(self) -> GradientHooks:
         """Return the additional handling of gradients in one backward pass."""
@@ -99,11 +101,8 @@ class StepPlan:
     def check(self) -> None:
         """Raise InputError for settings at which DeepSpeed stops."""
 
-    def _optimizer(self, out: MicroStepWriter, part: StepPart) -> None:
-        OptimizerStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
-
-def refused(key: str, message: str) -> InputError:
+def _refused(key: str, message: str) -> InputError:
     """Return the error for a setting that is refused or not modelled; ``key`` is within zero_optimization."""
     return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)
 
@@ -111,14 +110,10 @@ def refused(key: str, message: str) -> InputError:
 class OptimizerStep:
     """An OptimizerStep writes the optimizer step onto the streams of a micro-step's writer."""
 
-    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float = 0.0) -> None:
-        self._out = out
-        self._unfinished_s = unfinished_s
-        self._plan = plan
-        self._settings = plan.settings
-        self._timing = plan.timing
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, part: StepPart) -> None:
+        self._out, self._plan, self._part = out, plan, part
+        self._settings, self._timing, self._size = plan.settings, plan.timing, plan.model.dtype_bytes
         self._cpu = CpuWork(out, plan)
-        self._size = plan.model.dtype_bytes
         self._costs = plan.machine.host.training
         self._ahead: int | None = None
         self._writing = False
@@ -146,11 +141,11 @@ class OptimizerStep:
         """
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.builder.segment("optimizer")
-        tensors = sum(len(update.group.tensors) for update in updates)
+        tensors = sum(len(update.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
         swapped = out.swapper is not None and any(update.swapped for update in updates)
-        if swapped and self._unfinished_s:
-            out.writing_still(self._unfinished_s, tier=self._plan.places.optimizer, label="gradients")
+        if swapped and self._part.unfinished_s:
+            out.writing_still(self._part.unfinished_s, label="gradients")
         if self._plan.state.checks_overflow:
             self._check_overflow()
         if swapped and out.swapper is not None:
@@ -184,9 +179,8 @@ class OptimizerStep:
     # -- where the update is done ---------------------------------------------------------------
 
     def _on_gpu(self, update: Update) -> None:
-        """Write an update in HBM: cast gradients to single precision, scale them, run Adam, cast the
-        parameters back."""
-        numel = update.group.numel
+        """Write an update in HBM: cast and scale gradients, run Adam, cast the parameters back."""
+        numel = update.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
         out.flush()
@@ -200,7 +194,7 @@ class OptimizerStep:
         out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.so_far(HOST))
 
     def _on_cpu(self, update: Update, following: Update | None) -> None:
-        numel = update.group.numel
+        numel = update.numel
         if update.swapped:
             self._swap_in(update, following)
         self._cpu.scale(numel)
@@ -222,7 +216,7 @@ class OptimizerStep:
         A copy between devices and types casts at its source, into a new pageable tensor (PyTorch,
         aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned buffer for it.
         """
-        numel, out = update.group.numel, self._out
+        numel, out = update.numel, self._out
         self._cpu.loops((SINGLE + self._size) * numel)
         size = self._size * numel
         if update.params == "hbm":
@@ -230,12 +224,10 @@ class OptimizerStep:
                 self._cpu.fresh(size)
             out.to_gpu(size, pinned=pinned)
         elif update.params == "nvme":
-            for tensor in update.group.tensors:
+            for tensor in update.tensors:
                 if tensor.on_nvme:
                     written = self._settings.params.aligned(tensor.slice_numel * self._size)
-                    out.write_file(
-                        written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS
-                    )
+                    out.write_file(written, label=tensor.name, stream=PARAMETERS)
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
@@ -243,7 +235,7 @@ class OptimizerStep:
         out = self._out
         if out.ranks == 1:
             return
-        left = sum(update.group.numel for update in self._plan.state.updates)
+        left = sum(update.numel for update in self._plan.state.updates)
         bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
         while left > 0:
             part = min(left, bucket)
@@ -256,8 +248,7 @@ class OptimizerStep:
     # -- storage --------------------------------------------------------------------------------
 
     def _swap_in(self, update: Update, following: Update | None) -> None:
-        """Read master weights, moments and gradient; with ``pipeline_read`` the read began one sub-group
-        earlier."""
+        """Read states and gradient; with ``pipeline_read`` the read began one sub-group earlier."""
         out = self._out
         if self._ahead is None:
             self._ahead = self._read(update)
@@ -267,31 +258,20 @@ class OptimizerStep:
             self._ahead = self._read(following)
 
     def _read(self, update: Update) -> int:
-        out = self._out
-        size = self._settings.params.aligned(update.group.numel * SINGLE)
-        states = [size] * 3
+        """Begin to read states and gradient; return the number of the last read on its stream."""
+        out, size = self._out, self._settings.params.aligned(update.numel * SINGLE)
         out.flush()
-        after: tuple[Dependency, ...] = out.so_far(HOST)
-        for part in states:
-            ordinal = out.read_state(
-                part, tier=self._plan.places.optimizer, label="optimizer states", after=after
-            )
+        after = out.so_far(HOST)
+        for _ in range(3):
+            ordinal = out.read_file(size, label="optimizer states", after=after)
         if not self._settings.pipelined:
             # The gradient is read only after the states.
             out.host_waits(IO)
             out.flush()
             after = out.so_far(HOST)
-        return out.read_state(
-            self._gradients(update, size),
-            tier=self._plan.places.optimizer,
-            label="gradients",
-            after=after,
-            last=ordinal,
-        )
-
-    def _gradients(self, update: Update, size: int) -> int:
-        held = out_numel(update, self._out)
-        return min(size, held) if held else 0
+        swapper, tensors = out.swapper, update.tensors
+        held = 0 if swapper is None else sum(map(swapper.size, tensors))
+        return out.read_file(min(size, held), label="gradients", after=after) if held else ordinal
 
     def _swap_out(self, update: Update, *, last: bool) -> None:
         """Write master weights and moments; with ``pipeline_write`` the host waits one sub-group later."""
@@ -299,21 +279,13 @@ class OptimizerStep:
         if self._writing:
             out.wait_writes()
             self._writing = False
-        size = self._settings.params.aligned(update.group.numel * SINGLE)
+        size = self._settings.params.aligned(update.numel * SINGLE)
         for _ in range(3):
-            out.write_file(size, tier=self._plan.places.optimizer, label="optimizer states")
+            out.write_file(size, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:
             out.wait_writes()
-
-
-def out_numel(update: Update, out: MicroStepWriter) -> int:
-    """Return the number of elements of a sub-group whose gradients are on storage."""
-    swapper = out.swapper
-    if swapper is None:
-        return 0
-    return sum(map(swapper.size, update.group.tensors))
 
 
 class CpuWork:
@@ -328,40 +300,35 @@ class CpuWork:
     def __init__(
         self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, threads: int | None = None, stream: int = HOST
     ) -> None:
-        self._out = out
-        self._machine = plan.machine
-        self._threads = threads or plan.places.threads
-        self._processes = plan.processes
-        self._stream = stream
+        self._out, self._stream, self._host = out, stream, plan.machine.host
+        self._threads, self._processes = threads or plan.places.threads, plan.processes
 
     def adam(self, traffic: int) -> None:
         """Write DeepSpeed's Adam with ``traffic`` [B]."""
-        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work("cpu-adam", traffic, rate)
 
     def scale(self, numel: int) -> None:
         """Write the scaling of gradients in place (``unscale_and_clip_grads``), at the rate of Adam in bytes:
         "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
-        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work("cpu-casts", _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
-        """Write ZeRO-3's search for overflow in gradients of ``element`` [B]; the type does not change its
-        time."""
-        optimizer = self._machine.host.cpu_optimizer
-        rate = optimizer.overflow_check_rate(self._threads, processes=self._processes)
+        """Write ZeRO-3's search for overflow; the type of gradients does not change its time."""
+        rate = self._host.cpu_optimizer.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
         self._work("cpu-overflow-check", traffic * numel, rate * traffic // overflow_check_traffic())
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
         clears the pages, and later takes them back."""
-        pages = self._machine.host.fresh_memory
+        pages = self._host.fresh_memory
         self._out.spend(size / (pages.cast.value * self._threads) + size / pages.released.value)
 
     def loops(self, traffic: int) -> None:
         """Write element-by-element work of PyTorch with ``traffic`` [B]."""
-        rate = self._machine.host.elementwise_rate(self._threads, processes=self._processes)
+        rate = self._host.elementwise_rate(self._threads, processes=self._processes)
         self._work("cpu-casts", traffic, rate)
 
     def _work(self, kind: CauseKind, traffic: int, rate: int) -> None:
@@ -370,3 +337,441 @@ class CpuWork:
         route = out.cpu_work(cause, rate)
         after = out.so_far(HOST) if self._stream != HOST else ()
         out.add("cpu", self._stream, size=traffic, route=route, label=cause_text(cause), after=after)
+
+
+# --------------------------------------------------------------------------------------------------
+# SuperOffload: a separate process updates sub-groups while backward continues.
+#
+# When all gradients of a sub-group have been copied, the host waits for the gradients' stream and queues
+# the sub-group; the process copies its gradient into a buffer and runs Adam. ``step`` waits for the last
+# sub-group, scales the gradients nevertheless, and casts and copies the parameters back. With gradient
+# clipping, which needs the norm of all gradients, sub-groups are updated one by one after backward.
+#
+# Tensors that another process uses are in shared memory, which is not page-locked, so copies of gradients
+# block the host. Not modelled: the queue itself, and polling for results every millisecond. Source:
+# deepspeed/runtime/superoffload (0.19.6).
+
+
+class SuperOffloadStep(StepPlan):
+    """A SuperOffloadStep updates sub-groups on the CPU in parallel with backward."""
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """Parts of one step of a long run, in the order in which they run."""
+        overlaps = not self.plan.settings.gradient_clipping
+        return tuple(
+            part._replace(
+                leaves_work=overlaps and part.phase == "backward" and part.boundary,
+                awaits_work=overlaps and part.phase == "optimizer",
+            )
+            for part in super().parts
+        )
+
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write the part of the optimizer step that remains after backward."""
+        _UpdatedStep(out, self.plan, part).write()
+
+    def hooks(self) -> GradientHooks:
+        """Return the hooks that queue a sub-group when its gradients are complete."""
+        return _Arrivals(self.plan)
+
+
+def update_threads(plan: ZeroTrainingPlan) -> int:
+    """Return the threads of the process that updates on the CPU beside training.
+
+    SuperOffload leaves a share of the cores to training, rounded down (``cpuadam_cores_perc``,
+    ``_set_cpu_affinity``). ZenFlow's process has all cores except the reserved ones, rounded up
+    (``_split_affinity``); all cores if no core or every core would be reserved.
+    """
+    threads, zenflow = plan.places.threads, plan.settings.zenflow
+    if zenflow is None:
+        return threads - int((1 - plan.settings.cpuadam_cores) * threads)
+    reserved = ceil(zenflow.reserved_cores * threads)
+    return threads - reserved if 0 < reserved < threads else threads
+
+
+def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
+    """Queue a sub-group: the process copies its gradient into a buffer and updates it."""
+    work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
+    work.loops(2 * SINGLE * numel)
+    work.adam(DEEPSPEED_ADAM * numel)
+
+
+class _Arrivals(GradientHooks):
+    """_Arrivals counts the complete gradients of each sub-group (``sub_group_grad_partition_counts``)."""
+
+    shared = True
+
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        self._plan = plan
+        # Tensors of equal layers compare equal, so they are distinguished by identity.
+        self._group = {
+            id(tensor): index for index, update in enumerate(plan.state.updates) for tensor in update.tensors
+        }
+        updates = plan.state.updates
+        self._missing = Counter({index: len(one.tensors) for index, one in enumerate(updates)})
+
+    def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
+        """Queue the sub-groups that are complete."""
+        came = Counter(self._group[id(tensor)] for tensor in tensors)
+        self._missing.subtract(came)
+        complete = [index for index in came if not self._missing[index]]
+        if not boundary or not complete:
+            return
+        out.host_waits(out.gradients)
+        for index in complete:
+            update = self._plan.state.updates[index]
+            if not update.on_gpu and not self._plan.settings.gradient_clipping:
+                out.flush()
+                _queue(out, self._plan, update.numel)
+
+
+class _UpdatedStep(OptimizerStep):
+    """An _UpdatedStep is the part of the optimizer step that remains after backward."""
+
+    def begin(self) -> None:
+        """Wait for the last sub-groups."""
+        if not self._settings.gradient_clipping:
+            self._out.builder.segment("last updates")
+            self._out.add("wait", UPDATE, fixed=picoseconds(self._part.unfinished_s), label="CPU update")
+            self._out.host_waits(UPDATE)
+        super().begin()
+
+    def _update(self, numel: int) -> None:
+        """Update nothing, unless the norm of all gradients had to be computed first."""
+        if self._settings.gradient_clipping:
+            self._out.flush()
+            _queue(self._out, self._plan, numel)
+            self._out.host_waits(UPDATE)
+
+
+# --------------------------------------------------------------------------------------------------
+# ZenFlow: the most important gradient columns are updated on the GPU in every micro-step, the others every
+# few micro-steps on the CPU.
+#
+# ``update_interval`` replaces ``gradient_accumulation_steps``: gradients are accumulated in host memory, and
+# at this interval the CPU updates everything. With ``overlap_step`` a separate process does this, on the
+# cores that ``pt_reserved_cores_perc`` leaves. An update then waits for the one that was submitted one
+# interval earlier, takes its parameters (which are therefore one interval old), and submits the new
+# gradients. Memory shared with that process is not page-locked.
+#
+# Passes over HBM for the selected columns are counted in zenflow_stage_1_and_2.py
+# (``_process_selected_fp32_groups_grad``, ``update_selected_channels``), engine_stage3.py (the same names)
+# and zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), in the model's
+# data type. ZenFlow keeps matrices transposed, so that a column is contiguous.
+#
+# Not modelled: competition between the process and the copies of gradients for memory bandwidth; in stage 3,
+# the repeated gathering of small ("persistent") parameters in every micro-step; warm-up rounds, which are
+# plain steps; and with ``update_interval: auto``, the norms for which the host waits.
+#
+# Sources: deepspeed/runtime/zenflow (0.19.6): engine.py, zenflow_stage_1_and_2.py, engine_stage3.py,
+# zenflow_utils.py; deepspeed/ops/adam/zenflow_torch_adam.py; csrc/adam/cpu_adam_impl.cpp.
+
+
+_SELECTED = "selected columns"
+_SELECTION = "selection of columns"
+_NATIVE = (0, 19, 3)
+"""Version from which the update is one loop in C++ (commit 1ddbe48); before, it is in Python."""
+_PARAMETERS_OFFLOADED = (0, 19, 2)
+"""First version that works with offloaded parameters (commit 28a196f)."""
+
+_COPY = 2
+"""Number of memory passes of a copy: data is read and written."""
+_ADAM_PASSES = 20
+"""Number of memory passes of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second
+moment 1+1 and 2+1, its root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
+_SUM_PASSES = 3
+"""Number of memory passes for the sums of magnitudes of columns: magnitudes are written, and read again."""
+_INDEX_BYTES = 4
+_SCALAR_READS = 3
+"""Values that the host reads from the GPU per selected column in stage 3: two comparisons and an item()."""
+_OPERATIONS = 10
+"""Number of PyTorch operations for the selected columns of a tensor (an estimate), counted in
+zenflow_stage_1_and_2.py: views of gradient and buffer, indexing, copies, concatenation, a transposition."""
+
+
+def update_s(plan: ZeroTrainingPlan) -> float:
+    """Return the time of an update by the separate process [s].
+
+    It is the time of Adam and of a copy of the parameters for the training process (4 B per parameter, read
+    and written; before 0.19.3 a copy of a copy). The threads of the process allocate the moments, which are
+    therefore in the memory of their NUMA node.
+    """
+    copies = (2 if plan.settings.params.version >= _NATIVE else 4) * SINGLE
+    optimizer = plan.machine.host.cpu_optimizer
+    rate = optimizer.rate(update_threads(plan), processes=plan.processes, local=True)
+    return (DEEPSPEED_ADAM + copies) * plan.state.cpu_numel / rate
+
+
+class ZenFlowStep(StepPlan):
+    """A ZenFlowStep updates after every ``update_interval`` of its micro-steps."""
+
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        super().__init__(plan)
+        assert plan.settings.zenflow is not None
+        self._zenflow = plan.settings.zenflow
+        self._columns = SelectedColumns(plan, ratio=self._zenflow.topk_ratio)
+
+    @property
+    def cycle(self) -> int:
+        """Number of micro-steps between two updates."""
+        return self._zenflow.update_interval
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """Parts of one step of a long run, in the order in which they run."""
+        steps = self.plan.workload.gradient_accumulation_steps
+        cycles, writes = Fraction(steps, self.cycle), self.writes_gradients
+        update = optimizer_part(cycles, awaits_work=writes or self._zenflow.overlap_step)
+        parts = [
+            *micro_steps(steps, cycle=self.cycle, writes=writes),
+            update,
+            StepPart("optimizer", _SELECTED, cycles, kind="selected-columns"),
+        ]
+        if self._zenflow.select_interval:
+            often = Fraction(steps, self._zenflow.select_interval)
+            parts.insert(-2, StepPart("backward", _SELECTION, often, kind="column-selection"))
+        return tuple(parts)
+
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:
+        """Write an update by the CPU, one of the selected columns, or a new selection."""
+        if part.kind == "selected-columns":
+            self._selected(out)
+        elif part.kind == "column-selection":
+            self._selection(out)
+        elif self._zenflow.overlap_step:
+            remaining_s = max(0.0, update_s(self.plan) - part.elapsed_s)
+            _OverlappedStep(out, self.plan, part).take_over(remaining_s)
+        else:
+            super().write(out, part)
+
+    def hooks(self) -> GradientHooks:
+        """Return the hooks that extract the selected columns and, before the last micro-step, update them."""
+        return _SelectedGradients(self._columns, shared=self._zenflow.overlap_step)
+
+    def check(self) -> None:
+        """Raise InputError for settings at which DeepSpeed stops."""
+        plan, zenflow, params = self.plan, self._zenflow, self.plan.settings.params
+        swapped = any(update.swapped for update in plan.state.updates)
+        if swapped and zenflow.overlap_step:
+            text = "DeepSpeed stops: sub-groups on storage have no overlap_grad; set it to false"
+            raise _refused("zenflow.overlap_step", text)
+        if swapped and (zenflow.select_interval or zenflow.full_warm_up_rounds):
+            text = (
+                "DeepSpeed stops at a later selection: weights on storage cannot be set to those of the GPU; "
+                "leave out select_interval and full_warm_up_rounds"
+            )
+            raise _refused("zenflow", text)
+        if zenflow.offload and not plan.settings.overlap_comm:
+            raise _refused("zenflow.offload", "DeepSpeed stops: it needs overlap_comm: true")
+        if any(update.on_gpu for update in plan.state.updates):
+            text = "with zenflow DeepSpeed never updates the sub-groups that stay on the GPU; set it to 1.0"
+            raise _refused("offload_optimizer.ratio", text)
+        if params.device == "nvme":
+            raise _refused("zenflow", "not modelled with parameters on storage")
+        if params.device == "cpu" and params.version < _PARAMETERS_OFFLOADED:
+            text = "DeepSpeed before 0.19.2 stops with parameters in host memory"
+            raise _refused("zenflow", text)
+
+    def _selected(self, out: MicroStepWriter) -> None:
+        """Restore overwritten columns, then update them (``selective_optimizer_step``)."""
+        out.builder.segment(_SELECTED)
+        ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
+        out.end_backward()
+
+    def _selection(self, out: MicroStepWriter) -> None:
+        """Copy the GPU's weights to the master weights, and select columns by the sums of their gradients."""
+        out.builder.segment(_SELECTION)
+        plan = self.plan
+        numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
+        cpu = CpuWork(out, plan)
+        if plan.settings.params.device == "cpu":
+            cpu.loops((size + SINGLE) * numel)
+        else:
+            out.kernel("reduce", (size + SINGLE) * numel, stream=COMPUTE)
+            out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
+            if plan.settings.stage < 3:
+                cpu.loops(2 * SINGLE * numel)
+        ColumnWork(out, self._columns).choose()
+        out.end_backward()
+
+
+class _SelectedGradients(GradientHooks):
+    always = True
+
+    def __init__(self, columns: SelectedColumns, *, shared: bool) -> None:
+        self._columns = columns
+        self.shared = shared
+
+    def passes(self, tensor: Tensor) -> int:
+        """Number of passes over a matrix to transpose it, so that its columns are contiguous."""
+        return 2 if self._columns.of(tensor) else 0
+
+    def reduced(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
+        """Extract the selected columns, and keep them for the step or update them immediately."""
+        work = ColumnWork(out, self._columns)
+        work.take(tensors)
+        if boundary:
+            work.keep(tensors)
+        else:
+            work.update(tensors, snapshot=False)
+
+
+class _OverlappedStep(OptimizerStep):
+    """An _OverlappedStep is what the training process does for an update by another process."""
+
+    def take_over(self, remaining_s: float) -> None:
+        """Wait for the last update, copy its parameters, scale the new gradients and submit them."""
+        out, updates = self._out, self._plan.state.updates
+        self.begin()
+        out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
+        out.host_waits(UPDATE)
+        for update in updates:
+            out.builder.segment("sub-group")
+            self._stale(update)
+        self.gather()
+        for update in updates:
+            self._cpu.scale(update.numel)
+        self.end()
+
+    def _stale(self, update: Update) -> None:
+        """Write the copy of the parameters of the last update to the GPU.
+
+        Until DeepSpeed 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU.
+        """
+        numel = update.numel
+        if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
+            self._out.to_gpu(SINGLE * numel, pinned=False)
+            self._out.kernel("update", (SINGLE + self._size) * numel, stream=COPY)
+        else:
+            self.give_back(update, pinned=False)
+
+
+class SelectedColumns:
+    """SelectedColumns are a fraction of the columns of every matrix, and all of every other tensor."""
+
+    def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
+        self.plan, self._ratio = plan, ratio
+        self._columns: dict[str, int] = {}
+        tensors = plan.parameters.tensors
+        for one, indices in plan.parameters.trained.items():
+            widest = max(one.module.in_features, one.module.out_features)
+            for index in indices:
+                if tensors[index].numel > widest:
+                    self._columns[tensors[index].name] = one.module.in_features
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        """All matrices that have gradients."""
+        return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
+
+    def of(self, tensor: Tensor) -> int:
+        """Return the number of columns of a matrix; 0 for other tensors."""
+        return self._columns.get(tensor.name, 0)
+
+    def picked(self, tensor: Tensor) -> int:
+        """Return the number of selected columns of a matrix; stage 3 takes at least one."""
+        return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
+
+    def selected(self, tensor: Tensor) -> int:
+        """Number of elements that one rank updates: all selected ones, in stage 3 those of the rank."""
+        numel = tensor.numel if self.plan.settings.stage < 3 else tensor.slice_numel
+        columns = self.of(tensor)
+        return numel * self.picked(tensor) // columns if columns else numel
+
+
+class ColumnWork:
+    """ColumnWork writes the operations on selected columns."""
+
+    def __init__(self, out: MicroStepWriter, columns: SelectedColumns) -> None:
+        plan = columns.plan
+        self._out, self._columns, self._plan = out, columns, plan
+        self._in_host_memory = plan.settings.params.device == "cpu"
+        self._offloads = plan.settings.zenflow is not None and plan.settings.zenflow.offload
+        self._host = CpuWork(out, plan)
+
+    def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
+        return [self._columns.selected(tensor) * self._plan.model.dtype_bytes for tensor in tensors]
+
+    def _spend(self, tensors: Sequence[Tensor]) -> None:
+        self._out.spend(_OPERATIONS * self._out.costs.operation.value * len(tensors))
+
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Extract the gradients of the selected columns.
+
+        In stages 1 and 2 the owner extracts them into a buffer, broadcasts it, and every rank copies them; in
+        stage 3 every rank extracts and copies its own.
+        """
+        self._spend(tensors)
+        sizes = self._sizes(tensors)
+        if self._plan.settings.stage == 3:
+            self._out.kernel("reduce", 2 * _COPY * sum(sizes))
+            return
+        self._out.kernel("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
+        self._broadcast(sizes)
+        self._out.kernel("reduce", _COPY * sum(sizes))
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """Keep the selected columns unchanged, as in the last micro-step."""
+        sizes = self._sizes(tensors)
+        if self._in_host_memory:
+            self._out.host_waits(self._out.gradients)
+            self._host.loops(2 * _COPY * sum(sizes))
+            return
+        self._out.kernel("update", 2 * _COPY * sum(sizes))
+        if self._offloads:
+            self._out.move(sizes, to_device=False, pinned=False)
+
+    def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
+        """Extract the columns, restore their ``snapshot`` if asked for, update and write them back."""
+        self._spend(tensors)
+        out, sizes = self._out, self._sizes(tensors)
+        pinned = self._plan.settings.pin_memory
+        if self._offloads:
+            out.move(sizes * 2, to_device=True, pinned=pinned)
+        if self._in_host_memory:
+            self._by_way_of_the_host(sizes, snapshot=snapshot)
+        else:
+            if snapshot and self._offloads:
+                out.move(sizes, to_device=True, pinned=False)
+            copies = 3 if snapshot else 2
+            out.kernel("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
+        if self._offloads:
+            out.move(sizes * 2, to_device=False, pinned=pinned)
+
+    def _by_way_of_the_host(self, sizes: list[int], *, snapshot: bool) -> None:
+        """Update columns of parameters in host memory, through pageable copies
+        (``_selective_step_one_param``).
+
+        For one parameter after the other, the CPU extracts the columns, the GPU updates them, and the CPU
+        writes them back.
+        """
+        out = self._out
+        out.host_waits(out.gradients)
+        self._host.loops(_COPY * sum(sizes))
+        for _ in range(2 if snapshot else 1):
+            out.move(sizes, to_device=True, pinned=False)
+        out.kernel("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
+        out.move(sizes, to_device=False, pinned=False)
+        self._host.loops(_COPY * sum(sizes))
+
+    def choose(self) -> None:
+        """Sum each column's gradients, select the largest sums, and send their columns to all ranks."""
+        matrices, plan, out = self._columns.matrices, self._plan, self._out
+        self._spend(matrices)
+        own = sum(tensor.slice_numel for tensor in matrices)
+        out.kernel("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
+        picked = [self._columns.picked(tensor) for tensor in matrices]
+        if plan.settings.stage == 3:
+            out.spend(_SCALAR_READS * out.costs.operation.value * sum(picked))
+        else:
+            self._broadcast([_INDEX_BYTES * columns for columns in picked])
+
+    def _broadcast(self, sizes: list[int]) -> None:
+        """Broadcast the part of each parameter separately, from the rank that owns it."""
+        out, ranks = self._out, self._plan.places.ranks
+        shared = sum(sizes) * (ranks - 1) // ranks
+        if not shared:
+            return
+        out.spend(out.costs.collective_call.value * len(sizes))
+        out.collective("update", "column-broadcast", shared, calls=len(sizes))

@@ -57,9 +57,21 @@ def cut_tensors(
         yield Tensor(name, numel, slice_numel, on_nvme, stays)
 
 
+def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
+    """Raise InputError if DeepSpeed would find the swap buffers too small at start-up."""
+    stored = (tensor for tensor in tensors if tensor.on_nvme)
+    largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
+    if largest is not None and largest.slice_numel > settings.buffer_size:
+        raise InputError.at(
+            "strategy.ds_config.zero_optimization.offload_param.buffer_size",
+            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+            f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
+            "elements",
+        )
+
+
 class Layers(NamedTuple):
-    """Layers describe the identical layers of a replayed trace, and how many further ones are not
-    replayed."""
+    """Layers are the identical layers of a replayed trace, and how many are not replayed."""
 
     first_tensor: int
     """Index of the first tensor of the first layer."""
@@ -80,15 +92,13 @@ class Layers(NamedTuple):
         return self.first_tensor + self.walked * len(self.tensors)
 
     def left_out_numel(self, *, persistent: bool = False) -> int:
-        """Return the size of the layers that are not replayed [elements], or only of their ``persistent``
-        tensors."""
+        """Return the size of the layers left out [elements], or only of their ``persistent`` tensors."""
         counted = (tensor.numel for tensor in self.tensors if tensor.persistent or not persistent)
         return self.left_out * sum(counted)
 
 
 class CoordinatorSink:
-    """A CoordinatorSink receives the coordinator's calls in the order of the host thread; this base ignores
-    them."""
+    """A CoordinatorSink receives the coordinator's calls in their order; this base ignores them."""
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         """Submit asynchronous reads from storage into swap buffers."""
@@ -107,8 +117,7 @@ class CoordinatorSink:
         """Let the host wait for fetch event number ``event`` of this pass."""
 
     def fetch_event(self) -> None:
-        """Record a CUDA event on the all-gather stream, because the parameters of a module have been
-        fetched."""
+        """Record a CUDA event on the all-gather stream: parameters of a module were fetched."""
 
     def release(self, count: int, /) -> None:
         """Note that the hook after a module has released ``count`` parameters."""
@@ -188,8 +197,7 @@ class Coordinator:
         return sorted(set(self._registry.values()))
 
     def looked_past(self, step: int) -> bool:
-        """Return whether any decision so far depended on queue entries of ``step`` or later, or on the
-        queue's end."""
+        """Return whether a decision depended on the queue's entries of ``step`` or later, or its end."""
         return self._looked > self._entries[step]
 
     @property

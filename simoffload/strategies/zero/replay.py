@@ -46,8 +46,7 @@ class Parameters(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, tensors: Sequence[Tensor]) -> Parameters:
-        """Find who needs and who trains ``tensors``, which come in the order of their first use, a tied one
-        once."""
+        """Find who needs and who trains ``tensors``, in the order of first use, a tied one once."""
         owned: dict[Instance, tuple[int, ...]] = {}
         trained: dict[Instance, tuple[int, ...]] = {}
         known: dict[tuple[int, str], int] = {}
@@ -210,8 +209,7 @@ class _Coordinated(NamedTuple):
 
 
 class LayeredModel(ABC):
-    """A LayeredModel gives the trace and the tensors of a model with all or only some of its identical
-    layers."""
+    """A LayeredModel gives the trace and tensors of a model with some or all of its identical layers."""
 
     model: ModelShape
 
@@ -250,8 +248,7 @@ class LayeredModel(ABC):
 
     @cached_property
     def _known(self) -> dict[int, LayerStack]:
-        """Cache of stacks by number of layers, because the search for a period and the writing use the same
-        few."""
+        """Stacks by number of layers: the search for a period and the writing use the same few."""
         return {}
 
     def stack(self, count: int) -> LayerStack:
@@ -328,10 +325,9 @@ class LayeredModel(ABC):
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def stacks(self, *, warm: bool = True) -> Iterator[LayerStack]:
-        """Yield the shortest stack that can represent the model, if there is one, then the stack of all
-        layers."""
-        short = self.shortest(warm=warm)
+    def stacks(self, gradients: Period | None = None, *, warm: bool = True) -> Iterator[LayerStack]:
+        """Yield the shortest stack that can represent the model, if any, then that of all layers."""
+        short = self.shortest(gradients, warm=warm)
         if short is not None:
             yield short
         yield self.full
@@ -369,8 +365,7 @@ class LayeredModel(ABC):
 
     @property
     def _reused(self) -> int:
-        """Number of layers at the end of forward whose parameters backward may find gathered (reuse
-        distance)."""
+        """Number of forward's last layers that backward may find gathered (reuse distance)."""
         distance = self.fetching.max_reuse_distance if self.fetching is not None else 0
         each = sum(tensor.numel for tensor in self.layers.tensors)
         return -(-distance // max(1, each)) + 1 if distance else 0

@@ -22,12 +22,12 @@ from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.ds_config.leaf_modules import leaf_modules
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
+from simoffload.strategies.zero.experts import leaf_modules
 from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
 from simoffload.strategies.zero.trace import Event, Trace, forward_pass
 

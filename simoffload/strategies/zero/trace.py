@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from simoffload.models import Layer, ModelShape, Module, loss_module
-from simoffload.strategies.ds_config.leaf_modules import NO_LEAVES, LeafModules
 from simoffload.strategies.passes.pass_writer import Call, Part
+from simoffload.strategies.zero.experts import NO_LEAVES, LeafModules
 
 KERNELS: dict[str, Literal["forward", "backward"]] = {"launch": "forward", "back": "backward"}
 """Kernels that are launched at an event, by its kind; none at others."""
@@ -73,8 +73,7 @@ class Trace(NamedTuple):
         return len(self.forward_begins) - 1
 
     def pieces(self, *, backward: bool) -> Iterator[tuple[int, tuple[Event, ...]]]:
-        """Yield the events before the layers (number -1), of each layer in the order of the pass, and after
-        them."""
+        """Yield the events before the layers (number -1), of each in the pass's order, and after them."""
         events = self.backward if backward else self.forward
         begins = self.backward_begins if backward else self.forward_begins
         yield -1, events[: begins[0]]
@@ -120,8 +119,7 @@ def _inference(instances: Iterable[Instance], segment: str) -> Iterator[Event]:
 
 
 def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> Trace:
-    """Return the events of forward and backward in training; reentrant checkpointing recomputes a layer at
-    once."""
+    """Return the events of a micro-step; reentrant checkpointing recomputes a layer at once."""
     layers = [_instances(model, layer, index) for index, layer in enumerate(model.layers)]
     before = [Instance(module) for module in model.modules_before]
     after = [Instance(module) for module in model.modules_after]
@@ -226,8 +224,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
 
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
-    """Return the events of modules before the layers in backward: the model, its head, the stack, its last
-    norm."""
+    """Return backward's events before the layers: the model, its head, the stack, its last norm."""
     containers = [one for one in before if one.module.kind == "container"]
     root, stacks = containers[0], containers[1:]
     events = [Event("fetch", root, backward=True)]
@@ -264,8 +261,7 @@ def _layer(layer: Sequence[Instance], *, checkpointing: bool, stops_inside: bool
 
 
 def _leave(container: Instance) -> list[Event]:
-    """Return the last backward events of a container: its own kernels and gradients, and its hook if it has
-    one."""
+    """Return a container's last backward events: its kernels and gradients, and its hook if any."""
     events = [Event("back", container)] if container.module.out_features else []
     if container.module.parameters:
         events.append(Event("gradients", container))

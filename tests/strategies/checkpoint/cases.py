@@ -12,7 +12,7 @@ from simoffload.models import LayerGroup, ModelShape, load_model
 from simoffload.models.modules import linear
 from simoffload.results.checkpoint import Outlook
 from simoffload.strategies.base import Phase
-from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
+from simoffload.strategies.programs.checkpoint import CheckpointPlan, plan_checkpoint
 from simoffload.workload import Checkpointing
 
 

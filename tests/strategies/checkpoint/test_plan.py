@@ -10,7 +10,7 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.results.capacity import tier_uses
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint.plan import CheckpointPlan
+from simoffload.strategies.programs.checkpoint import CheckpointPlan
 from tests.strategies.checkpoint.cases import FAST, outlook, planned
 
 MIB = 2**20

@@ -21,7 +21,7 @@ from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
-from simoffload.strategies.hooks.fsdp_units import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
+from simoffload.strategies.hooks.fsdp_units import ROOT, FsdpRuntime, FsdpSink
 from simoffload.strategies.programs.fsdp import Fsdp, FsdpPlan
 from simoffload.workload import Training
 from tests.examples import some
@@ -87,8 +87,14 @@ class Log(FsdpSink):
 def replayed(case: Case, *, offload: bool) -> list[str]:
     """The third step; waits for memory of earlier steps count, too, as the recorder sees them."""
     log = Log()
-    options = FsdpOptions(offload, case.prefetch, case.limit, case.reshard, 4, 4)  # type: ignore[arg-type]
-    runtime = FsdpRuntime(layers=LAYERS, options=options, sharded=case.ranks > 1)
+    settings = Fsdp(
+        ranks=case.ranks,
+        cpu_offload=offload,
+        backward_prefetch=case.prefetch,  # type: ignore[arg-type]
+        limit_all_gathers=case.limit,
+        reshard_after_forward=case.reshard,
+    )
+    runtime = FsdpRuntime(layers=LAYERS, settings=settings)
     runtime.begin(log)
     for _ in range(3):
         log.lines.clear()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.strategies.training.writer import KernelWaits
+from simoffload.strategies.training.micro_step import KernelWaits
 from tests.strategies.training.mode_cases import CPU, operations, part, plan_of
 
 MILLISECOND = 10**9

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.storage_io import StorageStage, Transfer
+from simoffload.strategies.training.state import StorageStage, Transfer
 from tests.examples import some
 from tests.strategies.training.mode_cases import (
     BIG,
@@ -191,7 +191,7 @@ def test_what_stays_in_memory_makes_no_traffic() -> None:
 def test_whole_sub_groups_stay_in_memory_while_there_is_room(whole: int) -> None:
     """``max_in_cpu`` counts what went before, whether it stayed or not."""
     zero = storage(params=True, sub_group_size=2_000_000)
-    groups = [update.group.numel for update in plan_of(zero, model=BIG).state.updates]
+    groups = [update.numel for update in plan_of(zero, model=BIG).state.updates]
     assert len(groups) == 17
     for room, kept in ((sum(groups[:whole]), whole), (sum(groups[:whole]) - 1, max(0, whole - 1))):
         zero["offload_param"]["max_in_cpu"] = max(0, room)

@@ -42,7 +42,7 @@ def test_sub_groups_are_computed_in_one_place() -> None:
 def test_memory_and_checkpoints_read_the_state() -> None:
     """Nobody else makes an account of its own."""
     made = {place.rpartition(":")[0] for place in calls("Partitions")}
-    assert made == {"strategies/training/state.py", "strategies/checkpoint/bytes.py"}
+    assert made == {"strategies/training/state.py", "strategies/programs/checkpoint.py"}
 
 
 # -- sub-groups ----------------------------------------------------------------------------------------
@@ -110,13 +110,13 @@ def test_states_of_small_sub_groups_stay_in_host_memory() -> None:
     state = plan_of(offloaded() | {"sub_group_size": 10**5}, model=BIG).state
     smallest = state.settings.params.min_swap_bytes
     for update in state.updates:
-        assert update.swapped == (SINGLE * update.group.numel >= smallest)
-    assert {*state.on_storage, *state.in_memory} == {update.group for update in state.updates}
+        assert update.swapped == (SINGLE * update.numel >= smallest)
+    assert {*state.on_storage, *state.in_memory} == set(state.updates)
 
 
 def test_twin_flow_updates_the_first_sub_groups_on_the_gpu() -> None:
     zero = {"stage": 3, "offload_optimizer": CPU | {"ratio": 0.5}, "sub_group_size": 10**5}
     state = plan_of(zero).state
     first = len(state.updates) // 2
-    assert state.on_gpu == tuple(update.group for update in state.updates[:first])
-    assert state.in_memory == tuple(update.group for update in state.updates[first:])
+    assert state.on_gpu == state.updates[:first]
+    assert state.in_memory == state.updates[first:]

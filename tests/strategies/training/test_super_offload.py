@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.super_offload import update_threads
+from simoffload.strategies.training.step import update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
     FIRST,
@@ -63,7 +63,7 @@ def updated(plan: ZeroTrainingPlan, title: str) -> list[int]:
 
 def test_every_sub_group_is_updated_once_during_backward() -> None:
     plan = plan_of(zero())
-    sizes = [28 * update.group.numel for update in plan.state.updates]
+    sizes = [28 * update.numel for update in plan.state.updates]
     assert len(sizes) > 4
     assert sum(sizes) == 28 * NUMEL
     found = updated(plan, "backward")
@@ -76,7 +76,7 @@ def test_every_sub_group_is_updated_once_during_backward() -> None:
 def test_with_clipping_they_are_updated_after_backward_in_order() -> None:
     plan = plan_of(zero(), config=CLIPPED)
     assert updated(plan, "backward") == []
-    assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.state.updates]
+    assert updated(plan, "optimizer") == [28 * update.numel for update in plan.state.updates]
     assert not any(one.leaves_work or one.awaits_work for one in plan.parts)
 
 
@@ -93,7 +93,7 @@ def test_sub_groups_on_the_gpu_are_not_queued() -> None:
     plan = plan_of(zero(ratio=0.6))
     here = [update for update in plan.state.updates if not update.on_gpu]
     assert 0 < len(here) < len(plan.state.updates)
-    assert Counter(updated(plan, "backward")) == Counter(28 * update.group.numel for update in here)
+    assert Counter(updated(plan, "backward")) == Counter(28 * update.numel for update in here)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

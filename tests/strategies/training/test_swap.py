@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.strategies.training.storage_io import GradientSwapper
+from simoffload.strategies.training.state import GradientSwapper
 from simoffload.strategies.zero.coordinator import Tensor
 
 
@@ -27,8 +27,8 @@ class Log:
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         self.calls.append(("copy", sum(sizes)))
 
-    def write_file(self, size: int, /, *, tier: str, label: str) -> None:
-        assert (tier, label) == ("nvme", "gradients")
+    def write_file(self, size: int, /, *, label: str) -> None:
+        assert label == "gradients"
         self.calls.append(("write", size))
 
     def wait_writes(self) -> None:
@@ -38,9 +38,7 @@ class Log:
 def swapper(
     *, buffers: int = 4, buffer_numel: int = 100, alignment: int = 4, smallest: int = 0
 ) -> GradientSwapper:
-    return GradientSwapper(
-        tier="nvme", buffers=buffers, buffer_numel=buffer_numel, alignment=alignment, smallest=smallest
-    )
+    return GradientSwapper(buffers=buffers, buffer_numel=buffer_numel, alignment=alignment, smallest=smallest)
 
 
 def test_a_buffer_is_written_when_the_next_gradient_finds_no_room() -> None:
