@@ -31,6 +31,7 @@ from simoffload.strategies.cache.cache_checks import (
     refused,
 )
 from simoffload.strategies.cache.connector import Connector
+from simoffload.strategies.held import memory_stages
 from simoffload.workload import Inference
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
@@ -393,7 +394,7 @@ class CachingStrategy(Strategy):
     def cache_moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Yield other tiers for the cache, and formats with fewer bits, if one of its tiers is too small."""
         now = self.kv_cache.plain
-        uses = peak_uses(plan.memory_stages, plan.machine.tiers)
+        uses = peak_uses(memory_stages(plan), plan.machine.tiers)
         if all(use.fits for use in uses if use.tier in now.tiers):
             return
         found = [(one, now.edits(one)) for one in self._others(plan)]

@@ -97,7 +97,7 @@ def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Ch
             plan.machine,
             ranks=plan.places.ranks,
             tier=options.tier,
-            swap=plan.optimizer_target if workload.offload_optimizer == "nvme" else None,
+            swap=plan.places.optimizer if workload.offload_optimizer == "nvme" else None,
         )
         every = {"interval_steps": options.interval_steps}
         return replace(found, workload=workload.model_copy(update=every))

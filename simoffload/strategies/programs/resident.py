@@ -11,11 +11,12 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change
 from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.held import optimizer_target
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
@@ -72,7 +73,7 @@ class Resident(CachingStrategy):
         """Yield the cache in host memory, and ZeRO instead of a full copy on each GPU, with the weights on
         each tier."""
         size = int(OffloadParamSection().buffer_size)
-        if not plan.optimizer_target:
+        if not optimizer_target(plan):
             before = (Edit.at("strategy.kind", "zero_inference"),)
             elsewhere = inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
             return chain(self.cache_moves(plan), elsewhere)
@@ -81,7 +82,7 @@ class Resident(CachingStrategy):
 
     def stages(self, plan: Plan) -> Iterator[Change]:
         """Yield the stages of ZeRO for training."""
-        if not plan.optimizer_target:
+        if not optimizer_target(plan):
             return iter(())
         from simoffload.strategies.programs.zero_training import stages_of_zero
 
@@ -115,20 +116,14 @@ class ResidentPlan(StagedPlan):
     machine: Machine
     ranks: int
     compiled: bool = False
-    target: str = "hbm"
     warnings: tuple[str, ...] = ()
     cache: KvCache = DEFAULT
+    fewer: ClassVar = _OFFLOAD
 
     @property
     def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
         """Numbers of parts, stages and replicas: every GPU has a replica."""
         return Degrees(1, 1, self.ranks)
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights and working memory in HBM."""
-        weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        return (MemoryStage("", (weights, *self.working_memory(self.model))),)
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

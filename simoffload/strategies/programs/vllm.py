@@ -28,12 +28,13 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
-from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts
 from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
+from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (
     DividedStrategy,
@@ -333,7 +334,6 @@ class VllmCpuOffload(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            target=self.places(machine).weights,
             options=self.options,
             cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
@@ -370,6 +370,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
 
     options: OffloadOptions = field(kw_only=True)
+    fewer: ClassVar = _MORE
 
     @property
     def fused(self) -> bool:
@@ -385,14 +386,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
         return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
 
-    @property
-    def uncompared(self) -> tuple[str, ...]:
-        """Also of weights in host memory: kernels of runs read some there, but none were prefetched."""
+    def _uncompared(self) -> list[str]:
+        """Return also what is said of weights in host memory: kernels of runs read some there, but none were
+        prefetched."""
         if not any(map(_total, self.offloaded)):
-            return super().uncompared
-        gpu = self.machine.accelerator.name
-        found = unserved_in_place(self.stored_weights, gpu)
-        return (*super().uncompared, *(["served prefetched layers"] if self.options.group else found))
+            return super()._uncompared()
+        found = unserved_in_place(self.stored_weights, self.machine.accelerator.name)
+        return [*super()._uncompared(), *(["served prefetched layers"] if self.options.group else found)]
 
     @property
     def repacked(self) -> bool:
@@ -474,11 +474,6 @@ class VllmOffloadPlan(TensorParallelPlan):
             raise InputError.at(f"strategy.{key}", f"{text}; lower it")
         return chosen
 
-    @property
-    def tiers(self) -> frozenset[str]:
-        """HBM, and host memory if weights are offloaded."""
-        return super().tiers | {"hbm"}
-
     def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hook that reads offloaded weights, or copies them ahead."""
         if not any(map(_total, self.offloaded)):
@@ -495,29 +490,38 @@ class VllmOffloadPlan(TensorParallelPlan):
             values = (range(now + 1, most + 1), range(now - 1, -1, -1))
             yield Tunable("cpu_offload_gb", ("strategy", "cpu_offload_gb"), now, values)
 
+    @cached_property
+    def fullest_stage(self) -> int:
+        """Number of the stage with most weights on a GPU."""
+        on_gpu = [
+            stage.weight_bytes - _total(inside)
+            for stage, inside in zip(self.divided.stages, self.offloaded, strict=True)
+        ]
+        return on_gpu.index(max(on_gpu))
+
     @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights, slots and working memory of the GPU that needs most, and all pinned weights of a host."""
-        machine, (tensor, _, data) = self.machine, self.degrees
-        pairs = list(zip(self.divided.stages, self.offloaded, strict=True))
-        stage, inside = max(pairs, key=lambda one: one[0].weight_bytes - _total(one[1]))
-        terms = [MemoryTerm("hbm", "weights", stage.weight_bytes - _total(inside), remedy=_MORE)]
-        if self.options.group:
-            slots = self.options.step * max(_total([layer]) for layer in inside)
-            terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
-        if self.pinned.size and self.options.tier != "dram":
-            size = self.pinned.size * tensor * data
-            terms.append(MemoryTerm(self.options.tier, "weights", size, remedy=_LESS))
-            layer = max(_total([layer]) for stage in self.offloaded for layer in stage)
-            buffers = 2 * layer * machine.ranks_per_node(self.degrees.ranks)
-            terms.append(MemoryTerm("dram", "buffers of layers on their way", buffers, pinned=True))
-        elif self.pinned.size:
-            each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
-            remedy = "" if self.options.group else _LESS
-            sizes = {"weights": self.pinned.size, "rounding of pinned allocations": self.pinned.rounding}
-            for name, size in sizes.items():
-                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True, remedy=remedy))
-        return (MemoryStage("", (*terms, *self.working_memory(stage))),)
+    def fullest(self) -> ModelShape:
+        """Part of the model on the GPUs that need most memory."""
+        return self.divided.stages[self.fullest_stage]
+
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Weights of the GPU that needs most, and all pinned weights of a host, or those on the tier of a
+        what-if."""
+        (tensor, _, data), pinned, tier = self.degrees, self.pinned, self.options.tier
+        for one in super().held_weights:
+            yield one._replace(size=one.size - _total(self.offloaded[self.fullest_stage]))
+        if not pinned.size:
+            return
+        if tier != "dram":
+            yield Held(tier, "weights", pinned.size * tensor * data, remedy=_LESS, kind="weights")
+            return
+        nodes, remedy = self.machine.nodes_of(self.degrees.ranks), "" if self.options.group else _LESS
+        host = {"weights": pinned.size, ROUNDING: pinned.rounding}
+        kinds: tuple[HeldKind, ...] = ("weights", "working")
+        for (name, size), kind in zip(host.items(), kinds, strict=True):
+            held = -(-size * tensor * data // nodes)
+            yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
 
 
 def _total(layers: Sequence[Weights]) -> int:

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape
-from simoffload.results import Estimate, MemoryStage, MemoryTerm
+from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind, TrainingSettings
-from simoffload.strategies.memory import Activations, activations_of, pinned_rounding, system_memory
+from simoffload.strategies.held import INITIALISATION, Held, HeldKind
+from simoffload.strategies.memory import ROUNDING, Activations, activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import PAGED, moments, paged
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
 from simoffload.workload import Training
@@ -365,7 +366,7 @@ _OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
 _SUB_GROUP = "lower sub_group_size"
 
 
-def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def gpu_initialisation(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the need at start-up: stage 3 partitions each parameter when it is made; moments do not exist
     yet."""
     return (
@@ -376,7 +377,7 @@ def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     )
 
 
-def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def gpu_micro_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the need of a micro-step, the largest of four: during the loss, the gradient of the output
     layer, the backward pass of a layer while gradients are reduced, and the gradient of the embedding."""
     worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
@@ -389,7 +390,7 @@ def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     )
 
 
-def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def gpu_optimizer_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the need of the optimizer step, in which only stage 3 keeps its bucket."""
     return (
         *_gpu_states(memory, moments=True),
@@ -400,7 +401,7 @@ def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     )
 
 
-def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def gpu_overflow_check(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the need of the search for overflow, which is in host memory if the optimizer is offloaded."""
     check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
     return (
@@ -415,26 +416,28 @@ def gpu_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
+def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[Held]:
     states, settings = memory.states, memory.settings
     if memory.stage < 3 or memory.state.weights_on == "hbm":
         name = "parameters" if memory.stage < 3 else "parameter partition"
-        yield _term(name, states.parameters, "set stage 3, or offload_param.device")
+        yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
     if memory.state.weight_bits is not None:
         frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
         yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0), "")
     if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
         present = moments or memory.stage == 3
-        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER)
-        yield _term("master weights", states.master, _OPTIMIZER)
-        yield _term("optimizer moments", states.moments - memory.paged if moments else 0, _OPTIMIZER)
-        yield _term(PAGED, memory.paged if moments else 0, _OPTIMIZER)
+        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER, "optimizer")
+        yield _term("master weights", states.master, _OPTIMIZER, "optimizer")
+        size, pages = (states.moments - memory.paged, memory.paged) if moments else (0, 0)
+        yield _term("optimizer moments", size, _OPTIMIZER, "optimizer")
+        yield _term(PAGED, pages, _OPTIMIZER, "optimizer")
     elif memory.state.on_gpu:
         numel = sum(group.numel for group in memory.state.on_gpu)
         adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0
         size = 2 * SINGLE * numel + adam
-        yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
+        remedy = "raise offload_optimizer.ratio"
+        yield _term("optimizer states and gradients (ratio)", size, remedy, "optimizer")
     if memory.stage in (1, 2) and memory.state.offloads_optimizer:
         yield _term("gradient on its way to the host", memory.largest * memory.size, "")
     if settings.zenflow is not None and moments:
@@ -446,7 +449,7 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
 
 
-def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _buckets(memory: TrainingMemory) -> Iterator[Held]:
     """Return the buckets of ``reduce_bucket_size`` in which gradients are collected
     (``contiguous_gradients``)."""
     settings = memory.settings
@@ -460,7 +463,7 @@ def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("reduce bucket", settings.reduce_bucket_size * memory.size, _BUCKET)
 
 
-def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
+def _instants(memory: TrainingMemory) -> Iterator[tuple[Held, ...]]:
     acts, checkpoints = memory.activations, memory.workload.gradient_checkpointing
     fewer = _BATCH if checkpoints else _KEPT
     name = "checkpoints" if checkpoints else "activations of the other layers"
@@ -486,7 +489,7 @@ def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
     yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
 
 
-def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
+def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[Held]:
     """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers nothing."""
     params, peak = memory.settings.params, memory.peak
     direct = params.copies_directly(memory.ranks)
@@ -500,16 +503,16 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]
         kept = max(params.max_live_parameters, params.max_reuse_distance)
         held, batch = min(total, kept + batch), min(total, batch)
     name = "gathered parameters" if reducing else "gathered parameters, peak"
-    yield _term(name, held * memory.size, _FETCH)
+    yield _term(name, held * memory.size, _FETCH, "staging")
     if not direct:
-        yield _term("all-gather buffer", batch * memory.size, _FETCH)
+        yield _term("all-gather buffer", batch * memory.size, _FETCH, "staging")
 
 
 def _largest(weights: Iterable[Weight]) -> int:
     return max((one.numel for one in weights), default=0)
 
 
-def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
+def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[Held]:
     """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and the
     norm of its largest part.
 
@@ -533,7 +536,7 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
         yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk, "")
 
 
-def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _update(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of flattening and casting gradients for the optimizer: by sub-group in stage 3, else
     all."""
     gradient = memory.settings.gradient_bytes
@@ -547,7 +550,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     yield _term("gradients in single precision", max(norm, copies), remedy)
 
 
-def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _start_of_stage_3(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
     yield _term(
         "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
@@ -558,7 +561,7 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP)
 
 
-def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _start_below_stage_3(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of the model and of a second, flat copy if there is room for it (since DeepSpeed
     0.19.0)."""
     if memory.stage and not memory.flattens_on_host:
@@ -570,55 +573,54 @@ def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("own part of the parameters, copied", memory.size * memory.partitions.part, "")
 
 
-def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _swap_pool(memory: TrainingMemory) -> Iterator[Held]:
     """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
-        yield _term(
-            "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"
-        )
+        remedy = "lower offload_param.buffer_count or buffer_size"
+        yield _term("swap buffers", memory.parameter_buffers, remedy, "staging")
 
 
-def _context(memory: TrainingMemory) -> MemoryTerm:
+def _context(memory: TrainingMemory) -> Held:
     return _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes, "")
 
 
-def _term(name: str, size: int, remedy: str) -> MemoryTerm:
-    return MemoryTerm("hbm", name, size, remedy=remedy)
+def _term(name: str, size: int, remedy: str, kind: HeldKind = "working") -> Held:
+    return Held("hbm", name, size, remedy=remedy, kind=kind)
 
 
 # -- on all tiers --------------------------------------------------------------------------------------
 
 
-INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
 OPTIMIZER_STEP = "optimizer step"
 OVERFLOW_CHECK = "overflow check"
 _STATES = 3
 
 
-def training_stages(
+def held_in_training(
     state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
-) -> tuple[MemoryStage, ...]:
-    """Return the memory of a run at three stages, at stage 3 in float16 also in the search for overflow.
+) -> Iterator[Held]:
+    """Yield what tiers hold at three stages of a run, at stage 3 in float16 also in the search for overflow.
 
     ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
     used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
     from the prefetch bucket and the largest module for a single call.
     """
     memory = TrainingMemory(state, workload, machine, peak)
-    begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
-    check = MemoryStage(OVERFLOW_CHECK, (*gpu_overflow_check(memory), *_host_overflow_check(memory), *steady))
-    return (
-        MemoryStage(
-            INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
-        ),
-        MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
-        *([check] if state.checks_overflow else []),
-        MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
-    )
+    found = {
+        INITIALISATION: (gpu_initialisation, _host_initialisation),
+        MICRO_STEP: (gpu_micro_step, _host_micro_step),
+        OVERFLOW_CHECK: (gpu_overflow_check, _host_overflow_check),
+        OPTIMIZER_STEP: (gpu_optimizer_step, _host_optimizer_step),
+    }
+    for stage, (on_gpu, in_host) in found.items():
+        if stage != OVERFLOW_CHECK or state.checks_overflow:
+            stored = _storage(memory, started=stage != INITIALISATION)
+            for one in (*on_gpu(memory), *in_host(memory), *stored):
+                yield one._replace(stage=stage)
 
 
-def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
+def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[Held]:
     """Return the storage that all ranks need; at start-up (not ``started``) moments and gradients do not
     exist."""
     state, places = memory.state, memory.state.places
@@ -626,20 +628,20 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
         # Files of partitions that max_in_cpu keeps in memory are not removed.
         sizes = Counter(memory.parameter_sizes)
         size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
-        yield MemoryTerm(places.weights, "parameters", places.ranks * size)
-    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
-    if not states:
+        yield Held(places.weights, "parameters", places.ranks * size, kind="weights")
+    if state.settings.optimizer_device != "nvme":
         return
+    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
     name = "master weights and moments" if started else "master weights"
     count = _STATES if started else 1
-    yield MemoryTerm(places.optimizer, name, places.ranks * count * states)
+    yield Held(places.optimizer, name, places.ranks * count * states, kind="optimizer")
     if started:
         smallest = state.settings.params.min_swap_bytes
         pieces = Counter(
             SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors
         )
         size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
-        yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)
+        yield Held(places.optimizer, "gradients", places.ranks * size, kind="optimizer")
 
 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
@@ -657,7 +659,7 @@ _COPY_IN_16_BIT = (0, 17, 0)
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
-def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_initialisation(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
     model.
 
@@ -675,7 +677,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
 
 
-def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_micro_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in forward and backward of a later step."""
     ledger = _state_ledger(memory, moments=True)
     ledger.add(
@@ -686,7 +688,7 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return ledger.terms()
 
 
-def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_optimizer_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in the optimizer step: states, casts, and in the first step moments that are not
     yet on storage."""
     ledger = _state_ledger(memory, moments=True)
@@ -699,7 +701,7 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return ledger.terms()
 
 
-def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_overflow_check(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in the search for overflow, before any sub-group is updated."""
     ledger = _state_ledger(memory, moments=True)
     if memory.state.offloads_optimizer:
@@ -711,8 +713,11 @@ def _state_ledger(memory: TrainingMemory, *, moments: bool) -> _Ledger:
     """Return the host memory of the states, which is needed at every stage; ``moments`` exist from the first
     step."""
     ledger = _ledger(memory)
+    ledger.kind = "weights"
     _weights(memory, ledger)
+    ledger.kind = "optimizer"
     _optimizer(memory, ledger, moments=moments)
+    ledger.kind = "working"
     return ledger
 
 
@@ -884,7 +889,9 @@ class _Ledger:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._terms: list[MemoryTerm] = []
+        self.kind: HeldKind = "working"
+        """What is added now."""
+        self._terms: list[Held] = []
         self._rounding = 0
 
     def add(
@@ -906,15 +913,15 @@ class _Ledger:
         """Add swap buffers that DeepSpeed page-locks (since 0.19.4), whose sizes are not rounded."""
         self._put(name, size, True, remedy)
 
-    def once(self, term: MemoryTerm) -> None:
+    def once(self, term: Held) -> None:
         """Add an allocation that exists once per host."""
         self._terms.append(term)
 
-    def terms(self) -> tuple[MemoryTerm, ...]:
+    def terms(self) -> tuple[Held, ...]:
         """Return the memory terms of the host, including those for rounding."""
-        rounding = MemoryTerm(
+        rounding = Held(
             "dram",
-            "rounding of pinned allocations",
+            ROUNDING,
             self._rounding * self._ranks,
             pinned=True,
             remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
@@ -923,5 +930,5 @@ class _Ledger:
 
     def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
         if size:
-            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
-            self._terms.append(term)
+            held = Held("dram", name, size * self._ranks, pinned, remedy, once, kind=self.kind)
+            self._terms.append(held)

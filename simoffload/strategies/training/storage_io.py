@@ -19,7 +19,7 @@ from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.units import plural
 
-_PARAMS = "16-bit parameters"
+_PARAMS = "parameters"
 
 
 class Transfer(NamedTuple):
@@ -129,13 +129,17 @@ def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
     return StorageStage(name, tuple(one for one in transfers if one.sizes and one.times))
 
 
-def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
-    """Sum the bytes read and the bytes written for each tier."""
+def sums_of(
+    stages: Sequence[StorageStage],
+    measure: Callable[[Transfer], int],
+    by: Callable[[Transfer], str] = lambda one: one.tier,
+) -> dict[str, tuple[int, int]]:
+    """Sum the bytes read and the bytes written, by default for each tier."""
     sums: dict[str, tuple[int, int]] = {}
     for transfer in (one for stage in stages for one in stage.transfers):
-        read, written = sums.get(transfer.tier, (0, 0))
+        read, written = sums.get(by(transfer), (0, 0))
         size = measure(transfer)
-        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
+        sums[by(transfer)] = (read, written + size) if transfer.written else (read + size, written)
     return sums
 
 
