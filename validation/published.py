@@ -92,7 +92,7 @@ PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {
     "space_gib": lambda scenario: (
         sum(use.needed for use in fit(scenario).capacity if use.kind not in {"hbm", "dram"}) / _GIB
     ),
-    "checkpoint_gib": lambda scenario: scenario.plan().movable[0] / _GIB,
+    "checkpoint_gib": lambda scenario: scenario.plan().saved.size / _GIB,
     # all of the model's parameters on one rank
     "cpu_adam_ms": lambda scenario: 1e3 * _adam(scenario, scenario.model.num_parameters),
     "cpu_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION),

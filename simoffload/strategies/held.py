@@ -6,7 +6,7 @@ cache, optimizer states, files and working memory. Everything else here is deriv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -56,9 +56,14 @@ class Held(NamedTuple):
 
 def memory_stages(plan: Plan) -> tuple[MemoryStage, ...]:
     """Return the memory that each tier must hold at each stage of the run."""
-    always = [one.term for one in plan.held if not one.stage]
+    return stages_of(plan.held)
+
+
+def stages_of(held: Sequence[Held]) -> tuple[MemoryStage, ...]:
+    """Return the memory at each stage of what is held."""
+    always = [one.term for one in held if not one.stage]
     stages: dict[str, list[MemoryTerm]] = {}
-    for one in plan.held:
+    for one in held:
         if one.stage:
             stages.setdefault(one.stage, []).append(one.term)
     return tuple(

@@ -10,6 +10,7 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.models import FAMILIES
 from simoffload.scenario import resolve
+from simoffload.strategies.held import memory_stages
 
 BATCH, PROMPT, STEPS = 3, 9000, 40
 LONGEST = PROMPT + STEPS
@@ -66,7 +67,7 @@ def terms(shape: Shape, *, steps: int = STEPS, **strategy: Any) -> dict[tuple[st
     model = {"name": shape.name, "dtype": "bfloat16"}
     content = {"name": "cache", "model": model, "platform": "dgx-h200", "workload": work}
     found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
-    (stage,) = found.plan().memory_stages
+    (stage,) = memory_stages(found.plan())
     return {(one.tier, one.name): one.size for one in stage.terms}
 
 

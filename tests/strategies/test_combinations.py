@@ -70,7 +70,7 @@ class Found(NamedTuple):
     def held(self, name: str) -> Counter[str]:
         """Bytes of a name by tier, of the last stage of the run."""
         sizes = Counter[str]()
-        for one in self.plan.memory_stages[-1].terms:
+        for one in self.plan.held:
             if one.name == name:
                 sizes[one.tier] += one.size
         return sizes
@@ -118,7 +118,7 @@ def test_bytes_are_conserved_whatever_the_cache_is(weights: str) -> None:
         assert one.held("weights") == held, cache
         warned = any("what if: " in text for text in one.result.warnings)
         assert warned == answer.startswith("what-if: "), cache
-        on_gpu = sum(one.size for one in one.plan.memory_stages[-1].terms if one.tier == "hbm")
+        on_gpu = sum(one.size for one in one.plan.held if one.tier == "hbm")
         staged = FIRST_LINEAR // one.plan.degrees.tensor if one.step.weights else 0
         if "in place" not in weights:
             assert on_gpu >= held["hbm"] + staged, cache

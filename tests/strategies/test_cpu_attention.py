@@ -16,6 +16,7 @@ from simoffload.models import Sequences, load_model
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
+from simoffload.strategies.held import memory_stages
 
 BATCH, PROMPT = 16, 512
 ON_CPU = {"tier": "dram", "implementation": "cpu_attention"}
@@ -201,7 +202,7 @@ def test_shortcuts_change_nothing(model: str) -> None:
 
 
 def terms(**keys: Any) -> dict[tuple[str, str], tuple[int, bool]]:
-    (stage,) = scenario(**keys).plan().memory_stages
+    (stage,) = memory_stages(scenario(**keys).plan())
     return {(one.tier, one.name): (one.size, one.pinned) for one in stage.terms}
 
 

@@ -15,6 +15,7 @@ from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.models import Sequences
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies.held import memory_stages
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {
@@ -260,7 +261,7 @@ def test_a_quantized_cache_is_decoded_in_every_step() -> None:
 
 
 def terms(**keys: Any) -> dict[tuple[str, str], int]:
-    (stage,) = scenario(**keys).plan().memory_stages
+    (stage,) = memory_stages(scenario(**keys).plan())
     return {(one.tier, one.name): one.size for one in stage.terms}
 
 

@@ -19,6 +19,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Phase
+from simoffload.strategies.held import memory_stages, traffic
 from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
 from simoffload.strategies.passes.streams import DEPTH, REQUEST
 
@@ -171,8 +172,8 @@ def test_every_gpu_moves_its_heads(model: str) -> None:
     assert moved(found, Sequences(BATCH, 1, PROMPT + 1)) == expected(
         "raid", read=read, stored=stored, layers=layers
     )
-    (traffic,) = found.plan().facts.traffic
-    assert traffic.written == 4 * layers * 2 * sum(
+    (stored,) = traffic(found.plan())
+    assert stored.written == 4 * layers * 2 * sum(
         ceil(BATCH * tokens * heads * 128 / 4096) * 4096 for tokens in (PROMPT, 1, 1, 1)
     )
 
@@ -418,7 +419,7 @@ def test_only_steps_that_are_simulated_are_written(kind: str, monkeypatch: pytes
 
 
 def terms(**keys: Any) -> dict[tuple[str, str], int]:
-    (stage,) = scenario(**keys).plan().memory_stages
+    (stage,) = memory_stages(scenario(**keys).plan())
     return {(one.tier, one.name): one.size for one in stage.terms}
 
 
@@ -495,9 +496,9 @@ def test_drives_wear_by_what_is_written() -> None:
     result: Any = so.simulate(scenario(cache=cache("raid")))
     row = ceil(BATCH * 1024 * 2 / 4096) * 4096
     written = 64 * (BATCH * PROMPT * 1024 * 2 + 3 * row)
-    (traffic,) = result.traffic
-    assert (traffic.tier, traffic.written) == ("raid", written)
-    assert traffic.read == 64 * sum(BATCH * (PROMPT + one) * 1024 * 2 for one in range(3))
+    (stored,) = result.traffic
+    assert (stored.tier, stored.written) == ("raid", written)
+    assert stored.read == 64 * sum(BATCH * (PROMPT + one) * 1024 * 2 for one in range(3))
     (worn,) = result.drive_lifetime
     assert worn.drive_lifetime.per_step == written
     assert worn.unit == "generation"

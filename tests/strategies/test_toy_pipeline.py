@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,12 +16,11 @@ from simoffload.cli.sources import with_strategy
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
 from simoffload.strategies.base import Placement, refused
-from simoffload.strategies.memory import working_memory
+from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference
@@ -80,7 +79,6 @@ class PipedPlan(InferencePlan):
     workload: Inference
     machine: Machine
     cpu_layers: int
-    target: str = "hbm"
     warnings: tuple[str, ...] = ()
 
     @property
@@ -88,16 +86,12 @@ class PipedPlan(InferencePlan):
         return self.model.weight_bytes // self.model.num_hidden_layers
 
     @property
-    def tiers(self) -> frozenset[str]:
-        return frozenset({"hbm", "dram"} if self.cpu_layers else {"hbm"})
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
+    def held_weights(self) -> Iterator[Held]:
         half = self.layer_bytes * (self.model.num_hidden_layers // 2)
-        terms = [MemoryTerm("hbm", "the layers of a stage", half)]
+        yield Held("hbm", "the layers of a stage", half, kind="weights")
         if self.cpu_layers:
-            terms.append(MemoryTerm("dram", "the layers of the CPU", self.cpu_layers * self.layer_bytes))
-        return (MemoryStage("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
+            size = self.cpu_layers * self.layer_bytes
+            yield Held("dram", "the layers of the CPU", size, kind="weights")
 
     @property
     def modules(self) -> tuple[Module, ...]:

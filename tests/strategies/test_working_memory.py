@@ -9,6 +9,7 @@ import pytest
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.models import load_model
 from simoffload.scenario import resolve
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.memory import activation_bytes, cache_bytes
 from simoffload.workload import Inference
 
@@ -39,7 +40,7 @@ def test_a_paged_cache_has_whole_blocks(kind: dict[str, Any], form: str | None, 
     content = {"name": "blocks", "model": "llama-3.1-8b", "platform": "dgx-h200", "workload": work}
     strategy = {**kind, "kv_cache": {"format": form}}
     found = resolve(parse_yaml(yaml_text({**content, "strategy": strategy}), name="s.yaml"))
-    (stage,) = found.plan().memory_stages
+    (stage,) = memory_stages(found.plan())
     (cache,) = (one.size for one in stage.terms if one.name == "key-value cache")
     assert cache == 400 * 2 * 16 * 32 * 2 * 8 * 128 * element
 
