@@ -315,6 +315,19 @@ def test_kinds_are_known() -> None:
     assert {"CheckpointStorage", "Fsdp", "Resident", "ZeroInference", "ZeroInferencePlan"} < KINDS
 
 
+MOST_MEMBERS = 10
+"""Public members of Plan, which whoever writes a plan must know."""
+DERIVED = r"memor|tier|target|traffic|plac|movable|capacity|stage"
+"""What is derived from ``Plan.held`` instead, in ``strategies.held`` alone."""
+
+
+def test_a_plan_has_few_members_and_none_that_follows_from_what_it_holds() -> None:
+    members = {name for name in (*vars(Plan), *Plan.__annotations__) if not name.startswith("_")}
+    assert {"held", "phases", "basis"} < members
+    assert len(members) <= MOST_MEMBERS, sorted(members)
+    assert not [name for name in members if re.search(DERIVED, name)]
+
+
 def test_no_exception_outlives_its_reason() -> None:
     copying = {source.path for source in SOURCES if "model_copy(" in source.text}
     assert set(OWN_VALUES) <= copying

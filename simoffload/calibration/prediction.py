@@ -221,7 +221,7 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     "copy" is a rank's offloaded bytes over one GPU's rate from host memory; "read" its bytes on storage over
     its share of the storage's rate; "gather" received bytes over the GPU's own links (PCIe if it has none);
     "flops" FLOP over the data sheet's peak; "hbm" bytes over the rate of HBM. Persistent parameters are not
-    moved.
+    stored.
     """
     machine, place, model = plan.machine, plan.placement, plan.model
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
@@ -263,10 +263,10 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
         adam = DEEPSPEED_ADAM * trained * here / machine.host.memory_bandwidth.value
         size = (steps * settings.gradient_bytes + SINGLE) * trained
         up = size / _top(machine, machine.device_to_host(0, pinned=True))
-    for moved in traffic(plan):
-        read = _top(machine, machine.storage_read(moved.tier, 0), sharing=here)
-        write = _top(machine, machine.storage_write(moved.tier, 0), sharing=here)
-        adam += (moved.read / read + moved.written / write) / places.ranks
+    for stored in traffic(plan):
+        read = _top(machine, machine.storage_read(stored.tier, 0), sharing=here)
+        write = _top(machine, machine.storage_write(stored.tier, 0), sharing=here)
+        adam += (stored.read / read + stored.written / write) / places.ranks
     times = {"forward": forward, "backward": max(back, copies, up), "optimizer": adam}
     return times | {"step": sum(times.values())}
 

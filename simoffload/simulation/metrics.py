@@ -155,7 +155,7 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
     each other without a pause."""
     machine, here = scenario.machine, scenario.machine.gpus_per_node
     time = max(result.e2e_s or 0.0, result.kv_store_s or 0.0)
-    moved = traffic(plan)
+    transfers = traffic(plan)
     hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]
     worn = (
         tier_lifetime(
@@ -165,12 +165,12 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
             time_s=time,
             unit="generation",
         )
-        for one in moved
+        for one in transfers
         if time and one.tier in machine.topology.targets
     )
     found = tuple(one for one in worn if one is not None)
     warnings = (*result.warnings, *lifetime_warnings(found))
-    return replace(result, traffic=moved, drive_lifetime=found, warnings=warnings)
+    return replace(result, traffic=transfers, drive_lifetime=found, warnings=warnings)
 
 
 def _too_many_blocks(result: InferenceResult) -> tuple[str, ...]:

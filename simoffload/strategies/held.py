@@ -103,8 +103,8 @@ def movable(plan: Plan) -> tuple[int, str]:
 def traffic(plan: Plan) -> tuple[StorageTraffic, ...]:
     """Return the bytes that one step, or one generation, moves to and from each tier of storage."""
     sums: dict[str, tuple[int | Fraction, int | Fraction]] = {}
-    moved = {(one.tier, one.name): one.traffic for one in plan.held if one.traffic is not None}
-    for (tier, _), moving in moved.items():  # what is held at several stages moves once
+    transfers = {(one.tier, one.name): one.traffic for one in plan.held if one.traffic is not None}
+    for (tier, _), moving in transfers.items():  # what is held at several stages moves once
         before, now = sums.get(tier, (0, 0)), moving()
         sums[tier] = before[0] + now[0], before[1] + now[1]
     return tuple(StorageTraffic(tier, round(read), round(written)) for tier, (read, written) in sums.items())

@@ -98,7 +98,7 @@ class HookedPlan(InferencePlan):
 
     @property
     def held_weights(self) -> Iterator[Held]:
-        """Weights in their homes."""
+        """Weights in the homes of their tensors."""
         return held_weights(self.homes.all, copies=self.machine.ranks_per_node(self.strategy.ranks))
 
     def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:

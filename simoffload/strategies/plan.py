@@ -267,7 +267,7 @@ class InferencePlan(Plan):
 
     @property
     def held_weights(self) -> Iterable[Held]:
-        """Weights in their homes."""
+        """Weights in the homes of their tensors."""
         return ()
 
     @property

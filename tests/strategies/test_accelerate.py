@@ -21,7 +21,7 @@ from simoffload.models import load_model
 from simoffload.scenario import resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement
-from simoffload.strategies.held import target
+from simoffload.strategies.held import state_tiers, target
 from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.programs.device_map import ModuleTree, homes_of
@@ -308,7 +308,10 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
     }
     found = resolve(parse_yaml(yaml_text(text), name="s.yaml")).plan()
     assert isinstance(found, AcceleratePlan)
-    caches = [next(one.size for one in terms if one.name == "key-value cache") for terms in found.on_gpus]
+    caches = [
+        next(one.size for one in terms if one.name == "key-value cache")
+        for terms in map(found._on_gpu, range(found.driven))
+    ]
     each = 4 * 14 * 2 * 4 * 128 * 2
     assert caches == [each * 31_999, each * 4096]
 
@@ -515,7 +518,7 @@ def test_memory_on_disk_and_in_memory(on_disk: Path) -> None:
     assert sizes["dram", "tensor read from disk"] == 2 * 1024 * 4096
     assert sizes["hbm", "offloaded module, largest"] == 2 * 1024 * 4096
     assert target(found) == "raid4"
-    assert found.tiers == {"hbm", "raid4"}
+    assert state_tiers(found) == {"hbm", "raid4"}
 
 
 # -- places, exports, errors ------------------------------------------------------------------------

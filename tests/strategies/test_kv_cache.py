@@ -175,7 +175,8 @@ def test_layers_may_be_on_fewer_gpus_than_there_are(model: str, gpus: int) -> No
     several = {"kind": "accelerate", "num_gpus": gpus}
     cache = {"tier": "raid", "implementation": "streamed"}
     found = scenario(model=model, strategy=several, cache=cache, prompt_length=100)
-    on_gpus = found.plan().on_gpus  # type: ignore[attr-defined]
+    plan: Any = found.plan()
+    on_gpus = map(plan._on_gpu, range(plan.driven))
     assert any(all("cache" not in term.name for term in one if term.tier == "hbm") for one in on_gpus)
     so.simulate(found)
 

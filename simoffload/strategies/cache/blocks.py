@@ -91,12 +91,12 @@ class BlockMoves:
         nodes, in_memory = machine.nodes_of(self.degrees.ranks), tier.kind == "dram"
         hosts = nodes if in_memory else 1
         remedy = "lower strategy.kv_cache.connector.prefix or batch_size"
-        moved = self.traffic
+        transfers = self.traffic
         found = [
             Held(one.tier, name, -(-size // hosts), in_memory, remedy, kind="cache", traffic=both)
             for name, size, both in (
-                (BLOCK_TERMS[0], known, lambda: (moved.read, 0)),
-                (BLOCK_TERMS[1], new, lambda: (0, moved.written)),
+                (BLOCK_TERMS[0], known, lambda: (transfers.read, 0)),
+                (BLOCK_TERMS[1], new, lambda: (0, transfers.written)),
             )
         ]
         if one.staged(machine):

@@ -431,7 +431,7 @@ class FlexGenPlan(InferencePlan):
 
     @property
     def basis(self) -> Basis:
-        """Costs of operations."""
+        """Costs of operations, on which its times rest."""
         batch = self.workload.model_copy(update={"batch_size": self.gpu_batch_size})
         beyond = tuple(arithmetic_beyond(self.model, batch, self.machine))
         return Basis((self.machine.host.eager_costs.operation,), extrapolations=beyond)
@@ -569,12 +569,12 @@ class FlexGenPlan(InferencePlan):
             ("hidden states", there * self._hidden, "activations", lambda: hidden, hidden),
         )
         return tuple(
-            Held(options.disk, name, size, kind=kind, traffic=partial(self._moved, read, written))
+            Held(options.disk, name, size, kind=kind, traffic=partial(self._transferred, read, written))
             for name, size, kind, read, written in found
             if size
         )
 
-    def _moved(self, read: Callable[[], int], written: int) -> tuple[int, int]:
+    def _transferred(self, read: Callable[[], int], written: int) -> tuple[int, int]:
         """Return bytes that the disk reads and writes, of which the page cache may hold those that are
         read."""
         return 0 if self.cached else read(), written

@@ -264,7 +264,7 @@ class FsdpPlan(StepWork):
 
     @property
     def _tier(self) -> str:
-        """Tier of all states."""
+        """Tier that holds all states."""
         return "dram" if self.strategy.cpu_offload else "hbm"
 
     @cached_property

@@ -890,7 +890,7 @@ class _Ledger:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self.kind: HeldKind = "working"
-        """What is added now."""
+        """What is being added at present."""
         self._terms: list[Held] = []
         self._rounding = 0
 

@@ -225,7 +225,7 @@ class ZeroTrainingPlan(StepWork):
         return replace(super().facts, requests=self.requests, estimates=self.estimates)
 
     @cached_property
-    def _moved(self) -> Mapping[str, tuple[Fraction, Fraction]]:
+    def _transferred(self) -> Mapping[str, tuple[Fraction, Fraction]]:
         """Bytes that one step of all ranks reads and writes of each kind of files."""
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         sums = sums_of(self.steady_io, lambda one: self.places.ranks * one.size, by=lambda one: one.what)
@@ -272,7 +272,7 @@ class ZeroTrainingPlan(StepWork):
 
     def _traffic(self, name: str) -> tuple[Fraction, Fraction]:
         """Return the bytes that all ranks read and write in one step of files with a name."""
-        return self._moved.get(name, (Fraction(0), Fraction(0)))
+        return self._transferred.get(name, (Fraction(0), Fraction(0)))
 
     @cached_property
     def paged_out(self) -> int:
