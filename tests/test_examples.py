@@ -16,6 +16,7 @@ from simoffload.cli import main
 from simoffload.models.families import FAMILIES
 from simoffload.planning.sweep.tasks import check_workers_can_import
 from simoffload.strategies import Strategy, register
+from simoffload.strategies.authoring import Prefetched
 from simoffload.strategies.cache import kv_cache
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.passes.pass_writer import PassWriter
@@ -123,6 +124,24 @@ def test_three_tiers_take_the_time_of_the_closed_form(
     split = f"strategy.pinned={pinned}", f"strategy.pageable={pageable}"
     scenario, result = simulated("three_tiers", *WHOLE, *split)
     assert result.decode[-1].time_s == pytest.approx(expected_time(scenario), rel=0.02)
+
+
+def test_a_layer_brought_for_itself_takes_the_place_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With room for one layer its copy waits for the computation of the layer before."""
+    import three_tiers
+
+    monkeypatch.setattr(PassWriter, "verify", True)
+    work = (*WHOLE, "strategy.pinned=32", "workload.batch_size=8")
+    ahead = simulated("three_tiers", *work)[1]
+    program = three_tiers.ThreeTiers
+    monkeypatch.setattr(program, "hooks", lambda _, plan, __: [Prefetched(plan.homes, ahead=0)])
+    scenario, alone = simulated("three_tiers", *work)
+    plan: Any = scenario.plan()
+    timing = plan.timings.timing(plan.forward("prefill", 64, 64).batch)
+    kernels = sum(timing.compute(one) for modules in plan.model.layers for one in modules) * 1e-12
+    assert alone.ttft_s - ahead.ttft_s == pytest.approx(kernels, rel=0.1)
 
 
 def test_three_tiers_count_their_memory() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from simoffload.cli.arguments import parse
 from simoffload.cli.console import Console, ExitCode
@@ -108,9 +109,23 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
             import traceback
 
             console.note(traceback.format_exc().rstrip())
-        what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
-        console.fail([Problem("", None, None, "", f"internal error: {what} (please report)")])
+        console.fail([_unexpected(error)])
         return ExitCode.FAILED
+
+
+def _unexpected(error: Exception) -> Problem:
+    """Return what to say about an error in code: its place, if it is in a program of the user's own."""
+    import traceback
+    from sysconfig import get_paths
+
+    what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
+    libraries = map(get_paths().get, ("stdlib", "platstdlib", "purelib", "platlib"))
+    known = (str(Path(__file__).parents[1]), *filter(None, libraries), "<")
+    own = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(known)]
+    if own:
+        debug = "SIMOFFLOAD_DEBUG=1 shows the traceback"
+        return Problem(own[-1].filename, own[-1].lineno, None, "", f"error in this code: {what}; {debug}")
+    return Problem("", None, None, "", f"internal error: {what} (please report)")
 
 
 def _unwritable(error: OSError, console: Console) -> int:

@@ -13,7 +13,7 @@ _NONE = "–"
 _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
     "hbm = without offload: weights and optimizer partitioned over all GPUs, all memory counted",
-    f"other columns = with offload to that tier; {_NONE} = does not fit on any number of machines",
+    f"other columns = with offload to that tier; {_NONE} = refused, or fits on no number of machines",
 )
 _LIMITS = (
     "each limit holds with all other settings unchanged",

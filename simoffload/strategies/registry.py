@@ -14,7 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import Strategy, WorkloadKind
+from simoffload.strategies.base import Strategy, TierChoice, WorkloadKind
 
 
 class _Own(NamedTuple):
@@ -74,6 +74,9 @@ def _check_complete(strategy: type[Strategy]) -> None:
         )
     if strange := strategy.tier_keys.keys() - strategy.model_fields.keys():
         raise ValueError(f"{name}.tier_keys: it has no field {', '.join(sorted(strange))}")
+    if unknown := set(strategy.tier_keys.values()).difference(get_args(TierChoice)):
+        choices = " or ".join(f'"{one}"' for one in get_args(TierChoice))
+        raise ValueError(f"{name}.tier_keys: each value is {choices}, got {min(map(repr, unknown))}")
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:

@@ -107,16 +107,24 @@ def test_an_interrupt_that_the_caller_ignores_stays_ignored(program, monkeypatch
 
 @pytest.fixture
 def _mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_args: object, **_options: object) -> None:
-        raise ZeroDivisionError("division\nby zero")
-
-    monkeypatch.setattr("simoffload.simulation.simulate", fail)
+    monkeypatch.setattr("simoffload.simulation.Runner", None)
 
 
 @pytest.mark.usefixtures("_mistake")
 def test_a_mistake_of_ours_is_one_line(program) -> None:
-    line = "error: internal error: ZeroDivisionError: division by zero (please report)\n"
+    line = "error: internal error: TypeError: 'NoneType' object is not callable (please report)\n"
     assert program("run", "small.yaml") == (1, "", line)
+
+
+def test_a_mistake_of_the_user_has_its_place(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr("simoffload.simulation.simulate", fail)
+    status, _, error = program("run", "small.yaml")
+    place = f"{__file__}:{fail.__code__.co_firstlineno + 1}"
+    what = "ZeroDivisionError: division by zero; SIMOFFLOAD_DEBUG=1 shows the traceback"
+    assert (status, error) == (1, f"error: {place}: error in this code: {what}\n")
 
 
 @pytest.mark.usefixtures("_mistake")

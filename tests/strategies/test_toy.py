@@ -115,6 +115,12 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
         tier_keys: ClassVar = {"disk": "storage"}
         kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
 
+    class Driven(Keyless):
+        disk: str = "raid"
+        tier_keys: ClassVar = {"disk": "drives"}
+
+    with pytest.raises(ValueError, match=r"""tier_keys: each value is "any" or "storage", got 'drives'"""):
+        register(Driven)
     with pytest.raises(ValueError, match="Half lacks placements, places, plan, retarget, serves"):
         register(Half)
     with pytest.raises(ValueError, match="kinds of workload are inference, training, checkpoint"):

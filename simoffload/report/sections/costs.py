@@ -273,11 +273,13 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     lines += _price_notes([one.economics for one in found])
     lines += _not_rented(found)
     return (
-        ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(_legend(found)), notes_on_terminal=True),
+        ReportSection(
+            COSTS, (*lines, *warnings), (shown,), tuple(_legend(found, shown.head)), notes_on_terminal=True
+        ),
     )
 
 
-def _legend(found: Sequence[Costed]) -> Iterator[str]:
+def _legend(found: Sequence[Costed], columns: Sequence[str]) -> Iterator[str]:
     """Explain the columns of the table."""
     tokens, share = _tokens(found), found[0].economics.costs.assumption("utilization").value
     used = "is never idle" if share == 1 else f"works {percent(share)} of the time"
@@ -288,7 +290,8 @@ def _legend(found: Sequence[Costed]) -> Iterator[str]:
         pues.setdefault(_pue(one.economics), []).append(one.label)
     pue = "; ".join(text if len(pues) == 1 else f"{', '.join(who)}: {text}" for text, who in pues.items())
     yield f"power: mean during this work; power and J/token exclude the PUE ({pue}), cost and kWh include it"
-    yield f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}"
+    if "work per price" in columns:
+        yield f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}"
     if any(_lifetimes(one.result) for one in found):
         yield "worn out: time until the rated endurance of the drives is used up in continuous operation"
 

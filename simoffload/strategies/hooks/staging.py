@@ -11,7 +11,11 @@ from simoffload.strategies.passes.pass_writer import STAGING, Hook, Part, PassWr
 
 class Prefetched(Hook):
     """Layers are brought to the GPU a number of layers ahead, as soon as the layer before the present one has
-    been computed; what is outside of the layers, when the part begins that uses it."""
+    been computed; what is outside of the layers, when the part begins that uses it.
+
+    A copy from pageable memory takes the host thread, which launches the kernels of the present layer after
+    it, so that such a copy is hidden by no computation, however far ahead.
+    """
 
     streams = STAGING
 
@@ -37,8 +41,8 @@ class Prefetched(Hook):
         first = 0 if at == 0 else at + self._ahead
         for layer in range(first, min(at + self._ahead + 1, len(layers))):
             for home, sizes in layers[layer].items():
-                if layer == at:
-                    out.stage(self, sizes, home)
+                if layer == at:  # into the place of the layer before
+                    out.stage(self, sizes, home, after=out.on_gpu())
                 else:
                     out.stage(self, sizes, home, layer=layer, after=out.on_gpu())
 

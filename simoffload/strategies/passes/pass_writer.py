@@ -470,7 +470,7 @@ class PassWriter(StreamWriter):
         thread ``call_s`` [s] for each tensor, by default a PyTorch operation, and from pageable memory all of
         its time. Files are read into pinned buffers in requests of ``block`` [B], of which ``depth`` are in
         flight; mapped ones are copied by the host thread. Tensors in the GPU's memory, or read in place, are
-        not brought at all.
+        not brought at all. The hook ``holds`` the room on the GPU and two pinned buffers for files.
         """
         if not sizes or home.in_place or self.machine.tiers[home.tier].kind == "hbm":
             return
