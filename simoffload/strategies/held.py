@@ -22,6 +22,9 @@ HeldKind = Literal["weights", "optimizer", "cache", "activations", "checkpoints"
 """What is held: states that have their home on a tier, what is staged on its way to a GPU, or what is needed
 for work beside both."""
 
+Traffic = Callable[[], tuple[int | Fraction, int | Fraction]]
+"""Function that returns what is read from a tier and written to it [B]."""
+
 _STATES = frozenset({"weights", "optimizer", "cache", "activations", "checkpoints"})
 
 
@@ -43,9 +46,9 @@ class Held(NamedTuple):
     kind: HeldKind = "working"
     stage: str = ""
     """Name of the stage of the run in which it is held; "" for all of them."""
-    traffic: Callable[[], tuple[int | Fraction, int | Fraction]] | None = None
-    """Function that returns what all ranks read from it and write to it [B], in one step of training or in
-    one generation; None for what no storage holds."""
+    traffic: Traffic | None = None
+    """What all ranks read from it and write to it, in one step of training or in one generation; None for
+    what no storage holds."""
 
     @property
     def term(self) -> MemoryTerm:

@@ -296,13 +296,9 @@ class InferencePlan(Plan):
         if not part.groups:
             return ()
         if cache.streamed:
-            parts = self.cached_parts
-            found = streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
-            if cache.tier == "dram":
-                return found
-            return tuple(
-                one._replace(traffic=self._streamed_traffic) if one.tier == cache.tier else one
-                for one in found
+            parts, moving = self.cached_parts, self._streamed_traffic
+            return streamed_memory(
+                cache, part, work, self.machine, copies=copies, parts=parts, traffic=moving
             )
         if cache.attends_on_cpu:
             return cpu_attention_memory(cache, part, work, copies=copies)

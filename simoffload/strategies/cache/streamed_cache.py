@@ -30,7 +30,7 @@ from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Sequences
 from simoffload.strategies.cache.cache_updates import LayerUpdate, tensor_sizes
 from simoffload.strategies.cache.kv_cache import KvCache
-from simoffload.strategies.held import Held
+from simoffload.strategies.held import Held, Traffic
 from simoffload.strategies.memory import cache_term, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
 
@@ -127,7 +127,14 @@ def streamed_traffic(
 
 
 def streamed_memory(
-    cache: KvCache, part: ModelShape, workload: Inference, machine: Machine, *, copies: int, parts: Parts
+    cache: KvCache,
+    part: ModelShape,
+    workload: Inference,
+    machine: Machine,
+    *,
+    copies: int,
+    parts: Parts,
+    traffic: Traffic,
 ) -> tuple[Held, ...]:
     """Return the memory of the cache: of one GPU with ``part`` of the model, of a host with ``copies`` such
     parts, and of a tier for the ``parts`` of all GPUs.
@@ -148,7 +155,7 @@ def streamed_memory(
         stored = sum(
             gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
         )
-        found.append(cache_term(cache.tier, stored))
+        found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
         pinned = list(_buffers(cache, part, workload))
         name, size = "buffers of the cache", copies * sum(pinned)
         found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))

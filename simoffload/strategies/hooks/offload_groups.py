@@ -6,7 +6,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -116,7 +116,8 @@ class Prefetch(_Offloaded):
 
     def holds(self) -> Iterator[Held]:
         """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
-        options, sizes = self._plan.options, [list(map(_bytes, stage)) for stage in self._plan.offloaded]
+        options = self._plan.options
+        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
         slots = options.step * max(sizes[self._plan.fullest_stage])
         yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
         if options.tier != "dram":
@@ -141,5 +142,6 @@ class Prefetch(_Offloaded):
             out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
 
 
-def _bytes(layer: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(size for one in layer.values() for size in one)
+def size_of(layers: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
+    """Return the size [B] of the offloaded tensors of some layers."""
+    return sum(size for layer in layers for one in layer.values() for size in one)

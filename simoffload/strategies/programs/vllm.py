@@ -33,7 +33,7 @@ from simoffload.strategies.base import Placement, Plan, refused
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
+from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings, size_of
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (
@@ -389,7 +389,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     def _uncompared(self) -> list[str]:
         """Return also what is said of weights in host memory: kernels of runs read some there, but none were
         prefetched."""
-        if not any(map(_total, self.offloaded)):
+        if not any(map(size_of, self.offloaded)):
             return super()._uncompared()
         found = unserved_in_place(self.stored_weights, self.machine.accelerator.name)
         return [*super()._uncompared(), *(["served prefetched layers"] if self.options.group else found)]
@@ -426,7 +426,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     @cached_property
     def weight_moves(self) -> int:
         """How often a prefill brings an offloaded weight over the link, on average over their bytes."""
-        stored = sum(map(_total, self.offloaded))
+        stored = sum(map(size_of, self.offloaded))
         if not stored or self.options.group:
             return len(self.chunks) if stored else 0
         total, rows = 0.0, self.machine.accelerator.reads.rows.value
@@ -443,7 +443,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     def facts(self) -> Facts:
         """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
         found = replace(super().facts, weight_moves=self.weight_moves)
-        if self.options.tier == "dram" or not any(map(_total, self.offloaded)):
+        if self.options.tier == "dram" or not any(map(size_of, self.offloaded)):
             return found
         return found.what_if("vLLM prefetches layers from host memory only")
 
@@ -465,7 +465,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         }
         layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
         if not group:
-            spent = accumulate((_total([one]) for one in layers), initial=0)
+            spent = accumulate((size_of([one]) for one in layers), initial=0)
             return tuple(_within(budget - before, one) for before, one in zip(spent, layers, strict=False))
         chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
@@ -476,7 +476,7 @@ class VllmOffloadPlan(TensorParallelPlan):
 
     def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hook that reads offloaded weights, or copies them ahead."""
-        if not any(map(_total, self.offloaded)):
+        if not any(map(size_of, self.offloaded)):
             return ()
         return (Prefetch(self) if self.options.group else ReadInPlace(self),)
 
@@ -494,7 +494,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     def fullest_stage(self) -> int:
         """Number of the stage with most weights on a GPU."""
         on_gpu = [
-            stage.weight_bytes - _total(inside)
+            stage.weight_bytes - size_of(inside)
             for stage, inside in zip(self.divided.stages, self.offloaded, strict=True)
         ]
         return on_gpu.index(max(on_gpu))
@@ -510,7 +510,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         what-if."""
         (tensor, _, data), pinned, tier = self.degrees, self.pinned, self.options.tier
         for one in super().held_weights:
-            yield one._replace(size=one.size - _total(self.offloaded[self.fullest_stage]))
+            yield one._replace(size=one.size - size_of(self.offloaded[self.fullest_stage]))
         if not pinned.size:
             return
         if tier != "dram":
@@ -522,10 +522,6 @@ class VllmOffloadPlan(TensorParallelPlan):
         for (name, size), kind in zip(host.items(), kinds, strict=True):
             held = -(-size * tensor * data // nodes)
             yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
-
-
-def _total(layers: Sequence[Weights]) -> int:
-    return sum(size for layer in layers for one in layer.values() for size in one)
 
 
 def _within(budget: int, sizes: Weights) -> Weights:

@@ -259,16 +259,11 @@ class ZeroTrainingPlan(StepWork):
     def held(self) -> tuple[Held, ...]:
         """What each tier holds at each stage of the run."""
         found = held_in_training(self.state, self.workload, self.machine, peak=self.peak)
+        stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
         return tuple(
-            one._replace(traffic=partial(self._traffic, one.name)) if one.tier in self._storage else one
+            one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
             for one in with_paging(found, self.machine, per_host=self.processes)
         )
-
-    @property
-    def _storage(self) -> set[str]:
-        """Tiers of storage that hold states."""
-        tiers = self.machine.tiers
-        return {one for one in (self.places.weights, self.places.optimizer) if tiers[one].is_storage}
 
     def _traffic(self, name: str) -> tuple[Fraction, Fraction]:
         """Return the bytes that all ranks read and write in one step of files with a name."""
