@@ -14,13 +14,13 @@ from simoffload.strategies.authoring import (
     STAGING,
     Dependency,
     ForwardPass,
+    Held,
     Home,
     Homes,
     Hook,
     HookedPlan,
     HookedStrategy,
     Machine,
-    MemoryTerm,
     ModelShape,
     Part,
     PassWriter,
@@ -59,10 +59,10 @@ class Checked(Hook):
                 else:
                     out.promise(layer, check, number)
 
-    def holds(self) -> Iterator[MemoryTerm]:
+    def holds(self) -> Iterator[Held]:
         """Yield room on the GPU for the layer that is computed and the next one."""
         largest = max(sum(map(sum, one.values())) for one in self._layers)
-        yield MemoryTerm("hbm", "layers on their way", 2 * largest)
+        yield Held("hbm", "layers on their way", 2 * largest, kind="staging")
 
 
 @register

@@ -323,9 +323,9 @@ def test_no_exception_outlives_its_reason() -> None:
 
 # -- what others may ask of a kind ---------------------------------------------------------------
 
-MEMBERS = {Strategy: 30}
+MEMBERS = {Strategy: 30, Plan: 10}
 """Largest number of public members of a class from which others derive."""
-DERIVED = re.compile("home|memor|moves|place|target|tier|traffic")
+DERIVED = re.compile("home|memor|movable|moves|place|target|tier|traffic")
 """What follows from where the tensors are, or is a tunable, and so is no member."""
 
 
@@ -342,6 +342,7 @@ def misplaced(names: Iterable[str]) -> list[str]:
 @pytest.mark.parametrize(("kind", "most"), MEMBERS.items())
 def test_a_kind_has_few_members(kind: type, most: int) -> None:
     assert {"kind", "ranks", "serves", "gpus", "plan", "tunables"} <= members(Strategy)
+    assert {"held", "phases", "basis"} < members(Plan)
     assert len(members(kind)) <= most
     assert misplaced(members(kind)) == []
     older = {"moves", "placements", "retarget", "memory_stages", "tier_keys", "plan", "replicas"}

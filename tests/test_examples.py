@@ -18,6 +18,7 @@ from simoffload.planning.sweep.tasks import check_workers_can_import
 from simoffload.strategies import Strategy, register
 from simoffload.strategies.authoring import Prefetched
 from simoffload.strategies.cache import kv_cache
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.passes.pass_writer import PassWriter
 from simoffload.strategies.passes.streams import DEPTH, REQUEST
 
@@ -147,7 +148,7 @@ def test_three_tiers_count_their_memory() -> None:
     scenario, result = simulated("three_tiers", *WHOLE)
     plan: Any = scenario.plan()
     layer = sum(map(sum, plan.homes.layers[0].values()))
-    ((_, terms),) = [(one.name, one.terms) for one in plan.memory_stages]
+    ((_, terms),) = [(one.name, one.terms) for one in memory_stages(plan)]
     needed = {(one.tier, one.name, one.pinned): one.size for one in terms}
     assert needed["dram", "weights", True] == needed["dram", "weights", False] == 10 * layer
     assert needed["raid", "weights", False] == 12 * layer
@@ -196,7 +197,7 @@ def test_checked_layers_take_the_time_of_the_slowest_of_copy_check_and_host() ->
     assert copied.tpot_s == pytest.approx(copies, rel=0.02)
     assert checked.tpot_s == pytest.approx(sum(sizes) / 1e10, rel=0.03)
     assert looked.tpot_s == pytest.approx(len(sizes) * 0.002, rel=0.05)
-    held = next(one for one in plan.memory_stages[0].terms if one.name == "layers on their way")
+    held = next(one for one in memory_stages(plan)[0].terms if one.name == "layers on their way")
     assert held.size == 2 * sum(sizes) // 32
 
 
@@ -226,7 +227,7 @@ def test_a_program_of_your_own_can_keep_the_format_on_the_gpu() -> None:
     plan: Any = so.load_scenario(
         "checked_layers.yaml", overrides=["workload.prompt_length=1000", *keys]
     ).plan()
-    sizes = {one.name: one.size for one in plan.memory_stages[0].terms}
+    sizes = {one.name: one.size for one in memory_stages(plan)[0].terms}
     kept = 2 * 2 * 32 * 4096  # elements of a token of two sequences
     whole = (sizes["key-value cache"]) / (0.5625 * kept)
     assert 1000 - 128 <= whole <= 1004

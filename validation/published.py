@@ -17,6 +17,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
+from simoffload.strategies.held import movable
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from validation.references import PublishedRow, Reference, Value, load_references
@@ -92,7 +93,7 @@ PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {
     "space_gib": lambda scenario: (
         sum(use.needed for use in fit(scenario).capacity if use.kind not in {"hbm", "dram"}) / _GIB
     ),
-    "checkpoint_gib": lambda scenario: scenario.plan().movable[0] / _GIB,
+    "checkpoint_gib": lambda scenario: movable(scenario.plan())[0] / _GIB,
     # all of the model's parameters on one rank
     "cpu_adam_ms": lambda scenario: 1e3 * _adam(scenario, scenario.model.num_parameters),
     "cpu_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION),

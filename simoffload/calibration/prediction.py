@@ -19,6 +19,7 @@ from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
+from simoffload.strategies.held import memory_stages, traffic
 from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
@@ -110,7 +111,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         scenario = resolve(Document("", _scenario(run, within)), cache=within.cache)
         plan = scenario.plan()
         short = [
-            use.sentence() for use in peak_uses(plan.memory_stages, scenario.machine.tiers) if not use.fits
+            use.sentence() for use in peak_uses(memory_stages(plan), scenario.machine.tiers) if not use.fits
         ]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
@@ -220,7 +221,7 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     "copy" is a rank's offloaded bytes over one GPU's rate from host memory; "read" its bytes on storage over
     its share of the storage's rate; "gather" received bytes over the GPU's own links (PCIe if it has none);
     "flops" FLOP over the data sheet's peak; "hbm" bytes over the rate of HBM. Persistent parameters are not
-    moved.
+    stored.
     """
     machine, place, model = plan.machine, plan.placement, plan.model
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
@@ -262,10 +263,10 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
         adam = DEEPSPEED_ADAM * trained * here / machine.host.memory_bandwidth.value
         size = (steps * settings.gradient_bytes + SINGLE) * trained
         up = size / _top(machine, machine.device_to_host(0, pinned=True))
-    for traffic in plan.traffic:
-        read = _top(machine, machine.storage_read(traffic.tier, 0), sharing=here)
-        write = _top(machine, machine.storage_write(traffic.tier, 0), sharing=here)
-        adam += (traffic.read / read + traffic.written / write) / places.ranks
+    for stored in traffic(plan):
+        read = _top(machine, machine.storage_read(stored.tier, 0), sharing=here)
+        write = _top(machine, machine.storage_write(stored.tier, 0), sharing=here)
+        adam += (stored.read / read + stored.written / write) / places.ranks
     times = {"forward": forward, "backward": max(back, copies, up), "optimizer": adam}
     return times | {"step": sum(times.values())}
 

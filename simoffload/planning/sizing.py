@@ -12,6 +12,7 @@ from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
+from simoffload.strategies import held
 from simoffload.strategies.training.memory import white_paper_rule
 from simoffload.strategies.tunables import Placement, moving
 from simoffload.workload import Checkpointing, Inference, Training
@@ -78,7 +79,7 @@ def largest(scenario: ScenarioSource) -> Largest:
         text = "checkpoints have neither batch nor context"
         raise InputError([scenario.document.problem(("workload", "kind"), text)])
     plan = scenario.plan()
-    target = f"{plan.target}+{plan.optimizer_target}" if plan.optimizer_target else plan.target
+    target = "+".join(filter(None, (held.target(plan), held.optimizer_target(plan))))
     evaluator = Evaluator(scenario)
     layers = _limit(
         evaluator,

@@ -17,6 +17,7 @@ from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weigh
 from simoffload.results import Change, peak_uses, quality_of_weights
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
@@ -105,7 +106,7 @@ def _largest(
             plan = divided(index).plan(form.model, work, scenario.machine)
         except InputError:
             return frozenset({"hbm"})
-        uses = peak_uses(plan.memory_stages, scenario.machine.tiers)
+        uses = peak_uses(memory_stages(plan), scenario.machine.tiers)
         return frozenset(use.kind for use in uses if not use.fits)
 
     # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,

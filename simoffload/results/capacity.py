@@ -12,7 +12,7 @@ from simoffload.results.values import by_name
 from simoffload.units import formatted_apart
 
 if TYPE_CHECKING:
-    from simoffload.results.training import StorageRequests, StorageTraffic
+    from simoffload.results.training import StorageRequests
 
 
 class MemoryTerm(NamedTuple):
@@ -99,8 +99,6 @@ class Facts:
     """Backward passes of one step on one GPU, without recomputation [FLOP]."""
     recomputed_flops: float = 0.0
     """Recomputation by checkpointing in one step on one GPU [FLOP]."""
-    traffic: tuple[StorageTraffic, ...] = ()
-    """Bytes that one step moves to and from storage."""
     requests: tuple[StorageRequests, ...] = ()
     """Full-size requests to storage up to the end of the first step; () if there are none."""
     estimates: tuple[Estimate, ...] = ()

@@ -15,6 +15,7 @@ from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.overrides import with_its_slots
 from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Plan, Strategy, strategy_for
+from simoffload.strategies.held import state_tiers
 from simoffload.strategies.tunables import RESIDENT, Placement, Placements, TierChoice, moving, placements_of
 from simoffload.units import plural
 from simoffload.workload import Inference
@@ -133,7 +134,7 @@ class LoadedScenario:
         if workload.kind != "checkpoint":
             self._check_arithmetic()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
-        self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
+        self._checked(lambda: plan.held)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
         if options is None:
             return plan
@@ -228,7 +229,7 @@ class LoadedScenario:
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:
         """Return warnings about devices in use that are faster than the links in front of them."""
         named = (self.scenario.checkpoint, self.scenario.dataset)
-        return self.machine.overruns({*plan.tiers, *(one.tier for one in named if one is not None)})
+        return self.machine.overruns({*state_tiers(plan), *(one.tier for one in named if one is not None)})
 
     def _quantized_training(self) -> InputError:
         """Return the error for a workload that changes or saves quantized weights."""

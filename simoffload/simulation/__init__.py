@@ -31,12 +31,13 @@ def simulate(
     if not result.fits:
         return result
     result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
+    basis = plan.basis
     known = machine_spreads(
         scenario.machine,
         ranks=result.gpus,
-        host_costs=plan.host_costs,
-        cpu_costs=plan.cpu_costs,
-        gpu_rates=plan.gpu_rates,
+        host_costs=basis.host_costs,
+        cpu_costs=basis.cpu_costs,
+        gpu_rates=basis.gpu_rates,
     )
     return replace(result, provenance=replace(result.provenance, spreads=known))
 

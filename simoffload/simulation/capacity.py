@@ -13,7 +13,7 @@ from simoffload.documents import quoted
 from simoffload.errors import SimulationError
 from simoffload.results import MemoryStage, MemoryTerm, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Plan
+from simoffload.strategies import Plan, held
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
 
@@ -38,15 +38,15 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ..
 
     Files exist at all stages. While a checkpoint is saved, the memory of the optimizer step is still in use.
     """
-    stages, saved, dataset = plan.memory_stages, plan.saved, scenario.scenario.dataset
+    stages, saved, dataset = held.memory_stages(plan), plan.saved, scenario.scenario.dataset
     always: list[MemoryTerm] = []
     if scenario.scenario.checkpoint is not None and saved is not None:
-        always.append(saved.stored)
+        always.append(saved.stored.term)
     if dataset is not None:
         always += _data_terms(scenario, dataset)
     if scenario.scenario.checkpoint is not None and saved is not None:
-        held = {(term.tier, term.name) for term in (*stages[-1].terms, *always)}
-        more = [term for term in saved.memory if (term.tier, term.name) not in held]
+        known = {(term.tier, term.name) for term in (*stages[-1].terms, *always)}
+        more = [one.term for one in saved.held if (one.tier, one.name) not in known]
         stages = (*stages, MemoryStage("checkpoint", (*stages[-1].terms, *more)))
     _check_tiers(scenario, stages)
     return tuple(stage._replace(terms=(*stage.terms, *always)) for stage in stages)
@@ -78,7 +78,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
     """Return the fields that results of all kinds share."""
     uses = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers)
     return {
-        **identity(scenario, target=plan.target, exports=scenario.exports_of(plan)),
+        **identity(scenario, target=held.target(plan), exports=scenario.exports_of(plan)),
         "capacity": uses,
         "advice": _advice(scenario, plan, uses),
         "warnings": (
@@ -91,8 +91,8 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *scenario.context_warnings,
             *_beyond(plan),
         ),
-        "extrapolations": plan.extrapolations,
-        "uncompared": plan.uncompared,
+        "extrapolations": plan.basis.extrapolations,
+        "uncompared": plan.basis.uncompared,
     }
 
 
@@ -162,12 +162,12 @@ def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[Tier
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"
-    least, what = plan.movable
-    held = {one.tier: one.needed for one in uses}
+    least, what = held.movable(plan)
+    needed = {one.tier: one.needed for one in uses}
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
-        if tier.kind == "hbm" or tier.name == plan.target:
+        if tier.kind == "hbm" or tier.name == held.target(plan):
             continue
-        if tier.capacity - held.get(tier.name, tier.reserved) >= least:
+        if tier.capacity - needed.get(tier.name, tier.reserved) >= least:
             size = format_bytes(tier.capacity, binary=tier.kind == "dram")
             return f"smallest tier that holds the {what}: {tier.name} ({size})"
     return "no other tier of this platform is large enough"
@@ -180,4 +180,4 @@ def _what_if(plan: Plan) -> tuple[str, ...]:
 
 
 def _beyond(plan: Plan) -> tuple[str, ...]:
-    return tuple(f"{BEYOND} ({_UNKNOWN}): {text}" for text in plan.extrapolations)
+    return tuple(f"{BEYOND} ({_UNKNOWN}): {text}" for text in plan.basis.extrapolations)

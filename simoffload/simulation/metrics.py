@@ -18,6 +18,8 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan
+from simoffload.strategies.held import memory_stages, traffic
+from simoffload.strategies.plan import whole_copies
 from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES
 from simoffload.units import format_bytes, format_number, format_seconds
 
@@ -153,7 +155,7 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
     each other without a pause."""
     machine, here = scenario.machine, scenario.machine.gpus_per_node
     time = max(result.e2e_s or 0.0, result.kv_store_s or 0.0)
-    traffic = plan.facts.traffic
+    transfers = traffic(plan)
     hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]
     worn = (
         tier_lifetime(
@@ -163,12 +165,12 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
             time_s=time,
             unit="generation",
         )
-        for one in traffic
+        for one in transfers
         if time and one.tier in machine.topology.targets
     )
     found = tuple(one for one in worn if one is not None)
     warnings = (*result.warnings, *lifetime_warnings(found))
-    return replace(result, traffic=traffic, drive_lifetime=found, warnings=warnings)
+    return replace(result, traffic=transfers, drive_lifetime=found, warnings=warnings)
 
 
 def _too_many_blocks(result: InferenceResult) -> tuple[str, ...]:
@@ -198,8 +200,8 @@ def _gathered(ranks: int, bound: float, method: str) -> str:
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Return a warning if weights are offloaded although a full copy fits into each GPU."""
-    copies = plan.whole_copies
-    if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
+    copies = whole_copies(plan)
+    if copies is None or not all(use.fits for use in peak_uses(memory_stages(copies), plan.machine.tiers)):
         return ()
     assert result.step is not None
     kind = "decode" if result.decode else "prefill"

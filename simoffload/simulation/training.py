@@ -24,6 +24,7 @@ from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies import Phase, Plan
+from simoffload.strategies.held import optimizer_target, traffic
 from simoffload.workload import Dataset
 
 
@@ -49,11 +50,11 @@ class TrainingMeasures(Measures[TrainingResult]):
         if saved is not None:
             fields["warnings"] += saved.notes
         return replace(
-            self.empty(fields, optimizer=plan.optimizer_target),
+            self.empty(fields, optimizer=optimizer_target(plan)),
             forward_flops=facts.forward_flops,
             backward_flops=facts.backward_flops,
             recomputed_flops=facts.recomputed_flops,
-            traffic=facts.traffic,
+            traffic=traffic(plan),
             estimates=facts.estimates,
             requests=facts.requests,
             memory_stages=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),

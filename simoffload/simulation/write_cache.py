@@ -94,7 +94,8 @@ def steps_with_caches(
         shares = {one.tier: filled * one.most / one.written for one in caches}
         used = plan
         if any(share < 1 for share in shares.values()):
-            used = plan.on(plan.machine.with_cached_writes(shares))
+            machine = plan.machine.with_cached_writes(shares)
+            used = replace(plan, machine=machine)  # type: ignore[type-var]  # all plans are dataclasses
         result = simulate(used)
         assert result.step_s is not None
         return _Trial(filled, result, min(one.spare_s(filled, result.step_s) for one in caches))

@@ -10,9 +10,10 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results import Change, MemoryTerm
+from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.cache.kv_cache import register_cache_format
+from simoffload.strategies.held import Held
 from simoffload.strategies.homes import HBM, Home, Homes
 from simoffload.strategies.hooked import HookedPlan, HookedStrategy
 from simoffload.strategies.hooks.staging import Prefetched
@@ -41,6 +42,7 @@ __all__ = [
     "Dependency",
     "Edit",
     "ForwardPass",
+    "Held",
     "Home",
     "Homes",
     "Hook",
@@ -48,7 +50,6 @@ __all__ = [
     "HookedStrategy",
     "InputError",
     "Machine",
-    "MemoryTerm",
     "ModelShape",
     "Module",
     "Part",

@@ -6,18 +6,19 @@ A strategy is one class in one file, registered by ``registry.register``, to whi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit, Frozen
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import ModelShape
-from simoffload.results import Facts, MemoryStage
+from simoffload.results import Facts
 from simoffload.schedule import Schedule
+from simoffload.strategies.held import Held
 from simoffload.strategies.tunables import Tunable, Tunables
 
 if TYPE_CHECKING:
@@ -80,35 +81,35 @@ class PhaseSeries:
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
 
 
+class Basis(NamedTuple):
+    """A Basis says on which measured numbers and real runs the times of a plan rest."""
+
+    host_costs: tuple[Provenance, ...] = ()
+    """Costs of the host thread whose spreads are that of its speed: launches and hooks."""
+    cpu_costs: tuple[Provenance, ...] = ()
+    """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
+    gpu_rates: tuple[Provenance, ...] = ()
+    """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
+    uncompared: tuple[str, ...] = ()
+    """What no real run did with which predictions were compared, each to follow "no real run"."""
+    extrapolations: tuple[str, ...] = ()
+    """Warnings about numbers used outside the range in which they were measured."""
+
+
 class Plan(ABC):
-    """A Plan is a strategy applied to a model, a workload and a machine: memory over time, and phases."""
+    """A Plan is a strategy applied to a model, a workload and a machine: what tiers hold, and phases."""
 
     model: ModelShape
     machine: Machine
     warnings: tuple[str, ...]
     """Warnings that the user should read before the run."""
-    cpu_costs: tuple[Provenance, ...] = ()
-    """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
+    saved: CheckpointPlan | None = None
+    """Plan of the checkpoints that the run saves; None if it saves none."""
 
     @property
     @abstractmethod
-    def target(self) -> str:
-        """Tier that holds the weights, or the checkpoints if only checkpoints are simulated."""
-
-    @property
-    def optimizer_target(self) -> str:
-        """Tier that holds the optimizer states; "" if there are none."""
-        return ""
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """All tiers that hold states of the plan."""
-        return frozenset({self.target, self.optimizer_target} - {""})
-
-    @property
-    @abstractmethod
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold at each stage of the run."""
+    def held(self) -> Sequence[Held]:
+        """What each tier holds for the run (``strategies.held`` derives memory, targets and traffic)."""
 
     @property
     @abstractmethod
@@ -121,51 +122,16 @@ class Plan(ABC):
         return Facts()
 
     @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return ()
-
-    @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of the host thread whose spreads are that of its speed: launches and hooks."""
+    def basis(self) -> Basis:
+        """Measured numbers and real runs on which its times rest."""
         costs = self.machine.host.deepspeed
-        return costs.linear_call, costs.hook
-
-    @property
-    def gpu_rates(self) -> tuple[Provenance, ...]:
-        """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
-        return ()
-
-    @property
-    def uncompared(self) -> tuple[str, ...]:
-        """What no real run did with which predictions were compared, each to follow "no real run"."""
-        return ()
-
-    def on(self, machine: Machine) -> Self:
-        """Return the same plan on a machine whose devices have other rates."""
-        return replace(self, machine=machine)  # type: ignore[type-var]  # all plans are dataclasses
-
-    @property
-    def movable(self) -> tuple[int, str]:
-        """Size [B] and name of the states on ``target`` that can be placed elsewhere."""
-        return self.model.weight_bytes, "weights"
-
-    @property
-    def saved(self) -> CheckpointPlan | None:
-        """Plan of the checkpoints that the run saves, if any."""
-        return None
+        return Basis(host_costs=(costs.linear_call, costs.hook))
 
     def saving(self, _options: TrainingCheckpoints) -> Plan | None:
         """Return the plan with checkpoints as the options specify; None where they are not modelled.
 
         Raises InputError for options that contradict each other or the run.
         """
-        return None
-
-    @property
-    def whole_copies(self) -> Plan | None:
-        """Return the plan of the same work with a full copy of the model on every GPU; None if this plan has
-        one."""
         return None
 
 

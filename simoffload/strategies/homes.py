@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Module
-from simoffload.results import MemoryTerm
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.held import Held
+from simoffload.strategies.memory import ROUNDING, pinned_rounding
 
 
 class Home(NamedTuple):
@@ -84,22 +83,17 @@ class Homes:
                 found.setdefault(home, []).extend(sizes)
         return found
 
-    def tier(self, machine: Machine) -> str:
-        """Return the tier that holds weights, the last in the platform's order if there are several."""
-        held = {home.tier for home in self.all}
-        return next((name for name in reversed(machine.tiers) if name in held), "hbm")
 
-    def memory(self, *, copies: int) -> tuple[MemoryTerm, ...]:
-        """Return the memory of the weights: of a GPU, of a host with ``copies`` processes that have their
-        own, and of a storage tier, which all of them share."""
-        sums: dict[tuple[str, bool], list[int]] = {}
-        for home, sizes in self.all.items():
-            sums.setdefault((home.tier, home.pinned), []).extend(sizes)
-        found = []
-        for (tier, pinned), sizes in sums.items():
-            each = copies if tier == "dram" else 1
-            found.append(MemoryTerm(tier, "weights", each * sum(sizes), pinned=pinned))
-            if pinned and (rounding := pinned_rounding(sizes)):
-                name = "rounding of pinned allocations"
-                found.append(MemoryTerm(tier, name, each * rounding, pinned=True))
-        return tuple(found)
+def held_weights(
+    tensors: Mapping[Home, Iterable[int]], *, copies: int = 1, remedies: Mapping[str, str] | None = None
+) -> Iterator[Held]:
+    """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host with ``copies`` processes
+    that have their own, and of a storage tier, which all of them share; ``remedies`` by tier."""
+    sums: dict[tuple[str, bool], list[int]] = {}
+    for home, sizes in tensors.items():
+        sums.setdefault((home.tier, home.pinned), []).extend(sizes)
+    for (tier, pinned), sizes in sums.items():
+        each, remedy = copies if tier == "dram" else 1, (remedies or {}).get(tier, "")
+        yield Held(tier, "weights", each * sum(sizes), pinned, remedy, kind="weights")
+        if pinned:
+            yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, remedy)

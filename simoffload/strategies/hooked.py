@@ -7,7 +7,7 @@ and schedules follow from both.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
@@ -16,11 +16,11 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.results import MemoryStage
 from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.homes import Homes
+from simoffload.strategies.held import Held
+from simoffload.strategies.homes import Homes, held_weights
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.tunables import NamesTier, Placement, Placements, TierChoice, Tunables
@@ -107,26 +107,9 @@ class HookedPlan(InferencePlan):
         return Degrees(1, 1, self.strategy.ranks)
 
     @property
-    def target(self) -> str:
-        """Tier that holds the weights, the slowest if there are several."""
-        return self.homes.tier(self.machine)
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """All tiers that hold weights, and those of the cache."""
-        return super().tiers | {home.tier for home in self.homes.all}
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights in their homes, what the hooks hold, and working memory."""
-        copies, prompt = self.machine.ranks_per_node(self.strategy.ranks), self.workload.prompt_length
-        held = (
-            one._replace(size=copies * one.size) if one.tier == "dram" else one
-            for hook in self.weights_hooks(self.forward("prefill", prompt, prompt))
-            for one in hook.holds()
-        )
-        working = self.working_memory(self.model)
-        return (MemoryStage("", (*self.homes.memory(copies=copies), *held, *working)),)
+    def held_weights(self) -> Iterator[Held]:
+        """Weights in the homes of their tensors."""
+        return held_weights(self.homes.all, copies=self.machine.ranks_per_node(self.strategy.ranks))
 
     def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
         """Return the hooks of the strategy."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Module
-from simoffload.results import MemoryTerm
+from simoffload.strategies.held import Held, HeldKind
 from simoffload.workload import Inference, Training
 
 KEPT_BY_MALLOC = 32 * 2**20
@@ -97,14 +97,18 @@ def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
     return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
 
 
+ROUNDING = "rounding of pinned allocations"
+"""Name of what PyTorch's pinned allocator adds to allocations."""
 CACHE_TERM = "key-value cache"
 """Name of the memory of keys and values."""
 
 
-def cache_term(tier: str, size: int, *, name: str = CACHE_TERM, pinned: bool = False) -> MemoryTerm:
+def cache_term(
+    tier: str, size: int, *, name: str = CACHE_TERM, pinned: bool = False, kind: HeldKind = "cache"
+) -> Held:
     """Return the memory of keys and values on a tier."""
     remedy = "lower batch_size, prompt_length or output_length"
-    return MemoryTerm(tier, name, size, pinned=pinned, remedy=remedy)
+    return Held(tier, name, size, pinned=pinned, remedy=remedy, kind=kind)
 
 
 def pinned_block(size: int) -> int:
@@ -126,11 +130,11 @@ def working_memory(
     workload: Inference,
     machine: Machine,
     *,
-    cache: Sequence[MemoryTerm] | None = None,
+    cache: Sequence[Held] | None = None,
     fused: bool = False,
     at_once: int | None = None,
-    libraries: Sequence[MemoryTerm] | None = None,
-) -> tuple[MemoryTerm, ...]:
+    libraries: Sequence[Held] | None = None,
+) -> tuple[Held, ...]:
     """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, activations,
     ``libraries``, by default CUDA and NCCL, and in DRAM the operating system.
 
@@ -140,11 +144,11 @@ def working_memory(
     batch = workload.batch_size
     together = batch * workload.prompt_length if at_once is None else at_once
     largest = dequantized_bytes(model, tokens=together)
-    context = MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes)
+    context = Held("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes)
     return (
-        *([MemoryTerm("hbm", "largest weight written in full", largest)] if largest else ()),
+        *([Held("hbm", "largest weight written in full", largest)] if largest else ()),
         *([cache_term("hbm", cache_bytes(model, workload))] if cache is None else cache),
-        MemoryTerm(
+        Held(
             "hbm",
             "activations",
             activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused, at_once=at_once),
@@ -169,9 +173,9 @@ def dequantized_bytes(model: ModelShape, *, tokens: int) -> int:
     )
 
 
-def system_memory(machine: Machine, *, remedy: str = "") -> MemoryTerm:
+def system_memory(machine: Machine, *, remedy: str = "") -> Held:
     """Return the DRAM that the operating system and the processes occupy."""
-    return MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes, remedy=remedy)
+    return Held("dram", "operating system and processes", machine.host.reserved_bytes, remedy=remedy)
 
 
 _LOSS = 12

@@ -14,12 +14,14 @@ room for, and each step brings it back, tensor by tensor, before its update. Ref
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE
-from simoffload.results import STATES_8BIT, Change, MemoryStage, MemoryTerm
+from simoffload.results import STATES_8BIT, Change
+from simoffload.strategies.held import INITIALISATION, Held
 
 
 class _Operation(NamedTuple):
@@ -132,25 +134,21 @@ def update_traffic(numel: int, *, bits: int) -> int:
     return 3 * SINGLE * numel + 2 * moments(numel, bits=bits)
 
 
-def with_paging(stages: Iterable[MemoryStage], machine: Machine, *, per_host: int) -> Iterator[MemoryStage]:
-    """Yield the stages with those moments in host memory for which a GPU has no room."""
+def with_paging(held: Iterable[Held], machine: Machine, *, per_host: int) -> Iterator[Held]:
+    """Yield what tiers hold at each stage, with those moments in host memory for which a GPU has no room."""
     room = machine.tiers["hbm"].capacity
-    for stage in stages:
-        needed = sum(term.size for term in stage.terms if term.tier == "hbm")
-        movable = sum(term.size for term in stage.terms if term.name == PAGED)
-        out = min(movable, max(0, needed - room))
-        # What stays makes room for other allocations as well, so that it counts as free.
-        terms = [
-            term._replace(size=term.size - out, spare=True) if term.name == PAGED else term
-            for term in stage.terms
-        ]
-        paged_out = [MemoryTerm("dram", PAGED_OUT, out * per_host)] if out else []
-        yield stage._replace(terms=(*terms, *paged_out))
+    for stage, group in groupby(held, key=lambda one: one.stage):
+        found = list(group)
+        needed = sum(one.size for one in found if one.tier == "hbm")
+        out = min(sum(one.size for one in found if one.name == PAGED), max(0, needed - room))
+        for one in found:
+            # What stays makes room for other allocations as well, so that it counts as free.
+            yield one._replace(size=one.size - out, spare=True) if one.name == PAGED else one
+        if out:
+            yield Held("dram", PAGED_OUT, out * per_host, stage=stage)
 
 
-def paged_out(stages: Iterable[MemoryStage], *, per_host: int) -> int:
+def paged_out(held: Iterable[Held], *, per_host: int) -> int:
     """Return what one GPU pages out in a step, and back, at the stage with the largest need [B]."""
-    found = (
-        sum(term.size for term in stage.terms if term.name == PAGED_OUT) for stage in stages if not stage.once
-    )
+    found = (one.size for one in held if one.name == PAGED_OUT and one.stage != INITIALISATION)
     return max(found, default=0) // per_host

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
-from simoffload.hardware import Provenance
 from simoffload.models import (
     CacheForm,
     ModelShape,
@@ -17,9 +16,9 @@ from simoffload.models import (
     training_backward_flops,
     training_forward_flops,
 )
-from simoffload.results import Facts, MemoryTerm, StorageTraffic
+from simoffload.results import Facts
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.blocks import BlockMoves, block_phases
 from simoffload.strategies.cache.cache_updates import cache_memory, layer_updates
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
@@ -32,6 +31,7 @@ from simoffload.strategies.cache.streamed_cache import (
     streamed_updates,
 )
 from simoffload.strategies.divided import Degrees, DividedModel, divide
+from simoffload.strategies.held import Held, target
 from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
 from simoffload.strategies.hooks.kv_cache import MovedCache
 from simoffload.strategies.hooks.paged_blocks import PagedBlocks
@@ -89,11 +89,13 @@ class InferencePlan(Plan):
     """Numbers of GPUs that share a layer, of stages, and of replicas."""
     compiled: bool = False
     """Whether kernels are launched as CUDA graphs."""
+    driven: int = 1
+    """Number of GPUs that one process drives."""
 
     @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of the host thread that make up most of its time; without DeepSpeed, those of operations."""
-        return super().host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
+    def basis(self) -> Basis:
+        """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
+        return super().basis if self.zero3 else Basis(host_costs=(self.machine.host.eager_costs.operation,))
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -247,26 +249,37 @@ class InferencePlan(Plan):
         return tuple((stage, tensor * replicas) for stage in self.stages)
 
     @property
-    def tiers(self) -> frozenset[str]:
-        """Tiers of the weights, of a streamed cache, and of the blocks of a connector."""
-        cache, found = self.cache, super().tiers
-        if cache.connector is not None:
-            found |= {cache.connector.tier}
-        return found | ({cache.tier} if cache.streamed else frozenset())
-
-    @property
     def facts(self) -> Facts:
-        """What a connector or a streamed cache reads and writes, and that no program has the latter."""
-        moves, cache = self.block_moves, self.cache
-        hypothetical = cache.hypothetical(paged=self.paged_cache, attends=self.zero3)
-        if moves is not None:
-            return Facts(traffic=(moves.traffic,), hypothetical=hypothetical)
-        if not cache.streamed:
-            return Facts(hypothetical=hypothetical)
-        return Facts(traffic=self._streamed_traffic, hypothetical=hypothetical)
+        """What the plan does with its cache that no program does."""
+        return Facts(hypothetical=self.cache.hypothetical(paged=self.paged_cache, attends=self.zero3))
+
+    # -- what tiers hold ------------------------------------------------------------------------
 
     @cached_property
-    def _streamed_traffic(self) -> tuple[StorageTraffic, ...]:
+    def held(self) -> tuple[Held, ...]:
+        """Weights in their homes, what hooks hold beside them, and working memory with that of the cache."""
+        return (*self.held_weights, *self.held_by_hooks, *self.working_memory(self.fullest))
+
+    @property
+    def fullest(self) -> ModelShape:
+        """Part of the model on the GPUs that need most memory."""
+        return self.model
+
+    @property
+    def held_weights(self) -> Iterable[Held]:
+        """Weights in the homes of their tensors."""
+        return ()
+
+    @property
+    def held_by_hooks(self) -> Iterator[Held]:
+        """What the hooks of a prefill hold beside the weights, in host memory for all processes of a host."""
+        copies, prompt = self.machine.ranks_per_node(self.degrees.ranks), self.workload.prompt_length
+        for hook in self.weights_hooks(self.forward("prefill", prompt, prompt)):
+            for one in hook.holds():
+                yield one._replace(size=copies * one.size) if one.tier == "dram" else one
+
+    def _streamed_traffic(self) -> tuple[int, int]:
+        """Return what a generation reads from a streamed cache and writes to it [B]."""
         prompt, steps = self.workload.prompt_length, range(1, 1 + self.workload.decode_steps)
         passes = (self.forward("prefill", prompt, prompt), *map(self.decode_step, steps))
         batches = [batch for one in passes for batch in self.micro_batches(one)]
@@ -276,20 +289,22 @@ class InferencePlan(Plan):
         """Return the parts in which a pass goes through the model, one after the other: all at once."""
         return (forward.batch,)
 
-    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[MemoryTerm, ...]:
+    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;
         () for a part without layers."""
         cache, work = self.cache, self.workload
         if not part.groups:
             return ()
         if cache.streamed:
-            parts = self.cached_parts
-            return streamed_memory(cache, part, work, self.machine, copies=copies, parts=parts)
+            parts, moving = self.cached_parts, self._streamed_traffic
+            return streamed_memory(
+                cache, part, work, self.machine, copies=copies, parts=parts, traffic=moving
+            )
         if cache.attends_on_cpu:
             return cpu_attention_memory(cache, part, work, copies=copies)
         return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
 
-    def working_memory(self, part: ModelShape) -> tuple[MemoryTerm, ...]:
+    def working_memory(self, part: ModelShape) -> tuple[Held, ...]:
         """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
         of the host and of other tiers."""
         moves, work = self.block_moves, self.workload
@@ -300,8 +315,8 @@ class InferencePlan(Plan):
         return (*self._working_memory(part, work, cache), *(moves.memory if moves is not None else ()))
 
     def _working_memory(
-        self, part: ModelShape, workload: Inference, cache: tuple[MemoryTerm, ...]
-    ) -> tuple[MemoryTerm, ...]:
+        self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
+    ) -> tuple[Held, ...]:
         """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
         return working_memory(part, workload, self.machine, cache=cache, fused=self.paged_cache)
 
@@ -403,6 +418,18 @@ class InferencePlan(Plan):
         last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
         ends = last if one.stores else None  # stores may continue after a pass
         return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context, ends_with=ends)
+
+
+def whole_copies(plan: Plan) -> Plan | None:
+    """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
+    divides layers among GPUs, or has kernels of its own."""
+    from simoffload.strategies.programs.resident import ResidentPlan
+
+    if not isinstance(plan, InferencePlan) or plan.fused or target(plan) == "hbm":
+        return None
+    if plan.degrees.tensor > 1 or plan.driven > 1:
+        return None
+    return ResidentPlan(plan.model, plan.workload, plan.machine, plan.degrees.ranks)
 
 
 class StepWork(Plan):

@@ -17,6 +17,7 @@ from simoffload.errors import PlacementError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Change
+from simoffload.strategies.held import state_tiers
 
 if TYPE_CHECKING:
     from simoffload.strategies.base import Plan, Strategy
@@ -178,4 +179,4 @@ def memory_tunables(
 
 def uses_storage(plan: Plan) -> bool:
     """Whether states are on drives or servers, so that settings of reads matter."""
-    return any(tier in plan.machine.topology.targets for tier in plan.tiers)
+    return any(tier in plan.machine.topology.targets for tier in state_tiers(plan))

@@ -18,6 +18,7 @@ import pytest
 
 from simoffload.models import ModelSpec
 from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.strategies.held import memory_stages, optimizer_target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 
@@ -160,7 +161,7 @@ def test_the_optimizer_lies_where_the_exported_settings_say(run: Run) -> None:
     assert run.places["optimizer"]["device"] == device
     assert run.places["optimizer"]["class"] == "DeepSpeedCPUAdam"
     stored = {
-        term.name: term.size for term in plan.memory_stages[-1].terms if term.tier == plan.optimizer_target
+        term.name: term.size for term in memory_stages(plan)[-1].terms if term.tier == optimizer_target(plan)
     }
     states = stored["master weights and moments"] + stored["gradients"] if device == "nvme" else 0
     assert run.files.get("optimizer", 0) == states

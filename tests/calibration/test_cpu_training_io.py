@@ -164,7 +164,7 @@ def planned(stages: Iterable[StorageStage]) -> Counter[tuple[str, str]]:
     moved: Counter[tuple[str, str]] = Counter()
     for stage in stages:
         for one in stage.transfers:
-            owner = "parameters" if one.what == "16-bit parameters" else "optimizer"
+            owner = "parameters" if one.what == "parameters" else "optimizer"
             moved[owner, "write" if one.written else "read"] += one.size
     return +moved
 

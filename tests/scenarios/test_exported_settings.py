@@ -25,6 +25,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.simulation import simulate
+from simoffload.strategies.held import memory_stages, target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -63,8 +64,8 @@ def elsewhere(scenario: LoadedScenario) -> Iterator[LoadedScenario]:
     """Return the scenario in HBM, in host memory and on each storage tier that DeepSpeed allows."""
     training = isinstance(scenario.scenario.strategy, ZeroTraining)
     for tier in ("hbm", "dram", *scenario.machine.topology.targets):
-        for target in (f"{tier}+{tier}", f"hbm+{tier}") if training else (tier,):
-            moved = scenario.on(target)
+        for place in (f"{tier}+{tier}", f"hbm+{tier}") if training else (tier,):
+            moved = scenario.on(place)
             try:
                 moved.plan()
             except InputError:
@@ -84,7 +85,7 @@ def pasted(scenario: LoadedScenario, *without: str) -> LoadedScenario:
 def planned(scenario: LoadedScenario) -> tuple[Any, ...]:
     """Return everything except work and machine on which time and report depend."""
     plan = scenario.plan()
-    rendered = (plan.warnings, plan.memory_stages, scenario.exports())
+    rendered = (plan.warnings, memory_stages(plan), scenario.exports())
     if isinstance(plan, ZeroInferencePlan):
         return (*rendered, plan.placement)
     assert isinstance(plan, ZeroTrainingPlan)
@@ -179,14 +180,14 @@ def on_storage(path: str, **strategy: Any) -> LoadedScenario:
 )
 def test_a_folder_called_after_a_tier_says_which_storage_it_is(path: str, tier: str) -> None:
     found = on_storage(path)
-    assert found.plan().target == tier
+    assert target(found.plan()) == tier
     assert found.plan().warnings == ()
     assert found.exports()[FILE]["zero_optimization"]["offload_param"]["nvme_path"] == path
 
 
 def test_of_other_paths_the_first_storage_is_taken_and_that_is_told() -> None:
     found = on_storage("/local_nvme")
-    assert found.plan().target == "raid"
+    assert target(found.plan()) == "raid"
     (warning,) = found.plan().warnings
     assert warning == (
         'ds_config offload_param.nvme_path: "/local_nvme" names no tier of dgx-a100 (raid, nfs, ai400x2); '
@@ -198,7 +199,7 @@ def test_of_other_paths_the_first_storage_is_taken_and_that_is_told() -> None:
 
 def test_the_scenarios_word_counts_more_than_the_path() -> None:
     found = on_storage("/mnt/raid", weights="nfs")
-    assert found.plan().target == "nfs"
+    assert target(found.plan()) == "nfs"
     assert found.plan().warnings == (
         'ds_config offload_param.nvme_path: "/mnt/raid" contradicts weights: nfs; nfs is used',
     )

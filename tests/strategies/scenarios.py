@@ -14,6 +14,7 @@ from simoffload.models import Sequences
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
+from simoffload.strategies.held import memory_stages
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {
@@ -92,7 +93,7 @@ def decode(**keys: Any) -> Any:
 
 def terms(**keys: Any) -> dict[tuple[str, str], int]:
     """Return the parts of memory by tier and name."""
-    (stage,) = scenario(**keys).plan().memory_stages
+    (stage,) = memory_stages(scenario(**keys).plan())
     return {(one.tier, one.name): one.size for one in stage.terms}
 
 

@@ -19,6 +19,7 @@ from simoffload.hardware import load_platform
 from simoffload.models import load_model
 from simoffload.planning.evaluator import Evaluator
 from simoffload.schedule import Schedule
+from simoffload.strategies.held import state_tiers, target
 from simoffload.strategies.hooks.align_devices import NewTensors
 from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan
 from simoffload.strategies.programs.device_map import ModuleTree, homes_of
@@ -202,7 +203,7 @@ def test_pinned_weights_are_copied_at_the_pinned_rate(file: Path) -> None:
     )
     waiting = 1 + found.machine.host.deepspeed.cold_share.value
     assert pageable - pinned == pytest.approx(gap * waiting, rel=1e-3)
-    assert any(term.pinned for term in plan(file, "pin_memory=true").memory)
+    assert any(term.pinned for term in plan(file, "pin_memory=true").held)
 
 
 def test_weights_that_were_never_written_are_copied_faster(file: Path) -> None:
@@ -227,7 +228,7 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     assert host.eager is None
     assert host.eager_costs.hook.value == pytest.approx(0.3965 * operation, rel=1e-4)
     assert host.eager_costs.tensor.value == pytest.approx(5.419 * operation, rel=1e-4)
-    assert any("Accelerate" in text for text in found.extrapolations)
+    assert any("Accelerate" in text for text in found.basis.extrapolations)
     now = f"{host.eager_costs.operation.value * 1e6} us"
     costs = {"operation": now, "hook": "1 us", "tensor": "2 us", "all_reduce": "9 us"}
     section = {
@@ -237,7 +238,7 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     text = json.dumps(section)
     measured = so.load_scenario(str(file), overrides=[f'profiles={{"host/{host.id}": {{"eager": {text}}}}}'])
     other: Any = measured.plan()
-    assert not other.extrapolations
+    assert not other.basis.extrapolations
     tensors, owners = count(decode(found), "copy"), 8 * 9 + 3
     saved = tensors * (host.eager_costs.tensor.value - 2e-6)
     saved += owners * (host.eager_costs.hook.value - 1e-6)
@@ -268,10 +269,10 @@ def test_the_fullest_gpu_counts_and_holds_the_cache_of_its_layers(file: Path) ->
     found = plan(file, 'device_map={"": 0, "model.layers.7": 1}', "num_gpus=2")
     one = plan(file, "device_map=cuda")
     cache, all_of_it = (
-        next(term.size for term in each.memory if term.name == "key-value cache") for each in (found, one)
+        next(term.size for term in each.held if term.name == "key-value cache") for each in (found, one)
     )
     assert cache == all_of_it * 7 // 8
-    assert next(term.size for term in found.memory if term.name == "weights") == WEIGHTS - LAYER
+    assert next(term.size for term in found.held if term.name == "weights") == WEIGHTS - LAYER
 
 
 def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
@@ -286,7 +287,10 @@ def test_the_cache_of_each_gpu_is_that_of_its_own_layers() -> None:
     work = {"platform": "dgx-h100", "batch_size": 4, "prompt_length": 4000, "output_length": 28_000}
     found = scenarios.scenario(model=model, **work, strategy=strategy).plan()
     assert isinstance(found, AcceleratePlan)
-    caches = [next(one.size for one in terms if one.name == "key-value cache") for terms in found.on_gpus]
+    caches = [
+        next(one.size for one in terms if one.name == "key-value cache")
+        for terms in map(found._on_gpu, range(found.driven))
+    ]
     each = 4 * 14 * 2 * 4 * 128 * 2
     assert caches == [each * 31_999, each * 4096]
 
@@ -394,7 +398,7 @@ def test_what_transformers_cannot_keep_quantized_is_refused(
 @pytest.mark.parametrize("home", ["cuda", "cpu", "disk"])
 def test_bitsandbytes_may_be_in_one_place(on_disk: Path, home: str) -> None:
     overrides = ["model.quantization=nf4", f"strategy.device_map={home}"]
-    assert so.load_scenario(str(on_disk), overrides=overrides).plan().target
+    assert target(so.load_scenario(str(on_disk), overrides=overrides).plan())
 
 
 def test_auto_places_a_tied_output_layer_with_the_embedding() -> None:
@@ -487,13 +491,13 @@ def test_files_that_do_not_fit_in_memory_are_read_from_the_drive(on_disk: Path) 
 
 def test_memory_on_disk_and_in_memory(on_disk: Path) -> None:
     found = plan(on_disk, "device_map=2")
-    sizes = {(term.tier, term.name): term.size for term in found.memory}
+    sizes = {(term.tier, term.name): term.size for term in found.held}
     assert sizes["raid4", "weights"] == 6 * LAYER
     assert sizes["hbm", "weights"] == WEIGHTS - 6 * LAYER
     assert sizes["dram", "tensor read from disk"] == 2 * 1024 * 4096
     assert sizes["hbm", "offloaded module, largest"] == 2 * 1024 * 4096
-    assert found.target == "raid4"
-    assert found.tiers == {"hbm", "raid4"}
+    assert target(found) == "raid4"
+    assert state_tiers(found) == {"hbm", "raid4"}
 
 
 # -- places, exports, errors ------------------------------------------------------------------------
@@ -502,12 +506,12 @@ def test_memory_on_disk_and_in_memory(on_disk: Path) -> None:
 def test_placements_move_the_offloaded_modules_only(on_disk: Path) -> None:
     mixed = loaded(on_disk, "device_map=2")
     assert mixed.on("dram").plan().bytes_at("cpu") == 6 * LAYER
-    assert mixed.on("raid8").plan().target == "raid8"
-    assert mixed.on("hbm").plan().target == "hbm"
+    assert target(mixed.on("raid8").plan()) == "raid8"
+    assert target(mixed.on("hbm").plan()) == "hbm"
     given = loaded(on_disk, 'device_map={"": "disk", "lm_head": 0}')
     assert given.on("dram").plan().homes == {"": "cpu", "lm_head": 0}
     filled = loaded(on_disk, "device_map=auto", 'max_memory={"0": "0.3 GB", "cpu": "9 GB"}')
-    assert filled.plan().target == "dram"
+    assert target(filled.plan()) == "dram"
     assert filled.on("dram").scenario.strategy == filled.scenario.strategy
     assert filled.on("raid8").plan().bytes_at("disk") == WEIGHTS
     with pytest.raises(PlacementError, match="no optimizer"):

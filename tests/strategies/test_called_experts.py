@@ -188,7 +188,7 @@ def test_a_leaf_module_takes_the_memory_of_the_whole_block() -> None:
     block = 8 * 3 * 4096 * 14336 * 2
 
     def gathered(plan: ZeroInferencePlan) -> int:
-        return next(term.size for term in plan.memory if term.name == "gathered parameters, peak")
+        return next(term.size for term in plan.held if term.name == "gathered parameters, peak")
 
     assert gathered(mixtral(1, NEW)) >= block > 3 * gathered(mixtral(1, OLD))
 

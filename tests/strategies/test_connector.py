@@ -16,6 +16,7 @@ from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.cache.blocks import BlockMoves
+from simoffload.strategies.held import memory_stages
 from tests.strategies import scenarios
 
 PROMPT, PREFIX = 1024, 512
@@ -125,7 +126,7 @@ def test_direct_reads_do_not_touch_host_memory() -> None:
     assert written(load, "raid read") == moves(found).traffic.read
     assert written(load, "host to GPU") == 0
     assert all(one.link != "dram" for one in so.simulate(found).load.links)  # type: ignore[attr-defined]
-    assert not [term for term in found.plan().memory_stages[0].terms if "pinned buffers" in term.name]
+    assert not [term for term in memory_stages(found.plan())[0].terms if "pinned buffers" in term.name]
 
 
 def test_an_infinitely_fast_tier_leaves_the_prefill_of_the_rest() -> None:
@@ -210,7 +211,7 @@ def test_a_pass_does_not_wait_for_stores_except_layer_by_layer() -> None:
 
 def test_what_is_stored_counts_on_its_tier() -> None:
     def terms(**keys: Any) -> dict[tuple[str, str], int]:
-        stage = scenario(**keys).plan().memory_stages[0]
+        stage = memory_stages(scenario(**keys).plan())[0]
         return {(one.tier, one.name): one.size for one in stage.terms}
 
     per_token = 131_072
@@ -225,7 +226,7 @@ def test_what_is_stored_counts_on_its_tier() -> None:
 
 def test_activations_are_those_of_the_tokens_that_are_computed() -> None:
     def activations(**keys: Any) -> int:
-        stage = scenario(**keys).plan().memory_stages[0]
+        stage = memory_stages(scenario(**keys).plan())[0]
         return next(one.size for one in stage.terms if one.name == "activations")
 
     assert activations() == activations(prompt=PROMPT - PREFIX, prefix=0) < activations(prefix=0)

@@ -24,6 +24,7 @@ from simoffload.hardware.quantities import Curve
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import Contention
+from simoffload.strategies.held import traffic
 from tests.examples import some
 
 HEAD, VOCABULARY = 64, 1000
@@ -332,8 +333,8 @@ def test_a_connector(
         assert moved[0].less(moved[1]) == (down, up, *beyond)
         memory = 0 if connector["direct"] else down + _from_gpu(found) * up + sum(beyond)
         assert moved[0].memory - moved[1].memory == pytest.approx(memory, rel=0.01)
-    (traffic,) = found.plan().facts.traffic  # type: ignore[attr-defined]
-    assert (traffic.read, traffic.written) == (loads, stores)
+    (stored,) = traffic(found.plan())  # type: ignore[attr-defined]
+    assert (stored.read, stored.written) == (loads, stores)
 
 
 # -- a streamed cache ----------------------------------------------------------------------------
@@ -375,8 +376,8 @@ def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages
     crossed = [(0, token * work.prompt), (token * work.prompt, token)]
     for own, other, ways in zip(moved, passes(plain, 1), crossed, strict=False):
         assert own.less(booked(plain, other))[:2] == ways
-    (traffic,) = found.plan().facts.traffic  # type: ignore[attr-defined]
-    assert (traffic.read, traffic.written) == tuple(map(sum, zip(*expected, strict=True)))
+    (stored,) = traffic(found.plan())  # type: ignore[attr-defined]
+    assert (stored.read, stored.written) == tuple(map(sum, zip(*expected, strict=True)))
 
 
 # -- attention on the CPU ------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
     cached = [batches * number for number in (in_host, each - on_gpu - in_host)]
     token = 36 * shape.groups if policy["compress_cache"] else shape.token
     longest = shape.layers * (work.prompt + work.output - 1) * token
-    memory = {term.tier: term.size for term in found.plan().memory if term.name == "key-value cache"}  # type: ignore[attr-defined]
+    memory = {term.tier: term.size for term in found.plan().held if term.name == "key-value cache"}  # type: ignore[attr-defined]
     placed = dict(zip(("hbm", "dram", "nvme"), (batches * on_gpu, *cached), strict=True))
     assert memory == {tier: longest * number for tier, number in placed.items() if number}
     home = policy["activations_gpu_percent"], policy["activations_cpu_percent"]

@@ -12,6 +12,7 @@ from simoffload.models import Sequences, load_model
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
+from simoffload.strategies.held import memory_stages
 from tests.strategies import scenarios
 from tests.strategies.scenarios import ON_CPU
 
@@ -155,7 +156,7 @@ def test_weights_in_pageable_memory_do_not_overlap_with_the_cpu() -> None:
 
 
 def terms(**keys: Any) -> dict[tuple[str, str], tuple[int, bool]]:
-    (stage,) = scenario(**keys).plan().memory_stages
+    (stage,) = memory_stages(scenario(**keys).plan())
     return {(one.tier, one.name): (one.size, one.pinned) for one in stage.terms}
 
 

@@ -12,6 +12,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
+from simoffload.strategies.held import target
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
 from simoffload.strategies.tunables import Placement, moving, placements_of
 from tests.strategies.scenarios import bytes_of
@@ -90,9 +91,14 @@ def test_the_disk_comes_first_then_host_memory_then_the_gpu() -> None:
     assert matrices == ["nvme", "nvme", "dram", "hbm"]
 
 
+def weights_of(found: FlexGenPlan) -> int:
+    """[B] of all tensors, wherever they are."""
+    return sum(count * one.size for one, count in found.slots.tensors)
+
+
 def test_the_embedding_is_kept_twice() -> None:
     found = plan(**IN_HOST)
-    assert found.movable[0] == found.model.weight_bytes + 2 * ROWS * HIDDEN
+    assert weights_of(found) == found.model.weight_bytes + 2 * ROWS * HIDDEN
 
 
 def test_four_bits_take_0_5625_bytes() -> None:
@@ -130,7 +136,7 @@ def test_unpinned_matrices_are_pinned_on_the_way() -> None:
     found = plan(pin_weight=False, **IN_HOST)
     matrices = sum(count * one.size for one, count in found.slots.tensors if len(one.shape) > 1)
     assert bytes_of(decode(found), "cpu", "pinning weights") == 2 * matrices
-    assert bytes_of(decode(found), "copy", "weights") == found.movable[0]
+    assert bytes_of(decode(found), "copy", "weights") == weights_of(found)
 
 
 def test_drives_do_not_read_and_write_what_is_in_the_page_cache() -> None:
@@ -177,7 +183,7 @@ def test_a_slot_takes_as_long_as_the_next_weights() -> None:
     keys: dict[str, Any] = {"model": "opt-175b", "platform": "dgx-2", "batch": 1, **IN_HOST}
     found = plan(**keys)
     rate = found.machine.host_to_device(0, pinned=True).curve.rate(1 << 30)
-    assert tpot(**keys) == pytest.approx(found.movable[0] / rate, rel=0.01)
+    assert tpot(**keys) == pytest.approx(weights_of(found) / rate, rel=0.01)
 
 
 def test_copies_without_overlap_add_up() -> None:
@@ -203,9 +209,7 @@ def test_memory_of_the_published_policy() -> None:
     """144 sequences of OPT-30B fit into 208 GB, and no GPU batch of 48 more."""
     policy = {**PUBLISHED, "cpu_attention": True, "tokens": 32}
     terms = {
-        term.name: term.size
-        for term in plan(batch=144, gpu_batches=3, **policy).memory
-        if term.tier == "dram"
+        term.name: term.size for term in plan(batch=144, gpu_batches=3, **policy).held if term.tier == "dram"
     }
     assert terms["key-value cache"] == 144 * 543 * 2 * 2 * HIDDEN * LAYERS
     assert terms["buffers of the copy threads"] == 8 << 30
@@ -218,7 +222,7 @@ def test_memory_of_the_published_policy() -> None:
 def test_compressed_states_and_files() -> None:
     keys = {"batch": 16, "gpu_batches": 2, "compress_cache": True, "compress_weight": True}
     found = plan(**keys, weights_gpu_percent=0, disk="nvme", **CACHE_IN_HOST)
-    terms = {(term.tier, term.name): term for term in found.memory}
+    terms = {(term.tier, term.name): term for term in found.held}
     assert terms["dram", "key-value cache"].size == 16 * 515 * 2 * HIDDEN * LAYERS * 0.5625
     assert not terms["dram", "key-value cache"].pinned
     assert (
@@ -234,12 +238,12 @@ def test_heads_are_filled_up_to_whole_groups_in_four_bits(home: str) -> None:
     found = plan(model="opt-2.7b", compress_cache=True, **placed)
     token = 8 * 2 * 32 * 32 * 2 * 36
     tier = {"gpu": "hbm", "cpu": "dram"}[home]
-    terms = {(term.tier, term.name): term.size for term in found.memory}
+    terms = {(term.tier, term.name): term.size for term in found.held}
     assert terms[tier, "key-value cache"] == 515 * token
     moved = 513 * token + token if home == "cpu" else 0
     assert bytes_of(decode(found), "copy", "cache") == moved
     on_cpu = plan(model="opt-2.7b", compress_cache=True, cpu_attention=True, **CACHE_IN_HOST)
-    workspace = {term.name: term.size for term in on_cpu.memory}["workspace of attention on the CPU"]
+    workspace = {term.name: term.size for term in on_cpu.held}["workspace of attention on the CPU"]
     assert workspace == 2 * 8 * 515 * 32 * 128 * 4
     elements, filled = 8 * 513 * 2 * 32 * 32 * 80, 8 * 513 * 2 * 32 * 32 * 128
     assert bytes_of(decode(on_cpu), "cpu", "expanding") == 23 * filled + 8 * elements
@@ -303,9 +307,9 @@ def test_other_tiers_move_all_weights() -> None:
     found = scenario(**PUBLISHED)
     strategy, machine = found.scenario.strategy, found.machine
     assert placements_of(strategy, machine).now() == Placement("dram")
-    assert plan(disk="nvme", weights_gpu_percent=0).target == "nvme"
+    assert target(plan(disk="nvme", weights_gpu_percent=0)) == "nvme"
     for tier in ("hbm", "dram", "nvme"):
-        assert found.on(tier).plan().target == ("dram" if tier == "dram" else tier)
+        assert target(found.on(tier).plan()) == ("dram" if tier == "dram" else tier)
     with pytest.raises(PlacementError):
         moving(strategy, Placement("dram", "dram"), machine)
 

@@ -12,6 +12,7 @@ from simoffload.models import ModelShape, load_model
 from simoffload.models.shape import stored_bytes
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.divided import divide
+from simoffload.strategies.held import memory_stages
 from tests.strategies import scenarios
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ def test_accelerate_copies_every_stored_byte_once(name: str) -> None:
 @every
 def test_vllm_offloads_the_layers_as_they_are_stored(model: dict[str, Any]) -> None:
     plan = scenario(model, kind="vllm_cpu_offload", cpu_offload_gb=100).plan()
-    (stage,) = plan.memory_stages
+    (stage,) = memory_stages(plan)
     sizes = {(one.tier, one.name): one.size for one in stage.terms}
     whole = load_model(model)
     kept = sum(  # without what vLLM drops of the tensors of GPTQ

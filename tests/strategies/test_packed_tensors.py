@@ -12,6 +12,7 @@ from simoffload.models import Layer, load_model
 from simoffload.models.formats import WeightFormat, fp8, gptq, packed
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.scenario import LoadedScenario
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.memory import pinned_block, pinned_rounding
 from simoffload.strategies.programs.accelerate import AcceleratePlan
 from simoffload.strategies.programs.vllm import VllmOffloadPlan
@@ -32,7 +33,7 @@ def scenario(platform: str, model: Any, **strategy: Any) -> LoadedScenario:
 
 
 def terms(loaded: LoadedScenario, tier: str) -> dict[str, int]:
-    (stage,) = loaded.plan().memory_stages
+    (stage,) = memory_stages(loaded.plan())
     return {one.name: one.size for one in stage.terms if one.tier == tier}
 
 

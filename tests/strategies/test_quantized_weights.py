@@ -8,6 +8,7 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.strategies.divided import divide
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 _STREAMED = "zero-inference-2022/opt-30b"
@@ -36,11 +37,11 @@ def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
 def test_memory_is_that_of_stored_weights() -> None:
     whole = "strategy={kind: resident}"
     loaded = scenario(_IN_HBM, "int4-g128", whole)
-    (stage,) = loaded.plan().memory_stages
+    (stage,) = memory_stages(loaded.plan())
     sizes = {one.name: one.size for one in stage.terms}
     assert sizes["weights"] == loaded.model.weight_bytes
     assert "largest weight written in full" not in sizes
-    (stage,) = scenario(_IN_HBM, "nf4", whole).plan().memory_stages
+    (stage,) = memory_stages(scenario(_IN_HBM, "nf4", whole).plan())
     sizes = {one.name: one.size for one in stage.terms}
     assert sizes["largest weight written in full"] == 2 * 7168 * 4 * 7168
 

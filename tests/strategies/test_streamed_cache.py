@@ -340,9 +340,9 @@ def test_drives_wear_by_what_is_written() -> None:
     result: Any = so.simulate(scenario(cache=cache("raid")))
     row = ceil(BATCH * 1024 * 2 / 4096) * 4096
     written = 64 * (BATCH * PROMPT * 1024 * 2 + 3 * row)
-    (traffic,) = result.traffic
-    assert (traffic.tier, traffic.written) == ("raid", written)
-    assert traffic.read == 64 * sum(BATCH * (PROMPT + one) * 1024 * 2 for one in range(3))
+    (stored,) = result.traffic
+    assert (stored.tier, stored.written) == ("raid", written)
+    assert stored.read == 64 * sum(BATCH * (PROMPT + one) * 1024 * 2 for one in range(3))
     (worn,) = result.drive_lifetime
     assert worn.drive_lifetime.per_step == written
     assert worn.unit == "generation"

@@ -25,6 +25,7 @@ from simoffload.models import (
 from simoffload.planning.serving import baseline
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.memory import activation_bytes
 from simoffload.strategies.passes.pass_writer import PassWriter
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
@@ -569,7 +570,7 @@ SERVED: dict[str, dict[str, Any]] = {
 def test_vllm_caches_the_heads_that_falcon_projects(way: str, tensor: int, heads: int) -> None:
     """Eight of 128; transformers repeats them for every query."""
     found = scenario("falcon-40b", tensor_parallel_size=tensor, **SERVED[way]).plan()
-    (stage,) = found.memory_stages
+    (stage,) = memory_stages(found)
     (cache,) = (one.size for one in stage.terms if one.name == "key-value cache")
     tokens, layers = (48, 60) if way != "stages" else (35, 30)
     assert cache == 4 * tokens * layers * 2 * heads * 64 * 2

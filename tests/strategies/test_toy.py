@@ -14,11 +14,11 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.strategies import Strategy, register, strategies
 from simoffload.strategies.authoring import (
     HBM,
     ForwardPass,
+    Held,
     Home,
     Homes,
     HookedPlan,
@@ -158,8 +158,8 @@ def test_its_cache_may_be_elsewhere() -> None:
 
 def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not be counted, and everything would fit."""
-    terms = (MemoryTerm("disk", "weights", 1 << 50),)
-    monkeypatch.setattr(HookedPlan, "memory_stages", property(lambda _: (MemoryStage("", terms),)))
+    held = (Held("disk", "weights", 1 << 50),)
+    monkeypatch.setattr(HookedPlan, "held", property(lambda _: held))
     with pytest.raises(so.SimulationError, match=r'streamed: .* "weights" is on a tier "disk"'):
         so.simulate(so.load_scenario("s.yaml"))
 

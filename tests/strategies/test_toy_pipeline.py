@@ -16,11 +16,10 @@ from simoffload.cli.sources import with_strategy
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
-from simoffload.strategies.memory import working_memory
+from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.tunables import Placements
@@ -71,7 +70,6 @@ class PipedPlan(InferencePlan):
     workload: Inference
     machine: Machine
     cpu_layers: int
-    target: str = "hbm"
     warnings: tuple[str, ...] = ()
 
     @property
@@ -79,16 +77,12 @@ class PipedPlan(InferencePlan):
         return self.model.weight_bytes // self.model.num_hidden_layers
 
     @property
-    def tiers(self) -> frozenset[str]:
-        return frozenset({"hbm", "dram"} if self.cpu_layers else {"hbm"})
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
+    def held_weights(self) -> Iterator[Held]:
         half = self.layer_bytes * (self.model.num_hidden_layers // 2)
-        terms = [MemoryTerm("hbm", "the layers of a stage", half)]
+        yield Held("hbm", "the layers of a stage", half, kind="weights")
         if self.cpu_layers:
-            terms.append(MemoryTerm("dram", "the layers of the CPU", self.cpu_layers * self.layer_bytes))
-        return (MemoryStage("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
+            size = self.cpu_layers * self.layer_bytes
+            yield Held("dram", "the layers of the CPU", size, kind="weights")
 
     @property
     def modules(self) -> tuple[Module, ...]:

@@ -13,6 +13,7 @@ from simoffload.documents import yaml_text
 from simoffload.models import Sequences, load_model
 from simoffload.planning.confidence import confidence
 from simoffload.scenario import LoadedScenario
+from simoffload.strategies.held import memory_stages, target
 from tests.strategies import scenarios
 
 GIB = 1 << 30
@@ -61,8 +62,8 @@ def test_the_verdict_names_host_memory_only_where_it_is_used() -> None:
 def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
     """vLLM merges and fuses with ``--enforce-eager`` too."""
     graphs, eager = (scenario(cpu_offload_gb=1, compiled=flag).plan() for flag in (True, False))
-    terms = [one for one in graphs.memory_stages[0].terms if one.name != "CUDA graphs"]
-    assert terms == list(eager.memory_stages[0].terms)
+    terms = [one for one in memory_stages(graphs)[0].terms if one.name != "CUDA graphs"]
+    assert terms == list(memory_stages(eager)[0].terms)
     assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
     slower, faster = (simulated(compiled=flag) for flag in (False, True))
     assert slower.tpot_s > faster.tpot_s
@@ -177,7 +178,7 @@ def test_the_last_layers_of_groups_are_copied_once(group: int, number: int, step
     options = {"offload_group_size": group, "offload_num_in_group": number, "offload_prefetch_step": step}
     assert copies(**options) == [("layer", LAYER)] * layers
     terms = {
-        one.name: one.size for one in scenario(**options).plan().memory_stages[0].terms if one.tier == "hbm"
+        one.name: one.size for one in memory_stages(scenario(**options).plan())[0].terms if one.tier == "hbm"
     }
     model = load_model("llama-2-7b")
     assert terms["weights"] == model.weight_bytes - layers * LAYER
@@ -199,7 +200,7 @@ def test_a_copy_begins_when_its_slot_is_released() -> None:
 
 def test_host_memory_is_pinned_and_counted_for_every_gpu() -> None:
     whole, parts = (
-        scenario(cpu_offload_gb=1, **sizes).plan().memory_stages[0].terms
+        memory_stages(scenario(cpu_offload_gb=1, **sizes).plan())[0].terms
         for sizes in ({}, {"tensor_parallel_size": 2, "data_parallel_size": 2})
     )
     (one,), (four,) = (
@@ -214,7 +215,7 @@ def test_host_memory_is_pinned_and_counted_for_every_gpu() -> None:
 def test_merged_layers_are_one_tensor_each() -> None:
     """Of Llama-2-70B: queries, keys and values 168 MB, gate and up 940 MB, o 134 MB (a power of two), down
     470 MB, two norms of 16 KiB (powers of two)."""
-    terms = scenario(model="llama-2-70b", cpu_offload_gb=1000).plan().memory_stages[0].terms
+    terms = memory_stages(scenario(model="llama-2-70b", cpu_offload_gb=1000).plan())[0].terms
     (rounding,) = (one.size for one in terms if one.name == "rounding of pinned allocations")
     joined, gate_up, down = 8192 * (8192 + 2048) * 2, 2 * 8192 * 28672 * 2, 8192 * 28672 * 2
     each = (1 << 28) - joined + (1 << 30) - gate_up + (1 << 29) - down
@@ -238,8 +239,8 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def test_targets_are_where_it_can_be() -> None:
     found = scenario(cpu_offload_gb=2)
-    assert found.on("dram").plan().target == "dram"
-    assert found.on("hbm").plan().target == "hbm"
+    assert target(found.on("dram").plan()) == "dram"
+    assert target(found.on("hbm").plan()) == "hbm"
     with pytest.raises(so.InputError, match="set cpu_offload_gb or offload_group_size"):
         found.on("raid")
 

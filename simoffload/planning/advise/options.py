@@ -19,6 +19,7 @@ from simoffload.planning.splits import other_ways
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
+from simoffload.strategies.held import state_tiers
 from simoffload.strategies.tunables import RESIDENT, Placement, moving
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Training
@@ -46,7 +47,8 @@ def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) 
 def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> Iterator[Change]:
     scenario, platform = evaluator.scenario, evaluator.scenario.platform()
     tiers = tuple(dict.fromkeys(result.targets))
-    stores = [tier for tier in platform.targets if tier in scenario.plan().tiers]
+    held = state_tiers(scenario.plan())
+    stores = [tier for tier in platform.targets if tier in held]
     for tier in stores:
         yield from drives(platform, tier, costs)
         yield from systems(platform, tier)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
-from simoffload.results import MemoryTerm, StorageTraffic
+from simoffload.results import StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Phase
 from simoffload.strategies.cache.connector import (
@@ -20,6 +20,7 @@ from simoffload.strategies.cache.connector import (
     stored_blocks,
 )
 from simoffload.strategies.divided import Degrees
+from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.workload import Inference
 
@@ -80,7 +81,7 @@ class BlockMoves:
         return each * sum(one.total for blocks in stages for one in blocks)
 
     @property
-    def memory(self) -> tuple[MemoryTerm, ...]:
+    def memory(self) -> tuple[Held, ...]:
         """Blocks of the prefixes and of one generation on their tier, and pinned buffers of a host."""
         one, machine = self.connector, self.machine
         tier, numbers = machine.tiers[one.tier], range(len(self.stages))
@@ -90,14 +91,18 @@ class BlockMoves:
         nodes, in_memory = machine.nodes_of(self.degrees.ranks), tier.kind == "dram"
         hosts = nodes if in_memory else 1
         remedy = "lower strategy.kv_cache.connector.prefix or batch_size"
+        transfers = self.traffic
         found = [
-            MemoryTerm(one.tier, name, -(-size // hosts), pinned=in_memory, remedy=remedy)
-            for name, size in zip(BLOCK_TERMS, (known, new), strict=True)
-            if size
+            Held(one.tier, name, -(-size // hosts), in_memory, remedy, kind="cache", traffic=both)
+            for name, size, both in (
+                (BLOCK_TERMS[0], known, lambda: (transfers.read, 0)),
+                (BLOCK_TERMS[1], new, lambda: (0, transfers.written)),
+            )
         ]
         if one.staged(machine):
             ranks = machine.ranks_per_node(self.degrees.ranks)
-            found.append(MemoryTerm("dram", _STAGING, ranks * self._staging, pinned=True))
+            size = ranks * self._staging
+            found.append(Held("dram", _STAGING, size, pinned=True, kind="staging"))
         return tuple(found)
 
     @property

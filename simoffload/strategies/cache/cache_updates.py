@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
-from simoffload.results import MemoryTerm
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK, KvCache
+from simoffload.strategies.held import Held
 from simoffload.strategies.memory import (
     cache_bytes,
     cache_term,
@@ -113,7 +113,7 @@ CACHE_LABEL = "keys and values"
 
 def cache_memory(
     cache: KvCache, part: ModelShape, workload: Inference, *, copies: int, paged: bool
-) -> tuple[MemoryTerm, ...]:
+) -> tuple[Held, ...]:
     """Return the memory of the cache of one GPU that has ``part`` of the model, and with ``copies`` such
     parts on a host that of its host memory.
 
@@ -134,13 +134,13 @@ def cache_memory(
     first, second = (workload.batch_size * workload.max_context * width for width in _widths(part))
     # In single precision before and after the scale is multiplied (Fp8QuantizedLayer), values after keys.
     decoded = max(2 * SINGLE * first, part.dtype_bytes * first + 2 * SINGLE * second)
-    return (stored, MemoryTerm("hbm", _DECODED, decoded))
+    return (stored, Held("hbm", _DECODED, decoded))
 
 
 _DECODED = "decoded keys and values of a layer"
 
 
-def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[MemoryTerm, ...]:
+def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[Held, ...]:
     """Return the memory of a cache whose last tokens are in the model's type, at its largest update.
 
     An update decodes all quantized tokens of a layer, and joins them with the others (``torch.cat``). The one
@@ -160,7 +160,7 @@ def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> 
         found.append((round(quantized * token * element), recent * token, joined * token // len(part.layers)))
     stored, recent, decoded = max(found, key=sum)
     terms = (("tokens that are not quantized yet", recent), (_DECODED, decoded))
-    more = (MemoryTerm("hbm", name, size) for name, size in terms if size)
+    more = (Held("hbm", name, size) for name, size in terms if size)
     return (cache_term("hbm", stored), *more)
 
 
@@ -171,9 +171,7 @@ def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tup
     return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, [longest], length=longest))
 
 
-def _offloaded_memory(
-    cache: KvCache, part: ModelShape, workload: Inference, copies: int
-) -> tuple[MemoryTerm, ...]:
+def _offloaded_memory(cache: KvCache, part: ModelShape, workload: Inference, copies: int) -> tuple[Held, ...]:
     """Return the layers on the GPU, which are the one in use, the next one and what ``torch.cat`` makes, and
     all in pinned memory.
 
@@ -185,14 +183,15 @@ def _offloaded_memory(
     offloaded = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
     pairs = zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True)
     most = max((one + following for one, following in pairs), default=0)
-    found = [cache_term("hbm", min(most, sum(offloaded)), name="key-value cache of two layers")]
+    two = "key-value cache of two layers"
+    found = [cache_term("hbm", min(most, sum(offloaded)), name=two, kind="staging")]
     if kept := sum(map(sum, sizes)) - sum(offloaded):
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
     if not cache.static:
         last = (Sequences(workload.batch_size, 1, workload.max_context),)
         joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
         largest = max(*joined, prompt_in_layer(part, workload))
-        found.append(MemoryTerm("hbm", "joined keys and values of a layer", largest))
+        found.append(Held("hbm", "joined keys and values of a layer", largest))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
     blocks = part.by_layer(lambda layer: _pinned_blocks(cache, part, layer, workload))
@@ -200,10 +199,8 @@ def _offloaded_memory(
     return (
         *found,
         cache_term("dram", copies * sum(final), pinned=True),
-        MemoryTerm("dram", "rounding of pinned allocations", copies * rounding, pinned=True),
-        MemoryTerm(
-            "dram", "pinned blocks of earlier passes", copies * (pool - sum(final) - rounding), pinned=True
-        ),
+        Held("dram", "rounding of pinned allocations", copies * rounding, pinned=True),
+        Held("dram", "pinned blocks of earlier passes", copies * (pool - sum(final) - rounding), pinned=True),
     )
 
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, ModelShape, Sequences
-from simoffload.results import MemoryTerm
 from simoffload.strategies.cache.kv_cache import KvCache
-from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding
+from simoffload.strategies.held import Held
+from simoffload.strategies.memory import KEPT_BY_MALLOC, cache_term, pinned_rounding
 from simoffload.workload import Inference
 
 ONE_QUERY = 0.31
@@ -167,7 +167,7 @@ def cpu_rate(machine: Machine, work: MemoryWork, *, ranks: int) -> int:
 
 def cpu_attention_memory(
     cache: KvCache, model: ModelShape, workload: Inference, *, copies: int
-) -> tuple[MemoryTerm, ...]:
+) -> tuple[Held, ...]:
     """Return the memory of the cache of one GPU: its layer in HBM, and with ``copies`` GPUs on a host that of
     its host memory.
 
@@ -182,14 +182,14 @@ def cpu_attention_memory(
     layer = 2 * batch * workload.prompt_length * width
     on_gpu = layer * (model.dtype_bytes + (element_bytes(model) if cache.asynchronous else 0) // 2)
     terms = [
-        MemoryTerm("hbm", "keys and values of a layer", on_gpu, remedy=remedy),
-        MemoryTerm("dram", "key-value cache", copies * sum(buffers), pinned=cache.pin_memory, remedy=remedy),
+        Held("hbm", "keys and values of a layer", on_gpu, remedy=remedy, kind="staging"),
+        cache_term("dram", copies * sum(buffers), pinned=cache.pin_memory),
     ]
     if cache.pin_memory:
         rounding = copies * pinned_rounding(buffers)
-        terms.append(MemoryTerm("dram", "rounding of the pinned cache", rounding, pinned=True))
+        terms.append(Held("dram", "rounding of the pinned cache", rounding, pinned=True))
     temporary = max(prompt.prompt[0], last.attended.new)
-    return (*terms, MemoryTerm("dram", "copies of a layer's cache", copies * temporary, remedy=remedy))
+    return (*terms, Held("dram", "copies of a layer's cache", copies * temporary, remedy=remedy))
 
 
 COMMAND = "zero-inference.sh"

@@ -31,6 +31,7 @@ from simoffload.strategies.cache.cache_checks import (
     refused,
 )
 from simoffload.strategies.cache.connector import Connector
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
@@ -400,7 +401,7 @@ class CachingStrategy(Strategy):
     def _cache_moves(self, plan: Plan, *, same: bool) -> Iterator[Change]:
         """Yield the cache on other tiers in the ``same`` format, or in other formats."""
         now = self.kv_cache.plain
-        uses = peak_uses(plan.memory_stages, plan.machine.tiers)
+        uses = peak_uses(memory_stages(plan), plan.machine.tiers)
         if all(use.fits for use in uses if use.tier in now.tiers):
             return
         for one in self._others(plan):

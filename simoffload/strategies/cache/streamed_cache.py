@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Sequences
-from simoffload.results import MemoryTerm, StorageTraffic
 from simoffload.strategies.cache.cache_updates import LayerUpdate, tensor_sizes
 from simoffload.strategies.cache.kv_cache import KvCache
+from simoffload.strategies.held import Held, Traffic
 from simoffload.strategies.memory import cache_term, pinned_rounding, prompt_in_layer
 from simoffload.workload import Inference
 
@@ -107,11 +107,9 @@ def _tensors(
 
 def streamed_traffic(
     cache: KvCache, parts: Parts, batches: Sequence[Sequence[Sequences]], machine: Machine
-) -> tuple[StorageTraffic, ...]:
+) -> tuple[int, int]:
     """Return the bytes that all GPUs read from the tier and write to it when they process ``batches``, each
-    of which writes pieces of its own; () for host memory."""
-    if cache.tier == "dram":
-        return ()
+    of which writes pieces of its own."""
     paged = machine.tiers[cache.tier].is_storage
     kinds = [(part, layer, gpus * count) for part, gpus in parts for layer, count in part.kinds]
     read, written = (
@@ -122,15 +120,22 @@ def streamed_traffic(
         )
         for past in (True, False)
     )
-    return (StorageTraffic(cache.tier, read, written),)
+    return read, written
 
 
 # -- memory --------------------------------------------------------------------------------------
 
 
 def streamed_memory(
-    cache: KvCache, part: ModelShape, workload: Inference, machine: Machine, *, copies: int, parts: Parts
-) -> tuple[MemoryTerm, ...]:
+    cache: KvCache,
+    part: ModelShape,
+    workload: Inference,
+    machine: Machine,
+    *,
+    copies: int,
+    parts: Parts,
+    traffic: Traffic,
+) -> tuple[Held, ...]:
     """Return the memory of the cache: of one GPU with ``part`` of the model, of a host with ``copies`` such
     parts, and of a tier for the ``parts`` of all GPUs.
 
@@ -138,9 +143,10 @@ def streamed_memory(
     """
     layers = _kept(cache, part, workload)
     most = max((sum(one) + sum(other) for one, other in pairwise(layers)), default=sum(layers[0]))
-    found = [cache_term("hbm", most, name="key-value cache of two layers")]
+    found = [cache_term("hbm", most, name="key-value cache of two layers", kind="staging")]
     if (prompt := prompt_in_layer(part, workload)) > max(map(sum, layers)):
-        found.append(cache_term("hbm", prompt, name="keys and values of a prompt in a layer"))
+        name = "keys and values of a prompt in a layer"
+        found.append(cache_term("hbm", prompt, name=name, kind="working"))
     if cache.tier == "dram":
         pinned = [size for one in layers for size in one]
         found.append(cache_term("dram", copies * sum(pinned), pinned=True))
@@ -149,11 +155,12 @@ def streamed_memory(
         stored = sum(
             gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
         )
-        found.append(cache_term(cache.tier, stored))
+        found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
         pinned = list(_buffers(cache, part, workload))
-        found.append(cache_term("dram", copies * sum(pinned), name="buffers of the cache", pinned=True))
+        name, size = "buffers of the cache", copies * sum(pinned)
+        found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))
     rounding = copies * pinned_rounding(pinned)
-    return (*found, MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+    return (*found, Held("dram", "rounding of pinned allocations", rounding, pinned=True))
 
 
 def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:

@@ -6,7 +6,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
+from simoffload.strategies.held import Held
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
 from simoffload.strategies.passes.streams import HOST
@@ -113,6 +114,16 @@ class Prefetch(_Offloaded):
             ahead = there[step % len(there) :] + there[: step % len(there)]
             self._following.append(dict(zip(there, ahead, strict=True)))
 
+    def holds(self) -> Iterator[Held]:
+        """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
+        options = self._plan.options
+        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
+        slots = options.step * max(sizes[self._plan.fullest_stage])
+        yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
+        if options.tier != "dram":
+            name, largest = "buffers of layers on their way", max(map(max, sizes))
+            yield Held("dram", name, 2 * largest, pinned=True, kind="staging")
+
     def state(self, part: Part) -> Hashable:
         """Return how far ahead a layer copies another one, and its tensors."""
         return tuple(
@@ -129,3 +140,8 @@ class Prefetch(_Offloaded):
         if following is not None:
             sizes = [size for one in self._weights(following, out).values() for size in one]
             out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
+
+
+def size_of(layers: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
+    """Return the size [B] of the offloaded tensors of some layers."""
+    return sum(size for layer in layers for one in layer.values() for size in one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from simoffload.results import MemoryTerm
+from simoffload.strategies.held import Held
 from simoffload.strategies.homes import HBM, Homes
 from simoffload.strategies.passes.pass_writer import STAGING, Hook, Part, PassWriter
 
@@ -46,7 +46,7 @@ class Prefetched(Hook):
                 else:
                     out.stage(self, sizes, home, layer=layer, after=out.on_gpu())
 
-    def holds(self) -> Iterator[MemoryTerm]:
+    def holds(self) -> Iterator[Held]:
         """Yield room on the GPU for the layers in flight, and two pinned buffers for those in files."""
         layers, outside = self._homes.layers, self._homes.outside
         brought = [
@@ -54,12 +54,13 @@ class Prefetched(Hook):
             for one in (*layers, outside)
         ]
         if alone := brought.pop():
-            yield MemoryTerm("hbm", "embedding and head on their way", alone)
+            yield Held("hbm", "embedding and head on their way", alone, kind="staging")
         if most := max(brought, default=0):
-            yield MemoryTerm("hbm", "layers on their way", (1 + self._ahead) * most)
+            yield Held("hbm", "layers on their way", (1 + self._ahead) * most, kind="staging")
         stored = [
             sum(sum(sizes) for home, sizes in one.items() if home.tier not in ("hbm", "dram"))
             for one in (*layers, outside)
         ]
         if most := max(stored, default=0):
-            yield MemoryTerm("dram", "buffers of layers on their way", 2 * most, pinned=True)
+            name = "buffers of layers on their way"
+            yield Held("dram", name, 2 * most, pinned=True, kind="staging")

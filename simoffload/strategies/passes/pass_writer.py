@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.results import MemoryTerm
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
+from simoffload.strategies.held import Held
 from simoffload.strategies.homes import Home
 from simoffload.strategies.passes.period import Recurrence
 from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
@@ -172,8 +172,8 @@ class Hook:
     def end(self, stage: StagePass, out: PassWriter) -> None:
         """End a micro-batch in a stage."""
 
-    def holds(self) -> Iterable[MemoryTerm]:
-        """Yield the memory that it needs beside that of the weights' homes, such as buffers on the GPU."""
+    def holds(self) -> Iterable[Held]:
+        """Yield what it holds beside the weights in their homes, such as buffers on the GPU."""
         return ()
 
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002

@@ -16,24 +16,24 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance, Tier
+from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change
 from simoffload.schedule import Device
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Basis, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.homes import Home
+from simoffload.strategies.held import Held, target
+from simoffload.strategies.homes import Home, held_weights
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.passes.timing import arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.device_map import DeviceName, ModuleTree, NamedCall, homes_of, tree_of
-from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import (
     Placement,
@@ -481,43 +481,31 @@ class AcceleratePlan(InferencePlan):
         return len(set(self.homes.values())) > 1
 
     @property
-    def target(self) -> str:
-        """Tier that holds the offloaded weights, the slowest if there are several."""
-        if self.bytes_at("disk"):
-            return self.options.folder
-        return "dram" if self.bytes_at("cpu") else "hbm"
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """All tiers that hold weights, and that of a streamed cache."""
-        dram = {"dram"} if self.bytes_at("cpu") else set()
-        return super().tiers | dram | ({"hbm"} if self.bytes_at(self.main) else set())
-
-    @property
-    def whole_copies(self) -> Plan | None:
-        """Return the plan with all weights on the GPU; None if they are, or for several GPUs."""
-        if self.options.num_gpus > 1 or not self.hooked:
-            return None
-        return ResidentPlan(model=self.model, workload=self.workload, machine=self.machine, ranks=1)
+    def driven(self) -> int:  # type: ignore[override]  # given by the options
+        """Number of GPUs that the process drives."""
+        return self.options.num_gpus
 
     @property
     def cached(self) -> bool:
         """Whether the files on disk are in the page cache after the first pass."""
         if self.options.page_cache is not None:
             return self.options.page_cache
-        needed = sum(term.size for term in self.memory if term.tier == "dram")
+        needed = sum(one.size for one in self.held if one.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
     @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of operations, and of tensors that are brought to the GPU."""
-        costs = self.machine.host.eager_costs
-        return (costs.operation, costs.tensor) if self.hooked else (costs.operation,)
-
-    @property
-    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
-        """Rate of the pages of tensors that are copied from mapped files."""
-        return (self.machine.host.fsdp_costs.page_limit,) if self.bytes_at("disk") else ()
+    def basis(self) -> Basis:
+        """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
+        files are copied."""
+        host = self.machine.host
+        return Basis(
+            (host.eager_costs.operation, *([host.eager_costs.tensor] if self.hooked else [])),
+            (host.fsdp_costs.page_limit,) if self.bytes_at("disk") else (),
+            extrapolations=(
+                *((_UNMEASURED,) if self.hooked and host.eager is None else ()),
+                *arithmetic_beyond(self.model, self.workload, self.machine),
+            ),
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -525,69 +513,44 @@ class AcceleratePlan(InferencePlan):
         about what is assumed of the page cache."""
         stored = (one.storage for module in self.modules for one in module.parameters)
         triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
-        on_gpu = (_ON_GPU,) if triton and self.target != "hbm" else ()
+        on_gpu = (_ON_GPU,) if triton and target(self) != "hbm" else ()
         if not self.options.initialized and self.bytes_at("cpu"):
             return (*on_gpu, "weights that were never written are copied faster than those of a real model")
         if self.options.page_cache is not None or not self.bytes_at("disk"):
             return on_gpu
-        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.target}"
+        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.options.folder}"
         if self.cached:
             text = f"{files} are read from the page cache in host memory"
             more = "the first pass, or other programs that use the memory, make it slower"
             return (*on_gpu, f"{text}; {more}")
         return (*on_gpu, f"{files} do not stay in the page cache: every pass reads the drive")
 
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        unmeasured = (_UNMEASURED,) if self.hooked and self.machine.host.eager is None else ()
-        return (*unmeasured, *arithmetic_beyond(self.model, self.workload, self.machine))
-
     # -- memory ---------------------------------------------------------------------------------
 
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold while tokens are generated."""
-        return (MemoryStage("", self.memory),)
-
     @cached_property
-    def memory(self) -> tuple[MemoryTerm, ...]:
-        """Memory that each tier must hold at its peak; on the GPUs that of the fullest one."""
-        terms = [*max(self.on_gpus, key=lambda one: sum(term.size for term in one if term.tier == "hbm"))]
-        if in_memory := self.stored.get(self.home("cpu"), {}):
-            pinned = self.options.pin_memory
-            size = sum(in_memory.values())
-            terms.append(MemoryTerm("dram", "weights", size, pinned=pinned, remedy=_MORE))
-            if pinned:
-                rounding = pinned_rounding(list(in_memory.values()))
-                name = "rounding of pinned allocations"
-                terms.append(MemoryTerm("dram", name, rounding, pinned=True, remedy=_MORE))
-        if on_disk := self.stored.get(self.home("disk"), {}):
-            terms.append(MemoryTerm("dram", "tensor read from disk", max(on_disk.values())))
-            terms.append(MemoryTerm(self.target, "weights", sum(on_disk.values())))
-        return tuple(terms)
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
+        on_gpus = map(self._on_gpu, range(self.options.num_gpus))
+        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if each.tier == "hbm"))
+        elsewhere = {home: sizes.values() for home, sizes in self.stored.items() if home.tier != "hbm"}
+        on_disk = self.stored.get(self.home("disk"), {}).values()
+        read = Held("dram", "tensor read from disk", max(on_disk, default=0), kind="staging")
+        return (*fullest, *held_weights(elsewhere, remedies={"dram": _MORE}), read)
 
-    @cached_property
-    def on_gpus(self) -> tuple[tuple[MemoryTerm, ...], ...]:
-        """Memory that each of the GPUs must hold at its peak."""
-        layers: list[set[int]] = [set() for _ in range(self.options.num_gpus)]
-        for call, gpu in zip(self.tree.calls, self.executed, strict=True):
-            layers[gpu].add(call.layer)
-        return tuple(self._on_gpu(gpu, here) for gpu, here in enumerate(layers))
-
-    def _on_gpu(self, gpu: int, here: set[int]) -> tuple[MemoryTerm, ...]:
-        """Return the memory of one GPU: the cache of the layers ``here``, and all activations."""
+    def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
+        """Return what one GPU holds, with the cache of its layers and all activations, and what the host
+        does beside weights."""
+        here = {call.layer for call, one in zip(self.tree.calls, self.executed, strict=True) if one == gpu}
         layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
         part = replace(self.model, groups=layers)
-        cache = self.cache_memory(part, copies=1)
-        everywhere = [one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm"]
-        on_gpu = (one for one in cache if one.tier == "hbm")
-        terms = [*working_memory(self.model, self.workload, self.machine, cache=(*on_gpu, *everywhere))]
-        if gpu == self.main and (loaded := max(map(sum, self.copied), default=0)):
-            terms.insert(0, MemoryTerm("hbm", "offloaded module, largest", loaded))
-        if kept := self.bytes_at(gpu):
-            terms.insert(0, MemoryTerm("hbm", "weights", kept, remedy=_FEWER))
-        return tuple(terms)
+        on_gpu = (one for one in self.cache_memory(part, copies=1) if one.tier == "hbm")
+        everywhere = (one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm")
+        loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
+        return (
+            Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
+            Held("hbm", "offloaded module, largest", loaded, kind="staging"),
+            *working_memory(self.model, self.workload, self.machine, cache=(*on_gpu, *everywhere)),
+        )
 
     # -- schedules ------------------------------------------------------------------------------
 

@@ -30,12 +30,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Curve, Machine, Path, Provenance, Resource, Sourced
+from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import (
     Change,
-    MemoryStage,
-    MemoryTerm,
     Outlook,
     StateDevice,
     cause_text,
@@ -43,10 +41,11 @@ from simoffload.results import (
     run_mtbf,
 )
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
-from simoffload.strategies.base import Phase, PhaseKind, Plan, Strategy
+from simoffload.strategies.base import Basis, Phase, PhaseKind, Plan, Strategy
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
+from simoffload.strategies.held import Held
 from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding, system_memory
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
@@ -709,33 +708,18 @@ class CheckpointPlan(Plan):
     """Tier to which checkpoints are written."""
     swap: str = ""
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
-    extrapolations: tuple[str, ...] = ()
 
     @property
-    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
-        """Rates of new pages, of checksums, and of the page cache, through which most writers write."""
+    def basis(self) -> Basis:
+        """Also rates of new pages, of checksums, and of the page cache, through which most writers write."""
         host = self.machine.host
-        return host.fresh_memory.from_gpu, host.checksum_rate, host.cached_files.write
+        costs = host.fresh_memory.from_gpu, host.checksum_rate, host.cached_files.write
+        return super().basis._replace(cpu_costs=costs)
 
     @property
-    def target(self) -> str:
-        """Tier that holds the checkpoints."""
-        return self.tier
-
-    @property
-    def movable(self) -> tuple[int, str]:
-        """Size [B] and name of one checkpoint, which can be placed on another tier."""
-        return self.size, "checkpoint"
-
-    @property
-    def saved(self) -> CheckpointPlan:
+    def saved(self) -> CheckpointPlan:  # type: ignore[override]  # of other plans it is a field
         """Checkpoint plan of the run: this plan."""
         return self
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """Tiers of the checkpoints and of the swap files."""
-        return frozenset({self.tier, self.swap} - {""})
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -801,36 +785,34 @@ class CheckpointPlan(Plan):
     # -- memory ---------------------------------------------------------------------------------
 
     @property
-    def stored(self) -> MemoryTerm:
+    def stored(self) -> Held:
         """Files of all checkpoints that are kept."""
         keep = self.workload.keep
-        return MemoryTerm(
+        return Held(
             self.tier,
             "saved checkpoints" if keep > 1 else "saved checkpoint",
             self.size * keep,
             remedy=f"lower keep: {keep}" if keep > 1 else "",
+            kind="checkpoints",
         )
 
     @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold while a checkpoint is saved, which is the only stage."""
-        return (MemoryStage("", self.memory),)
-
-    @property
-    def memory(self) -> tuple[MemoryTerm, ...]:
-        """Memory that a checkpoint needs in addition to training, and the storage of kept checkpoints."""
+    def held(self) -> tuple[Held, ...]:
+        """What tiers hold while a checkpoint is saved, in addition to training, and the kept checkpoints."""
         terms = [self.stored, system_memory(self.machine, remedy=_HOSTS)]
+        if self.swap:  # files of the run
+            terms.append(Held(self.swap, "swap files", 0, kind="optimizer"))
         if self.workload.mode == "snapshot":
             terms.append(self._snapshot())
         terms += self._in_writers()
         if self.workload.contents == "consolidated" and self.workload.stage == 3:
             size = self.model.weight_bytes
-            terms.append(MemoryTerm("dram", "weights gathered on rank 0", size, remedy="contents: zero"))
+            terms.append(Held("dram", "weights gathered on rank 0", size, remedy="contents: zero"))
         return tuple(terms)
 
-    def _snapshot(self) -> MemoryTerm:
+    def _snapshot(self) -> Held:
         per_rank = sum(part.size for part in self.parts)
-        return MemoryTerm(
+        return Held(
             "dram",
             "snapshot",
             per_rank * self.group.per_node,
@@ -838,21 +820,21 @@ class CheckpointPlan(Plan):
             remedy="mode: blocking",
         )
 
-    def _in_writers(self) -> list[MemoryTerm]:
+    def _in_writers(self) -> list[Held]:
         """Return the buffers of the writers, for the part with the most writers on a host."""
         writer, terms = self.workload.writer, []
         crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
         if writer.type == "fast":
             buffer = writer.io_buffer_size
             if writer.use_gds:
-                return [MemoryTerm("hbm", "I/O buffer", buffer, remedy=_BUFFER)]
+                return [Held("hbm", "I/O buffer", buffer, remedy=_BUFFER)]
             rounding = pinned_rounding([buffer])
             terms.append(
-                MemoryTerm("dram", "I/O buffers", (buffer + rounding) * crowded, pinned=True, remedy=_BUFFER)
+                Held("dram", "I/O buffers", (buffer + rounding) * crowded, pinned=True, remedy=_BUFFER)
             )
         if not writer.is_direct and self.workload.mode != "snapshot":
             size = self._one_tensor() * crowded
-            terms.append(MemoryTerm("dram", "tensors on their way from the GPU", size, remedy=_HOSTS))
+            terms.append(Held("dram", "tensors on their way from the GPU", size, remedy=_HOSTS))
         if writer.type != "fast":
             terms.append(self._dirty())
         return terms
@@ -862,12 +844,12 @@ class CheckpointPlan(Plan):
         largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
         return largest * (2 if self.workload.writer.type == "fast" else 1)
 
-    def _dirty(self) -> MemoryTerm:
+    def _dirty(self) -> Held:
         """Return the page cache that is not yet written to storage; other pages can be reclaimed."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
         most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
-        return MemoryTerm("dram", "page cache not yet written", size, remedy=_HOSTS)
+        return Held("dram", "page cache not yet written", size, remedy=_HOSTS)
 
     # -- what to know before --------------------------------------------------------------------
 
@@ -1037,7 +1019,7 @@ def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Ch
             plan.machine,
             ranks=plan.places.ranks,
             tier=options.tier,
-            swap=plan.optimizer_target if workload.offload_optimizer == "nvme" else None,
+            swap=plan.places.optimizer if workload.offload_optimizer == "nvme" else None,
         )
         every = {"interval_steps": options.interval_steps}
         return replace(found, workload=workload.model_copy(update=every))

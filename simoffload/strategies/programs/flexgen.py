@@ -6,9 +6,9 @@ keeps where, ``flexgen_timing`` the GPU times of its kernels, and ``hooks.slots`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, product
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,12 +16,13 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance, Tier
+from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.results import FLEXGEN_4BIT, Change, Facts, MemoryStage, MemoryTerm, StorageTraffic
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.results import FLEXGEN_4BIT, Change
+from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
-from simoffload.strategies.memory import pinned_rounding, system_memory
+from simoffload.strategies.memory import ROUNDING, pinned_rounding, system_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part
 from simoffload.strategies.passes.timing import arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
@@ -34,7 +35,6 @@ from simoffload.strategies.programs.flexgen_layout import (
     slots_of,
 )
 from simoffload.strategies.programs.flexgen_timing import SlotTimings
-from simoffload.strategies.programs.resident import ResidentPlan
 from simoffload.strategies.tunables import (
     Placement,
     Placements,
@@ -437,83 +437,27 @@ class FlexGenPlan(InferencePlan):
         """Return the hooks of slots, which also move cache and hidden states."""
         return slot_hooks(self)
 
-    # -- places ---------------------------------------------------------------------------------
+    # -- what is assumed ------------------------------------------------------------------------
 
     @property
-    def target(self) -> str:
-        """Tier that holds weights, the slowest if there are several."""
-        names = (self.options.disk, "dram")
-        return next((tier for tier in names if self.slots.weight_bytes(tier)), "hbm")
-
-    @property
-    def tiers(self) -> frozenset[str]:
-        """All tiers that hold weights, cache or hidden states."""
-        names: dict[Place, str] = {"gpu": "hbm", "cpu": "dram", "disk": self.options.disk}
-        found = {one.home.tier for one, _ in self.slots.tensors} | {names[self.options.activations]}
-        cache = self.block_cache.sequences(self.gpu_batch_size)
-        found |= {name for name, number in zip(names.values(), cache, strict=True) if number}
-        return frozenset(found)
-
-    @property
-    def whole_copies(self) -> Plan | None:
-        """Return the plan with all weights on the GPU; None if they are."""
-        if self.target == "hbm":
-            return None
-        return ResidentPlan(model=self.model, workload=self.workload, machine=self.machine, ranks=1)
-
-    @property
-    def movable(self) -> tuple[int, str]:
-        """Size [B] and name of the weights, with the second copy of the embedding."""
-        return sum(count * one.size for one, count in self.slots.tensors), "weights"
-
-    @property
-    def facts(self) -> Facts:
-        """Facts of the plan: the traffic of the disk."""
-        return Facts(traffic=self._disk_traffic())
-
-    def _disk_traffic(self) -> tuple[StorageTraffic, ...]:
-        """Return the bytes that one generation of a block reads and writes on its disk; () without any.
-
-        Every position of the cache is written once, by the pass that computes it, and read by all later ones;
-        weights are read in every pass; hidden states on disk are written after every slot but the last one,
-        and read before every slot but the first one. What the page cache holds is not read from the drive,
-        but the operating system writes it there later.
-        """
-        if self.options.disk not in self.tiers:
-            return ()
-        work, slots = self.workload, self.slots
-        prompt, steps = work.prompt_length, work.decode_steps
-        number = slots.layers * len(slots.layer) + 2
-        hidden = 0
-        if self.options.activations == "disk":
-            positions = self.gpu_batch_size * (prompt + steps)
-            hidden = self.options.gpu_batches * positions * self.model.hidden_size * self.model.dtype_bytes
-        written = self.cache_bytes(2, work.max_context) + (number - 1) * hidden
-        read = 0
-        if not self.cached:
-            less = 1 if self.options.cpu_attention and not self.options.compress_cache else 0
-            contexts = range(prompt + 1 - less, prompt + steps + 1 - less)
-            read = (1 + steps) * slots.weight_bytes(self.options.disk) + (number - 1) * hidden
-            read += sum(self.cache_bytes(2, context) for context in contexts)
-        return (StorageTraffic(self.options.disk, read, written),)
-
-    @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of operations, and the rate at which the CPU copies."""
-        return (self.machine.host.eager_costs.operation,)
+    def basis(self) -> Basis:
+        """Costs of operations, on which its times rest."""
+        batch = self.workload.model_copy(update={"batch_size": self.gpu_batch_size})
+        beyond = tuple(arithmetic_beyond(self.model, batch, self.machine))
+        return Basis((self.machine.host.eager_costs.operation,), extrapolations=beyond)
 
     @cached_property
     def cached(self) -> bool:
         """Whether the files on disk are in the page cache after the first pass."""
         if self.options.page_cache is not None:
             return self.options.page_cache
-        needed = sum(term.size for term in self.memory if term.tier in ("dram", self.options.disk))
+        needed = sum(one.size for one in self.held if one.tier in ("dram", self.options.disk))
         return needed <= self.machine.tiers["dram"].capacity
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
         """Warnings about what is assumed of the page cache."""
-        files = sum(term.size for term in self.memory if term.tier == self.options.disk)
+        files = sum(one.size for one in self.held if one.tier == self.options.disk)
         if not files or self.options.page_cache is not None:
             return ()
         text = f"{format_bytes(files)} of files on {self.options.disk}"
@@ -521,22 +465,11 @@ class FlexGenPlan(InferencePlan):
             return (f"{text} are read from the page cache in host memory; the first pass is slower",)
         return (f"{text} do not stay in the page cache: every pass reads and writes the drive",)
 
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        batch = self.workload.model_copy(update={"batch_size": self.gpu_batch_size})
-        return tuple(arithmetic_beyond(self.model, batch, self.machine))
-
     # -- memory ---------------------------------------------------------------------------------
 
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold while tokens are generated."""
-        return (MemoryStage("", self.memory),)
-
     @cached_property
-    def memory(self) -> tuple[MemoryTerm, ...]:
-        """Memory that each tier must hold at its peak."""
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds while tokens are generated."""
         return (*self._on_gpu(), *self._in_host(), *self._on_disk())
 
     def cache_bytes(self, home: int, context: int) -> int:
@@ -552,11 +485,12 @@ class FlexGenPlan(InferencePlan):
         work = self.workload
         return self.gpu_batch_size * work.prompt_length * self.model.hidden_size * self.model.dtype_bytes
 
-    def _on_gpu(self) -> tuple[MemoryTerm, ...]:
+    def _on_gpu(self) -> tuple[Held, ...]:
         options, model, slots = self.options, self.model, self.slots
         cache, most = self.block_cache, self.block_cache.length
         order = (slots.first, *slots.layer, *slots.layer, slots.last)
-        pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(order)]
+        around = (*order, slots.first) if options.overlap else order  # of the next token
+        pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(around)]
         expanded = max(model.dtype_bytes * sum(one.numel for one in slot.expanded) for slot in order)
         parts = cache.parts((Sequences(self.gpu_batch_size, 1, most),))
         loaded = 0 if options.cpu_attention else 2 * sum(cache.sizes(parts.offloaded))
@@ -567,21 +501,20 @@ class FlexGenPlan(InferencePlan):
         prompt = self._hidden // model.dtype_bytes
         written = (2 if options.overlap else 1) * sum(cache.sizes(prompt))
         kept = options.gpu_batches if options.activations == "gpu" else 3
-        terms = (
-            ("weights", slots.weight_bytes("hbm"), _FEWER),
-            ("weights in use and of the next slot", max(pairs), _FEWER),
-            ("weights written in full", expanded, ""),
-            (
-                "key-value cache",
-                self.cache_bytes(0, most),
-                "lower cache_gpu_percent, batch_size or prompt_length",
-            ),
-            ("cache in use and new", max(loaded, written), _SPLIT),
-            ("hidden states", kept * self._hidden, _SPLIT),
-            ("activations", self._activations(), _SPLIT),
-            ("CUDA context and workspace", self.machine.accelerator.reserved_bytes, ""),
+        fewer = "lower cache_gpu_percent, batch_size or prompt_length"
+        found: tuple[tuple[str, int, str, HeldKind], ...] = (
+            ("weights", slots.weight_bytes("hbm"), _FEWER, "weights"),
+            ("weights in use and of the next slot", max(pairs), _FEWER, "staging"),
+            ("weights written in full", expanded, "", "working"),
+            ("key-value cache", self.cache_bytes(0, most), fewer, "cache"),
+            ("cache in use and new", max(loaded, written), _SPLIT, "staging"),
+            ("hidden states", kept * self._hidden, _SPLIT, "activations"),
+            ("activations", self._activations(), _SPLIT, "working"),
+            ("CUDA context and workspace", self.machine.accelerator.reserved_bytes, "", "working"),
         )
-        return tuple(MemoryTerm("hbm", name, size, remedy=why) for name, size, why in terms if size)
+        return tuple(
+            Held("hbm", name, size, remedy=why, kind=kind) for name, size, why, kind in found if size
+        )
 
     def _activations(self) -> int:
         """Return the peak of a slot of the prefill [B]: scores, intermediates of the MLP, or logits of all
@@ -591,7 +524,7 @@ class FlexGenPlan(InferencePlan):
         scores = _SCORES_HELD * tokens * prompt * model.num_attention_heads * size + 4 * self._hidden
         return max(scores, 2 * tokens * model.intermediate_size * size, tokens * model.vocab_size * size)
 
-    def _in_host(self) -> tuple[MemoryTerm, ...]:
+    def _in_host(self) -> tuple[Held, ...]:
         options, slots = self.options, self.slots
         here = [(one, count) for one, count in slots.tensors if one.home.tier == "dram"]
         sizes = [size for one, count in here if one.home.pinned for size in one.sizes * count]
@@ -602,24 +535,51 @@ class FlexGenPlan(InferencePlan):
             batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
             workspace = 2 * 4 * self.block_cache.padded(sum(self.block_cache.parts(batch)))
         held = self._hidden * options.gpu_batches if options.activations == "cpu" else 0
-        terms = (
-            ("weights", slots.weight_bytes("dram") - pageable, True),
-            ("pageable weights", pageable, False),
-            ("key-value cache", self.cache_bytes(1, self.workload.max_context), False),
-            ("hidden states", held, True),
-            ("rounding of pinned allocations", pinned_rounding(sizes), True),
-            ("buffers of the copy threads", _RELAY, True),
-            ("workspace of attention on the CPU", workspace, False),
+        cache = self.cache_bytes(1, self.workload.max_context)
+        found: tuple[tuple[str, int, bool, HeldKind], ...] = (
+            ("weights", slots.weight_bytes("dram") - pageable, True, "weights"),
+            ("pageable weights", pageable, False, "weights"),
+            ("key-value cache", cache, False, "cache"),
+            ("hidden states", held, True, "activations"),
+            (ROUNDING, pinned_rounding(sizes), True, "working"),
+            ("buffers of the copy threads", _RELAY, True, "staging"),
+            ("workspace of attention on the CPU", workspace, False, "working"),
         )
-        named = (MemoryTerm("dram", name, size, pinned=pin) for name, size, pin in terms if size)
+        named = (Held("dram", name, size, pinned=pin, kind=kind) for name, size, pin, kind in found if size)
         return (*named, system_memory(self.machine))
 
-    def _on_disk(self) -> tuple[MemoryTerm, ...]:
-        options = self.options
-        held = self._hidden * options.gpu_batches if options.activations == "disk" else 0
-        terms = (
-            ("weights", self.slots.weight_bytes(self.options.disk)),
-            ("key-value cache", self.cache_bytes(2, self.workload.max_context)),
-            ("hidden states", held),
+    def _on_disk(self) -> tuple[Held, ...]:
+        """Return what one block has on its disk.
+
+        Every position of the cache is written once, by the pass that computes it, and read by all later ones;
+        weights are read in every pass; hidden states on disk are written after every slot but the last one,
+        and read before every slot but the first one. What the page cache holds is not read from the drive,
+        but the operating system writes it there later.
+        """
+        work, slots, options, batches = self.workload, self.slots, self.options, self.options.gpu_batches
+        passes, moves = 1 + work.decode_steps, slots.layers * len(slots.layer) + 1
+        weights, cache = slots.weight_bytes(options.disk), self.cache_bytes(2, work.max_context)
+        there = batches if options.activations == "disk" else 0
+        positions = self.gpu_batch_size * (work.prompt_length + work.decode_steps)
+        hidden = moves * there * positions * self.model.hidden_size * self.model.dtype_bytes
+
+        def read_cache() -> int:
+            less = 1 if options.cpu_attention and not options.compress_cache else 0
+            contexts = range(work.prompt_length + 1 - less, work.max_context + 1 - less)
+            return sum(self.cache_bytes(2, context) for context in contexts)
+
+        found: tuple[tuple[str, int, HeldKind, Callable[[], int], int], ...] = (
+            ("weights", weights, "weights", lambda: passes * weights, 0),
+            ("key-value cache", cache, "cache", read_cache, cache),
+            ("hidden states", there * self._hidden, "activations", lambda: hidden, hidden),
         )
-        return tuple(MemoryTerm(options.disk, name, size) for name, size in terms if size)
+        return tuple(
+            Held(options.disk, name, size, kind=kind, traffic=partial(self._transferred, read, written))
+            for name, size, kind, read, written in found
+            if size
+        )
+
+    def _transferred(self, read: Callable[[], int], written: int) -> tuple[int, int]:
+        """Return bytes that the disk reads and writes, of which the page cache may hold those that are
+        read."""
+        return 0 if self.cached else read(), written

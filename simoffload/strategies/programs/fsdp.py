@@ -7,6 +7,7 @@ accumulation, unsharded gradients are added up on the GPU (``no_sync``), as PyTo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -16,11 +17,12 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
-from simoffload.results import Change, MemoryStage, MemoryTerm
+from simoffload.results import Change
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,
     FsdpOptimizer,
@@ -145,32 +147,15 @@ class FsdpPlan(StepWork):
     warnings: tuple[str, ...] = ()
 
     @property
-    def target(self) -> str:
-        """Tier that holds the weights."""
-        return "dram" if self.strategy.cpu_offload else "hbm"
-
-    @property
-    def optimizer_target(self) -> str:
-        """Tier that holds the optimizer's states."""
-        return self.target
-
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        host = self.machine.host
-        unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
-        return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))
-
-    @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of operations and of FSDP's hooks."""
-        costs = self.machine.host.fsdp_costs
-        return costs.operation, costs.forward_hook, costs.backward_hook
-
-    @property
-    def cpu_costs(self) -> tuple[Provenance, ...]:  # type: ignore[override]
-        """Rate of the pages of AdamW's new tensors."""
-        return (self.machine.host.fsdp_costs.page_limit,) if self.strategy.cpu_offload else ()
+    def basis(self) -> Basis:
+        """Costs of operations, of FSDP's hooks, and of the pages of AdamW's new tensors."""
+        costs, unmeasured = self.machine.host.fsdp_costs, self.machine.host.fsdp is None
+        beyond = ranks_beyond(self.strategy.ranks, self.machine, costs=costs)
+        return Basis(
+            (costs.operation, costs.forward_hook, costs.backward_hook),
+            (costs.page_limit,) if self.strategy.cpu_offload else (),
+            extrapolations=(*([_UNMEASURED] if unmeasured else []), *beyond),
+        )
 
     @property
     def _micro_steps(self) -> int:
@@ -242,19 +227,25 @@ class FsdpPlan(StepWork):
 
     # -- memory ---------------------------------------------------------------------------------
 
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory of each tier in a micro-step and in the optimizer step (an estimate)."""
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds in a micro-step and in the optimizer step (an estimate)."""
         ranks = self.machine.ranks_per_node(self.strategy.ranks)
-        return tuple(with_paging(self._stages, self.machine, per_host=ranks))
+        found = (one._replace(stage=stage) for stage, held in self._stages.items() for one in held)
+        return tuple(with_paging(found, self.machine, per_host=ranks))
+
+    @property
+    def _tier(self) -> str:
+        """Tier that holds all states."""
+        return "dram" if self.strategy.cpu_offload else "hbm"
 
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
-        return paged_out(self.memory_stages, per_host=self.machine.ranks_per_node(self.strategy.ranks))
+        return paged_out(self.held, per_host=self.machine.ranks_per_node(self.strategy.ranks))
 
     @property
-    def _stages(self) -> tuple[MemoryStage, ...]:
+    def _stages(self) -> Mapping[str, tuple[Held, ...]]:
         states, host = self._states, system_memory(self.machine)
         adam = "temporaries of AdamW"
         size = self.units.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
@@ -262,10 +253,10 @@ class FsdpPlan(StepWork):
             size = 0
         if self.strategy.cpu_offload:  # of one tensor after the other
             size = TORCH_ADAM_NEW * self.units.shard_element * max(self.units.slices) * self._sharing
-        return (
-            MemoryStage(MICRO_STEP, (*states, *self._gpu, host)),
-            MemoryStage(OPTIMIZER_STEP, (*states, self._context, host, MemoryTerm(self.target, adam, size))),
-        )
+        return {
+            MICRO_STEP: (*states, *self._gpu, host),
+            OPTIMIZER_STEP: (*states, self._context, host, Held(self._tier, adam, size)),
+        }
 
     @property
     def _sharing(self) -> int:
@@ -273,7 +264,7 @@ class FsdpPlan(StepWork):
         return self.machine.ranks_per_node(self.strategy.ranks) if self.strategy.cpu_offload else 1
 
     @property
-    def _states(self) -> tuple[MemoryTerm, ...]:
+    def _states(self) -> tuple[Held, ...]:
         """Return shards, gradients and moments; in host memory the first two are page-locked."""
         slices, size = self.units.slices, self.units.shard_element
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
@@ -285,22 +276,23 @@ class FsdpPlan(StepWork):
         states = 2 * size * total
         if self.strategy.optimizer != "AdamW":
             states = sum(moments(one, bits=bits) for one in slices)
+        named: tuple[tuple[str, int, bool, HeldKind], ...] = (
+            ("parameters", size * total, offload, "weights"),
+            ("gradients", size * total, offload, "optimizer"),
+            ("moments", states - elsewhere, False, "optimizer"),
+            (PAGED, elsewhere, False, "optimizer"),
+        )
         terms = [
-            MemoryTerm(self.target, name, here * held, pinned=pinned, remedy=remedy)
-            for name, held, pinned in (
-                ("parameters", size * total, offload),
-                ("gradients", size * total, offload),
-                ("moments", states - elsewhere, False),
-                (PAGED, elsewhere, False),
-            )
+            Held(self._tier, name, here * held, pinned, remedy, kind=kind)
+            for name, held, pinned, kind in named
         ]
         if offload:
             rounding = 2 * here * pinned_rounding([size * one for one in slices])
-            terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+            terms.append(Held("dram", "rounding of pinned allocations", rounding, pinned=True))
         return tuple(terms)
 
     @property
-    def _gpu(self) -> tuple[MemoryTerm, ...]:
+    def _gpu(self) -> tuple[Held, ...]:
         units, strategy = self.units, self.strategy
         root, element = units.numels[ROOT], units.element
         layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
@@ -316,14 +308,14 @@ class FsdpPlan(StepWork):
         kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
         shard = units.shard_element * max(units.slices) if units.shard_element != element else 0
         return (
-            MemoryTerm("hbm", "gathered parameters", element * unsharded, remedy=remedy),
-            MemoryTerm("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
-            MemoryTerm("hbm", "whole gradients", element * gradients),
-            MemoryTerm("hbm", "activations", acts.peak, remedy=kept),
+            Held("hbm", "gathered parameters", element * unsharded, remedy=remedy, kind="staging"),
+            Held("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
+            Held("hbm", "whole gradients", element * gradients),
+            Held("hbm", "activations", acts.peak, remedy=kept),
             self._context,
         )
 
     @property
-    def _context(self) -> MemoryTerm:
+    def _context(self) -> Held:
         size = self.machine.accelerator.reserved_bytes
-        return MemoryTerm("hbm", "CUDA context, NCCL and workspace", size)
+        return Held("hbm", "CUDA context, NCCL and workspace", size)

@@ -9,11 +9,11 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results import MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
+from simoffload.strategies.held import optimizer_target
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
@@ -59,7 +59,7 @@ class Resident(CachingStrategy):
         if plan is None:
             return
         size = int(OffloadParamSection().buffer_size)
-        if not plan.optimizer_target:
+        if not optimizer_target(plan):
             before = (Edit.at("strategy.kind", "zero_inference"),)
             yield from self.cache_tunables(plan)
             yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
@@ -95,20 +95,14 @@ class ResidentPlan(StagedPlan):
     machine: Machine
     ranks: int
     compiled: bool = False
-    target: str = "hbm"
     warnings: tuple[str, ...] = ()
     cache: KvCache = DEFAULT
+    fewer: ClassVar = _OFFLOAD
 
     @property
     def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
         """Numbers of parts, stages and replicas: every GPU has a replica."""
         return Degrees(1, 1, self.ranks)
-
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights and working memory in HBM."""
-        weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        return (MemoryStage("", (weights, *self.working_memory(self.model))),)
 
 
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:

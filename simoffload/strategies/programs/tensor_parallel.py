@@ -22,11 +22,11 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.results import CacheBlocks, Change, Facts, MemoryStage, MemoryTerm, peak_uses
-from simoffload.strategies.base import SERVED, Plan, Strategy
+from simoffload.results import CacheBlocks, Change, Facts, peak_uses
+from simoffload.strategies.base import SERVED, Basis, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
@@ -38,6 +38,7 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
+from simoffload.strategies.held import Held, memory_stages
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
@@ -88,6 +89,8 @@ class StagedPlan(InferencePlan):
     degrees: Degrees
     compiled: bool
     """Whether kernels are launched as CUDA graphs."""
+    fewer: ClassVar[str]
+    """Remedy for too many weights on a GPU."""
 
     @property
     def fused(self) -> bool:
@@ -132,28 +135,24 @@ class StagedPlan(InferencePlan):
         return stored_weights(self.modules, native_float8=native)
 
     @property
-    def host_costs(self) -> tuple[Provenance, ...]:
-        """Costs of launching kernels that are not in CUDA graphs, of calling experts, and of preparing a
-        step."""
-        if not self.compiled:
-            return super().host_costs
-        costs = self.machine.host.compiled_costs
-        called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
-        return (costs.kernel, costs.step, *([called] if self.model.num_experts else []))
-
-    @property
-    def gpu_rates(self) -> tuple[Provenance, ...]:
-        """Rates of the kernels of compiled code, with those of the weights' formats and of experts."""
+    def basis(self) -> Basis:
+        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
+        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
+        found = super().basis._replace(extrapolations=tuple(self._extrapolations()))
+        if self.compiled:
+            costs = self.machine.host.compiled_costs
+            called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
+            found = found._replace(
+                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
+            )
         if not self.fused:
-            return ()
-        experts, kernels = bool(self.model.num_experts), [one.kernel for one in self.stored_weights]
-        return self.machine.accelerator.kernels.deciding(kernels, experts=experts)
+            return found
+        kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
+        rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
+        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
 
-    @property
-    def uncompared(self) -> tuple[str, ...]:
-        """What no run of vLLM did with which predictions were compared: see ``served_runs``."""
-        if not self.fused:
-            return ()
+    def _uncompared(self) -> list[str]:
+        """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""
         gpu, batch = self.machine.accelerator.name, self.workload.batch_size
         found = list(unserved(self.stored_weights, gpu))
         if self.model.latent_width is not None:
@@ -163,12 +162,21 @@ class StagedPlan(InferencePlan):
         known = served_runs(gpu) is not None
         if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
             found.append(f"served {batch} sequences at once on {gpu}")
-        return tuple(found if self.compiled else [*found, "launched fused kernels one by one"])
+        return found if self.compiled else [*found, "launched fused kernels one by one"]
+
+    def _extrapolations(self) -> Iterator[str]:
+        """Yield warnings about numbers used outside the range in which they were measured."""
+        return arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine)
 
     @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine))
+    def fullest(self) -> ModelShape:
+        """Part of the model on the GPUs that need most memory: those of the stage with most weights."""
+        return max(self.divided.stages, key=lambda one: one.weight_bytes)
+
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Weights of the GPUs that need most memory."""
+        yield Held("hbm", "weights", self.fullest.weight_bytes, remedy=self.fewer, kind="weights")
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
@@ -210,9 +218,9 @@ class TensorParallelPlan(StagedPlan):
     machine: Machine
     degrees: Degrees
     compiled: bool
-    target: str = "hbm"
     cache: KvCache = DEFAULT
     engine: VllmEngine | None = None
+    fewer: ClassVar = _MORE
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
@@ -229,16 +237,9 @@ class TensorParallelPlan(StagedPlan):
             *found,
         )
 
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights and working memory of the GPUs that need most: those of the stage with most weights."""
-        stage = max(self.divided.stages, key=lambda one: one.weight_bytes)
-        weights = MemoryTerm("hbm", "weights", stage.weight_bytes, remedy=_MORE)
-        return (MemoryStage("", (weights, *self.working_memory(stage))),)
-
     def _working_memory(
-        self, part: ModelShape, workload: Inference, cache: tuple[MemoryTerm, ...]
-    ) -> tuple[MemoryTerm, ...]:
+        self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
+    ) -> tuple[Held, ...]:
         """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
             return super()._working_memory(part, workload, cache)
@@ -270,9 +271,8 @@ class TensorParallelPlan(StagedPlan):
             return None
         if engine.blocks is not None:
             return CacheBlocks(engine.blocks, VLLM_BLOCK, engine.utilization, stated=True)
-        (stage,) = self.memory_stages
         shared = {"hbm", tier.pool}
-        used = sum(one.size for one in stage.terms if one.tier in shared and one.name != CACHE_TERM)
+        used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
         each = max(map(self._block_bytes, self.divided.stages))
         if not each:  # no layer has attention over earlier tokens
             return None
@@ -291,13 +291,11 @@ class TensorParallelPlan(StagedPlan):
         batch = (Sequences(work.batch_size, work.prompt_length - loaded, work.prompt_length),)
         return [batch] if self.engine is None else self.engine.chunks(batch)
 
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
+    def _extrapolations(self) -> Iterator[str]:
         work, engine = self.workload, self.engine
         if engine is not None and engine.tokens < work.batch_size * work.prompt_length:
             work = work.model_copy(update={"batch_size": 1, "prompt_length": engine.tokens})
-        return tuple(arithmetic_beyond(self.divided.stages[-1], work, self.machine))
+        return arithmetic_beyond(self.divided.stages[-1], work, self.machine)
 
     def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages, none with more tokens than vLLM computes
@@ -510,7 +508,7 @@ class TensorParallel(DividedStrategy):
                 strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks(VLLM_PROGRAM, machine)}
                 with suppress(InputError):
                     plan = cls.model_validate(strategy).plan(model, work, machine)
-                    if all(use.fits for use in peak_uses(plan.memory_stages, machine.tiers)):
+                    if all(use.fits for use in peak_uses(memory_stages(plan), machine.tiers)):
                         edits = Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
                         yield Change("placement", "", edits)
 
@@ -592,8 +590,7 @@ _AT_LOADING = {"fp8": "fp8"}
 
 def _filled(plan: Plan) -> float:
     """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
-    (stage,) = plan.memory_stages
-    return sum(one.size for one in stage.terms if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
+    return sum(one.size for one in plan.held if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
 
 
 def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
@@ -611,8 +608,7 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compile
         options.append(f"--kv-cache-dtype {plan.cache.format}")
     before = ""
     if (moves := plan.block_moves) is not None:
-        (stage,) = plan.memory_stages
-        command = connector_command(moves, stage.terms, compiled=compiled)
+        command = connector_command(moves, plan.held, compiled=compiled)
         options.append(command.option)
         before = command.before
     stored = plan.model.quantization

@@ -28,12 +28,13 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
-from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts
 from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
-from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.held import Held, HeldKind
+from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings, size_of
+from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (
     DIVIDED,
@@ -329,7 +330,6 @@ class VllmCpuOffload(DividedStrategy):
             machine=machine,
             degrees=self.degrees,
             compiled=self.compiled,
-            target=self.offload_tier if self._offloads else "hbm",
             options=self.options,
             cache=self.cache_of(model, workload, machine),
             engine=self.engine(workload, machine),
@@ -366,6 +366,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
 
     options: OffloadOptions = field(kw_only=True)
+    fewer: ClassVar = _MORE
 
     @property
     def fused(self) -> bool:
@@ -381,14 +382,13 @@ class VllmOffloadPlan(TensorParallelPlan):
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
         return (*found, f"strategy.{key} has no effect without offload_group_size: nothing is prefetched")
 
-    @property
-    def uncompared(self) -> tuple[str, ...]:
-        """Also of weights in host memory: kernels of runs read some there, but none were prefetched."""
-        if not any(map(_total, self.offloaded)):
-            return super().uncompared
-        gpu = self.machine.accelerator.name
-        found = unserved_in_place(self.stored_weights, gpu)
-        return (*super().uncompared, *(["served prefetched layers"] if self.options.group else found))
+    def _uncompared(self) -> list[str]:
+        """Return also what is said of weights in host memory: kernels of runs read some there, but none were
+        prefetched."""
+        if not any(map(size_of, self.offloaded)):
+            return super()._uncompared()
+        found = unserved_in_place(self.stored_weights, self.machine.accelerator.name)
+        return [*super()._uncompared(), *(["served prefetched layers"] if self.options.group else found)]
 
     @property
     def repacked(self) -> bool:
@@ -422,7 +422,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     @cached_property
     def weight_moves(self) -> int:
         """How often a prefill brings an offloaded weight over the link, on average over their bytes."""
-        stored = sum(map(_total, self.offloaded))
+        stored = sum(map(size_of, self.offloaded))
         if not stored or self.options.group:
             return len(self.chunks) if stored else 0
         total, rows = 0.0, self.machine.accelerator.reads.rows.value
@@ -439,7 +439,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     def facts(self) -> Facts:
         """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
         found = replace(super().facts, weight_moves=self.weight_moves)
-        if self.options.tier == "dram" or not any(map(_total, self.offloaded)):
+        if self.options.tier == "dram" or not any(map(size_of, self.offloaded)):
             return found
         return found.what_if("vLLM prefetches layers from host memory only")
 
@@ -461,7 +461,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         }
         layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
         if not group:
-            spent = accumulate((_total([one]) for one in layers), initial=0)
+            spent = accumulate((size_of([one]) for one in layers), initial=0)
             return tuple(_within(budget - before, one) for before, one in zip(spent, layers, strict=False))
         chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
@@ -470,44 +470,44 @@ class VllmOffloadPlan(TensorParallelPlan):
             raise InputError.at(f"strategy.{key}", f"{text}; lower it")
         return chosen
 
-    @property
-    def tiers(self) -> frozenset[str]:
-        """HBM, and host memory if weights are offloaded."""
-        return super().tiers | {"hbm"}
-
     def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hook that reads offloaded weights, or copies them ahead."""
-        if not any(map(_total, self.offloaded)):
+        if not any(map(size_of, self.offloaded)):
             return ()
         return (Prefetch(self) if self.options.group else ReadInPlace(self),)
 
+    @cached_property
+    def fullest_stage(self) -> int:
+        """Number of the stage with most weights on a GPU."""
+        on_gpu = [
+            stage.weight_bytes - size_of(inside)
+            for stage, inside in zip(self.divided.stages, self.offloaded, strict=True)
+        ]
+        return on_gpu.index(max(on_gpu))
+
     @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Weights, slots and working memory of the GPU that needs most, and all pinned weights of a host."""
-        machine, (tensor, _, data) = self.machine, self.degrees
-        pairs = list(zip(self.divided.stages, self.offloaded, strict=True))
-        stage, inside = max(pairs, key=lambda one: one[0].weight_bytes - _total(one[1]))
-        terms = [MemoryTerm("hbm", "weights", stage.weight_bytes - _total(inside), remedy=_MORE)]
-        if self.options.group:
-            slots = self.options.step * max(_total([layer]) for layer in inside)
-            terms.append(MemoryTerm("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step"))
-        if self.pinned.size and self.options.tier != "dram":
-            size = self.pinned.size * tensor * data
-            terms.append(MemoryTerm(self.options.tier, "weights", size, remedy=_LESS))
-            layer = max(_total([layer]) for stage in self.offloaded for layer in stage)
-            buffers = 2 * layer * machine.ranks_per_node(self.degrees.ranks)
-            terms.append(MemoryTerm("dram", "buffers of layers on their way", buffers, pinned=True))
-        elif self.pinned.size:
-            each, nodes = tensor * data, machine.nodes_of(self.degrees.ranks)
-            remedy = "" if self.options.group else _LESS
-            sizes = {"weights": self.pinned.size, "rounding of pinned allocations": self.pinned.rounding}
-            for name, size in sizes.items():
-                terms.append(MemoryTerm("dram", name, -(-size * each // nodes), pinned=True, remedy=remedy))
-        return (MemoryStage("", (*terms, *self.working_memory(stage))),)
+    def fullest(self) -> ModelShape:
+        """Part of the model on the GPUs that need most memory."""
+        return self.divided.stages[self.fullest_stage]
 
-
-def _total(layers: Sequence[Weights]) -> int:
-    return sum(size for layer in layers for one in layer.values() for size in one)
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Weights of the GPU that needs most, and all pinned weights of a host, or those on the tier of a
+        what-if."""
+        (tensor, _, data), pinned, tier = self.degrees, self.pinned, self.options.tier
+        for one in super().held_weights:
+            yield one._replace(size=one.size - size_of(self.offloaded[self.fullest_stage]))
+        if not pinned.size:
+            return
+        if tier != "dram":
+            yield Held(tier, "weights", pinned.size * tensor * data, remedy=_LESS, kind="weights")
+            return
+        nodes, remedy = self.machine.nodes_of(self.degrees.ranks), "" if self.options.group else _LESS
+        host = {"weights": pinned.size, ROUNDING: pinned.rounding}
+        kinds: tuple[HeldKind, ...] = ("weights", "working")
+        for (name, size), kind in zip(host.items(), kinds, strict=True):
+            held = -(-size * tensor * data // nodes)
+            yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
 
 
 def _within(budget: int, sizes: Weights) -> Weights:

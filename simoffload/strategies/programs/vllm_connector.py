@@ -19,10 +19,10 @@ from shlex import quote
 from textwrap import fill
 from typing import Any, ClassVar
 
-from simoffload.results import MemoryTerm
 from simoffload.strategies.cache.blocks import BLOCK_TERMS, BlockMoves
 from simoffload.strategies.cache.connector import THREADS
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
+from simoffload.strategies.held import Held
 from simoffload.units import plural
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -34,7 +34,7 @@ class ConnectorCommand(ABC):
     simulation."""
 
     moves: BlockMoves
-    terms: tuple[MemoryTerm, ...]
+    terms: tuple[Held, ...]
     """Memory of the plan, in which the blocks of one generation are."""
     compiled: bool
     """Whether kernels are replayed from CUDA graphs."""
@@ -217,9 +217,7 @@ class _Mooncake(ConnectorCommand):
             yield f"vLLM has blocks of {VLLM_BLOCK} tokens; the simulation of {one.block_tokens}."
 
 
-def connector_command(
-    moves: BlockMoves, terms: tuple[MemoryTerm, ...], *, compiled: bool
-) -> ConnectorCommand:
+def connector_command(moves: BlockMoves, terms: tuple[Held, ...], *, compiled: bool) -> ConnectorCommand:
     """Return the command of the connector of vLLM that does most of what is simulated."""
     one = moves.connector
     kind: type[ConnectorCommand] = _LMCache

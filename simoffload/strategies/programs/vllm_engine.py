@@ -18,8 +18,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.formats import Kernel
-from simoffload.results import MemoryTerm
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
+from simoffload.strategies.held import Held
 from simoffload.units import format_bytes, plural
 
 # --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class VllmEngine(NamedTuple):
 
     def memory(
         self, stage: ModelShape, machine: Machine, *, sequences: int, compiled: bool, alone: bool
-    ) -> tuple[MemoryTerm, ...]:
+    ) -> tuple[Held, ...]:
         """Return what the engine of a GPU needs beyond the model's work, and what it leaves free.
 
         ``alone``: no other GPU has parts of the model, so that there are no buffers of NCCL.
@@ -207,7 +207,7 @@ class VllmEngine(NamedTuple):
         gpu, capacity = machine.accelerator, machine.tiers["hbm"].capacity
         context = min(gpu.reserved_bytes, _ALONE) if alone else gpu.reserved_bytes
         graphs = round(_GRAPH * stage.num_hidden_layers * len(graph_sizes(sequences))) if compiled else 0
-        left = MemoryTerm(
+        left = Held(
             "hbm",
             f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
             capacity - int(self.utilization * capacity),
@@ -215,8 +215,8 @@ class VllmEngine(NamedTuple):
             spare=True,
         )
         return (
-            MemoryTerm("hbm", "CUDA context and workspace", context),
-            *([MemoryTerm("hbm", "CUDA graphs", graphs)] if graphs else ()),
+            Held("hbm", "CUDA context and workspace", context),
+            *([Held("hbm", "CUDA graphs", graphs)] if graphs else ()),
             left,
         )
 

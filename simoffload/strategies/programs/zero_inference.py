@@ -18,9 +18,9 @@ from simoffload.errors import InputError
 from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.models.quantization import deepspeed_quantization, quantized
-from simoffload.results import Change, Facts, MemoryStage, MemoryTerm
+from simoffload.results import Change, Facts
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Basis, Plan, Strategy
 from simoffload.strategies.cache.cpu_attention import COMMAND, example_command
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
@@ -33,13 +33,14 @@ from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings
 from simoffload.strategies.ds_config.keys import OffloadParamSection
+from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.resident import ResidentPlan, spread_bound
+from simoffload.strategies.programs.resident import spread_bound
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
     device_of,
@@ -172,7 +173,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroInferencePlan)
-        path = self.swap_path("weights", plan.target, plan.machine)
+        path = self.swap_path("weights", plan.placement.tier, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
         config = exported_config(self.ds_config, plan.placement.settings, work)
         program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
@@ -186,7 +187,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         offloaded = {
             "none": (),
             "cpu": ("--cpu-offload",),
-            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.target}"),
+            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.placement.tier}"),
         }
         options = (f"--pin-memory {int(settings.pin_memory)}", *offloaded[settings.device or "none"], *bits)
         return example_command(plan.cache, plan.model, plan.workload, options, ranks=self.ranks)
@@ -205,20 +206,6 @@ class ZeroInferencePlan(InferencePlan):
     degrees: Degrees = InferencePlan.degrees
     traced: ClassVar = True
     zero3: ClassVar = True
-
-    @property
-    def target(self) -> str:
-        """Tier that holds the weights."""
-        return self.placement.tier
-
-    @property
-    def whole_copies(self) -> Plan | None:
-        """Return the plan with all weights on each GPU; None if they are in HBM already."""
-        if self.target == "hbm" or self.degrees.tensor > 1:
-            return None
-        return ResidentPlan(
-            model=self.model, workload=self.workload, machine=self.machine, ranks=self.degrees.ranks
-        )
 
     @property
     def facts(self) -> Facts:
@@ -264,18 +251,19 @@ class ZeroInferencePlan(InferencePlan):
         """Every parameter tensor with its partition."""
         return self.layered.tensors
 
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return (
+    @cached_property
+    def basis(self) -> Basis:
+        """Numbers on which its times rest, with warnings about those used outside of their range."""
+        beyond = (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
             *_transfers_beyond(self),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
+        return super().basis._replace(extrapolations=beyond)
 
     def remarks(self, kind: str) -> list[str]:
         """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
-        settings = self.placement.settings
+        settings, tier = self.placement.settings, self.placement.tier
         remarks = []
         if not self.order_lasts:
             remarks.append(
@@ -287,16 +275,14 @@ class ZeroInferencePlan(InferencePlan):
             there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
             if there < _MOSTLY:
                 remarks.append(
-                    f"{there:.0%} of the weights are stored on {self.target}: slices below the larger of "
+                    f"{there:.0%} of the weights are stored on {tier}: slices below the larger of "
                     f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory; "
                     "more ranks make slices smaller"
                 )
         if settings.use_gds and settings.device != "nvme":
-            remarks.append(f"ds_config aio.use_gds has no effect with weights: {self.target}")
+            remarks.append(f"ds_config aio.use_gds has no effect with weights: {tier}")
         elif settings.use_gds and kind in {"nfs", "pfs"}:
-            remarks.append(
-                f"aio.use_gds on {self.target} needs a client for GPUDirect Storage (NFS: over RDMA)"
-            )
+            remarks.append(f"aio.use_gds on {tier} needs a client for GPUDirect Storage (NFS: over RDMA)")
         return remarks
 
     @cached_property
@@ -343,48 +329,41 @@ class ZeroInferencePlan(InferencePlan):
 
         return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
 
-    @property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold while tokens are generated."""
-        return (MemoryStage("", self.memory),)
-
     @cached_property
-    def memory(self) -> tuple[MemoryTerm, ...]:
-        """Memory that each tier must hold at its peak, with pinned buffers listed separately."""
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds while tokens are generated, with pinned buffers listed separately."""
         place, size = self.placement, self.placement.dtype_bytes
-        direct = place.settings.copies_directly(place.ranks)
-        peak = self.layered.peak
-        terms = []
+        direct, peak = place.settings.copies_directly(place.ranks), self.layered.peak
+        gathered = []
         if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
-            terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
+            gathered.append(("gathered parameters, peak", peak.on_gpu * size))
         if not direct:
-            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
-        terms += self.working_memory(self.part)
-        return (*terms, *self._weights())
+            gathered.append(("all-gather buffer", peak.gather * size))
+        staged = (Held("hbm", *one, remedy=_PREFETCH, kind="staging") for one in gathered)
+        return (*staged, *self.working_memory(self.part), *self.held_weights)
 
-    def _weights(self) -> list[MemoryTerm]:
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Partitions of the weights, and buffers into which those on storage are read."""
         place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
         per_host = self.machine.ranks_per_node(self.degrees.ranks)
-        counted = self.layered.counted
-        in_memory = [(tensor.slice_numel * size, count) for tensor, count in counted if not tensor.on_nvme]
-        full_stack = sum(part * count for part, count in in_memory)
-        swapped = sum(tensor.slice_numel * size * count for tensor, count in counted if tensor.on_nvme)
+        parts = [(tensor.slice_numel * size, count, tensor.on_nvme) for tensor, count in self.layered.counted]
+        stack = sum(part * count for part, count, swapped in parts if not swapped)
         if settings.device == "none":
-            return [MemoryTerm("hbm", "weight partition", full_stack)]
-        terms = [MemoryTerm("dram", "weights", full_stack * per_host, pinned=settings.pin_memory)]
-        if settings.pin_memory:
-            rounding = sum(count * pinned_rounding([part]) for part, count in in_memory) * per_host
-            terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+            yield Held("hbm", "weight partition", stack, kind="weights")
+            return
+        pinned = settings.pin_memory
+        yield Held("dram", "weights", stack * per_host, pinned=pinned, kind="weights")
+        if pinned:
+            rounding = sum(count * pinned_rounding([part]) for part, count, swapped in parts if not swapped)
+            yield Held("dram", ROUNDING, rounding * per_host, pinned=True)
         if settings.device == "nvme":
             pool = settings.buffer_count * settings.buffer_size * size
-            if settings.use_gds:
-                terms.append(MemoryTerm("hbm", "swap buffers", pool, remedy=_BUFFERS))
-            else:
-                terms.append(
-                    MemoryTerm("dram", "swap buffers", pool * per_host, pinned=True, remedy=_BUFFERS)
-                )
-            terms.append(MemoryTerm(place.tier, "weights", swapped * self.degrees.ranks))
-        return terms
+            tier, copies = ("hbm", 1) if settings.use_gds else ("dram", per_host)
+            pinned = tier == "dram"
+            yield Held(tier, "swap buffers", pool * copies, pinned, remedy=_BUFFERS, kind="staging")
+            there = sum(part * count for part, count, swapped in parts if swapped)
+            yield Held(place.tier, "weights", there * self.degrees.ranks, kind="weights")
 
 
 def _with_quantized_weights(

@@ -23,6 +23,7 @@ from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSett
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
+from simoffload.strategies.held import optimizer_target, target
 from simoffload.strategies.tunables import (
     AnyTier,
     Placement,
@@ -239,7 +240,7 @@ def training_moves(
 ) -> Iterator[Tunable]:
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
-    machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
+    machine, now = plan.machine, Placement(target(plan), optimizer_target(plan))
     dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
 
     def weights_on(tier: Tier) -> tuple[Edit, ...]:

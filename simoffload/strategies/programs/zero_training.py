@@ -20,12 +20,13 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results import FROZEN_NF4, Change, MemoryStage, MemoryTerm
+from simoffload.results import FROZEN_NF4, Change
 from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
 from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.held import Held
 from simoffload.strategies.optimizers import PAGING_RATE, optimizer_changes, optimizer_script
 from simoffload.strategies.programs.zero_strategy import (
     Written,
@@ -161,8 +162,8 @@ class ZeroTraining(ZeroStrategy):
             workload.batch_size,
             plan.model.dtype,
             workload.gradient_accumulation_steps,
-            self.swap_path("weights", plan.target, plan.machine),
-            self.swap_path("optimizer", plan.optimizer_target, plan.machine),
+            self.swap_path("weights", plan.places.weights, plan.machine),
+            self.swap_path("optimizer", plan.places.optimizer, plan.machine),
         )
         config = exported_config(self.ds_config, plan.settings, work)
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
@@ -322,15 +323,11 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
     """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
 
     @cached_property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory stages, with another strategy as the remedy."""
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds, with another strategy as the remedy."""
         return tuple(
-            stage._replace(terms=tuple(map(_without_settings, stage.terms)))
-            for stage in super().memory_stages
+            one._replace(remedy=_DIVIDE)
+            if one.remedy and not one.remedy.startswith("lower batch_size")
+            else one
+            for one in super().held
         )
-
-
-def _without_settings(term: MemoryTerm) -> MemoryTerm:
-    if not term.remedy or term.remedy.startswith("lower batch_size"):
-        return term
-    return term._replace(remedy=_DIVIDE)

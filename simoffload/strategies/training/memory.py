@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape
-from simoffload.results import Estimate, MemoryStage, MemoryTerm
+from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
+from simoffload.strategies.held import INITIALISATION, Held, HeldKind
+from simoffload.strategies.memory import ROUNDING, activations_of, pinned_rounding, system_memory
 from simoffload.strategies.optimizers import PAGED, moments, paged
 from simoffload.strategies.training.state import Partitions, TrainingState, Update, Weight
 from simoffload.workload import Training
@@ -316,8 +317,8 @@ _SUB_GROUP = "lower sub_group_size"
 
 
 def _on_gpu(
-    memory: TrainingMemory, *instant: MemoryTerm, moments: bool = True, buckets: bool = True
-) -> tuple[MemoryTerm, ...]:
+    memory: TrainingMemory, *instant: Held, moments: bool = True, buckets: bool = True
+) -> tuple[Held, ...]:
     """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
     return (
         *_gpu_states(memory, moments=moments),
@@ -331,26 +332,28 @@ def _on_gpu(
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
+def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[Held]:
     states, settings = memory.states, memory.settings
     if memory.stage < 3 or memory.state.weights_on == "hbm":
         name = "parameters" if memory.stage < 3 else "parameter partition"
-        yield _term(name, states.parameters, "set stage 3, or offload_param.device")
+        yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
     if memory.state.weight_bits is not None:
         frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
         yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0))
     if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
         present = moments or memory.stage == 3
-        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER)
-        yield _term("master weights", states.master, _OPTIMIZER)
-        yield _term("optimizer moments", states.moments - memory.paged if moments else 0, _OPTIMIZER)
-        yield _term(PAGED, memory.paged if moments else 0, _OPTIMIZER)
+        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER, "optimizer")
+        yield _term("master weights", states.master, _OPTIMIZER, "optimizer")
+        size, pages = (states.moments - memory.paged, memory.paged) if moments else (0, 0)
+        yield _term("optimizer moments", size, _OPTIMIZER, "optimizer")
+        yield _term(PAGED, pages, _OPTIMIZER, "optimizer")
     elif memory.state.on_gpu:
         numel = sum(group.numel for group in memory.state.on_gpu)
         adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0
         size = 2 * SINGLE * numel + adam
-        yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
+        remedy = "raise offload_optimizer.ratio"
+        yield _term("optimizer states and gradients (ratio)", size, remedy, "optimizer")
     if memory.stage in (1, 2) and memory.state.offloads_optimizer:
         yield _term("gradient on its way to the host", memory.largest * memory.size)
     if settings.zenflow is not None and moments:
@@ -360,7 +363,7 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm
         yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
 
 
-def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _buckets(memory: TrainingMemory) -> Iterator[Held]:
     """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
     settings = memory.settings
     if memory.stage in (1, 2):
@@ -373,7 +376,7 @@ def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("reduce bucket", settings.reduce_bucket_size * memory.size, _BUCKET)
 
 
-def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
+def _instants(memory: TrainingMemory) -> Iterator[tuple[Held, ...]]:
     acts, checkpoints = memory.activations, memory.workload.gradient_checkpointing
     fewer = _BATCH if checkpoints else _KEPT
     name = "checkpoints" if checkpoints else "activations of the other layers"
@@ -399,7 +402,7 @@ def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
     yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
 
 
-def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
+def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[Held]:
     """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers nothing."""
     params, peak = memory.settings.params, memory.peak
     direct = params.copies_directly(memory.ranks)
@@ -413,16 +416,16 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]
         kept = max(params.max_live_parameters, params.max_reuse_distance)
         held, batch = min(total, kept + batch), min(total, batch)
     name = "gathered parameters" if reducing else "gathered parameters, peak"
-    yield _term(name, held * memory.size, _FETCH)
+    yield _term(name, held * memory.size, _FETCH, "staging")
     if not direct:
-        yield _term("all-gather buffer", batch * memory.size, _FETCH)
+        yield _term("all-gather buffer", batch * memory.size, _FETCH, "staging")
 
 
 def _largest(weights: Iterable[Weight]) -> int:
     return max([one.numel for one in weights], default=0)
 
 
-def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
+def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[Held]:
     """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and the
     norm of its largest part.
 
@@ -443,7 +446,7 @@ def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[
         yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk)
 
 
-def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _update(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
     gradient = memory.settings.gradient_bytes
     norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
@@ -456,7 +459,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     yield _term("gradients in single precision", max(norm, copies), remedy)
 
 
-def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _start_of_stage_3(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
     yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights))
     yield from _buckets(memory)
@@ -465,7 +468,7 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP)
 
 
-def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _start_below_stage_3(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of the model and, since DeepSpeed 0.19.0, of a second, flat copy if there is room."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
@@ -476,84 +479,77 @@ def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
         yield _term("own part of the parameters, copied", memory.size * memory.partitions.part)
 
 
-def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
+def _swap_pool(memory: TrainingMemory) -> Iterator[Held]:
     """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
-        yield _term("swap buffers", memory.parameter_buffers, _BUFFERS)
+        yield _term("swap buffers", memory.parameter_buffers, _BUFFERS, "staging")
 
 
-def _term(name: str, size: int, remedy: str = "") -> MemoryTerm:
-    return MemoryTerm("hbm", name, size, remedy=remedy)
+def _term(name: str, size: int, remedy: str = "", kind: HeldKind = "working") -> Held:
+    return Held("hbm", name, size, remedy=remedy, kind=kind)
 
 
 # -- on all tiers --------------------------------------------------------------------------------------
 
 
-INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
 OPTIMIZER_STEP = "optimizer step"
 OVERFLOW_CHECK = "overflow check"
 _STATES = 3
 
 
-def training_stages(
+def held_in_training(
     state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
-) -> tuple[MemoryStage, ...]:
-    """Return the memory of a run at three stages, at stage 3 in float16 also in the search for overflow.
+) -> Iterator[Held]:
+    """Yield what tiers hold at three stages of a run, at stage 3 in float16 also in the search for overflow.
 
     ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
     used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
     from the prefetch bucket and the largest module for a single call.
     """
     memory = TrainingMemory(state, workload, machine, peak)
-    begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
     start = _start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)
     worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
     check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
     checking = _on_gpu(memory, *(() if state.offloads_optimizer else (check,)))
     # Only stage 3 keeps its bucket in the optimizer step.
     updating = _on_gpu(memory, *_update(memory), buckets=memory.stage == 3)
-    return (
-        MemoryStage(
-            INITIALISATION,
-            (
-                *_on_gpu(memory, *start, moments=False, buckets=False),
-                *_host_initialisation(memory),
-                *begun,
-            ),
-            once=True,
+    found = {
+        INITIALISATION: (
+            *_on_gpu(memory, *start, moments=False, buckets=False),
+            *_host_initialisation(memory),
         ),
-        MemoryStage(MICRO_STEP, (*_on_gpu(memory, *worst), *_host_micro_step(memory), *steady)),
-        *(
-            [MemoryStage(OVERFLOW_CHECK, (*checking, *_host_overflow_check(memory), *steady))]
-            if state.checks_overflow
-            else []
-        ),
-        MemoryStage(OPTIMIZER_STEP, (*updating, *_host_optimizer_step(memory), *steady)),
-    )
+        MICRO_STEP: (*_on_gpu(memory, *worst), *_host_micro_step(memory)),
+        OVERFLOW_CHECK: (*checking, *_host_overflow_check(memory)) if state.checks_overflow else (),
+        OPTIMIZER_STEP: (*updating, *_host_optimizer_step(memory)),
+    }
+    for stage, terms in found.items():
+        stored = _storage(memory, started=stage != INITIALISATION) if terms else ()
+        for one in (*terms, *stored):
+            yield one._replace(stage=stage)
 
 
-def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
+def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[Held]:
     """Return the storage that all ranks need; before it is ``started``, without moments and gradients."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
         # Files of partitions that max_in_cpu keeps in memory are not removed.
         sizes = Counter(memory.parameter_sizes)
         size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
-        yield MemoryTerm(places.weights, "parameters", places.ranks * size)
-    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
-    if not states:
+        yield Held(places.weights, "parameters", places.ranks * size, kind="weights")
+    if state.settings.optimizer_device != "nvme":
         return
+    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
     name = "master weights and moments" if started else "master weights"
     count = _STATES if started else 1
-    yield MemoryTerm(places.optimizer, name, places.ranks * count * states)
+    yield Held(places.optimizer, name, places.ranks * count * states, kind="optimizer")
     if started:
         smallest = state.settings.params.min_swap_bytes
         pieces = Counter(
             [SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors]
         )
         size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
-        yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)
+        yield Held(places.optimizer, "gradients", places.ranks * size, kind="optimizer")
 
 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
@@ -576,6 +572,8 @@ class _Ledger:
     def __init__(self, memory: TrainingMemory) -> None:
         self._ranks = memory.per_host
         self._terms = [system_memory(memory.machine)]
+        self.kind: HeldKind = "working"
+        """What is being added at present."""
         self._rounding = 0
 
     def add(
@@ -593,14 +591,14 @@ class _Ledger:
         if pinned:
             self._rounding += pinned_rounding(found)
         if size := sum(found) * self._ranks:
-            term = MemoryTerm("dram", name, size, pinned=pinned or locked, remedy=remedy, once=once)
-            self._terms.append(term)
+            held = Held("dram", name, size, pinned or locked, remedy, once, kind=self.kind)
+            self._terms.append(held)
 
-    def terms(self) -> tuple[MemoryTerm, ...]:
+    def terms(self) -> tuple[Held, ...]:
         """Return the memory terms of the host, including those for rounding."""
-        rounding = MemoryTerm(
+        rounding = Held(
             "dram",
-            "rounding of pinned allocations",
+            ROUNDING,
             self._rounding * self._ranks,
             pinned=True,
             remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
@@ -613,7 +611,7 @@ def _rounded(sizes: Sequence[int]) -> int:
     return sum(sizes) + pinned_rounding(sizes)
 
 
-def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_initialisation(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
     model.
 
@@ -631,7 +629,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
 
 
-def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_micro_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in forward and backward of a later step."""
     ledger = _state_ledger(memory)
     ledger.add(
@@ -642,7 +640,7 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return ledger.terms()
 
 
-def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_optimizer_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
     ledger = _state_ledger(memory)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
@@ -654,7 +652,7 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return ledger.terms()
 
 
-def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_overflow_check(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in the search for overflow, before any sub-group is updated."""
     ledger = _state_ledger(memory)
     if memory.state.offloads_optimizer:
@@ -665,9 +663,12 @@ def _host_overflow_check(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 def _state_ledger(memory: TrainingMemory, *, moments: bool = True) -> _Ledger:
     """Return the host memory of the states at every stage; ``moments`` exist from the first step."""
     ledger = _Ledger(memory)
+    ledger.kind = "weights"
     _weights(memory, ledger)
+    ledger.kind = "optimizer"
     if memory.state.offloads_optimizer:
         _optimizer(memory, ledger, moments=moments)
+    ledger.kind = "working"
     return ledger
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
-from simoffload.results import Estimate, Facts, MemoryStage, StorageRequests, StorageTraffic
+from simoffload.results import Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
+from simoffload.strategies.base import Basis
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings
+from simoffload.strategies.held import Held
 from simoffload.strategies.optimizers import paged_out, with_paging
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.period import Recurrence
@@ -20,7 +22,7 @@ from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
-from simoffload.strategies.training.memory import estimates_for, training_stages
+from simoffload.strategies.training.memory import estimates_for, held_in_training
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,
@@ -36,8 +38,8 @@ from simoffload.strategies.training.state import (
     RankFiles,
     StorageStage,
     TrainingState,
-    by_tier,
     check_buffers,
+    sums_of,
 )
 from simoffload.strategies.training.step import StepPlan, SuperOffloadStep, ZenFlowStep
 from simoffload.strategies.zero.coordinator import Tensor
@@ -64,19 +66,10 @@ class ZeroTrainingPlan(StepWork):
     """Plan of the run's checkpoints; None if it saves none."""
 
     @property
-    def target(self) -> str:
-        """Tier that holds the weights."""
-        return self.places.weights
-
-    @property
-    def optimizer_target(self) -> str:
-        """Tier that holds the optimizer's states."""
-        return self.places.optimizer
-
-    @property
-    def extrapolations(self) -> tuple[str, ...]:
-        """Warnings about numbers used outside the range in which they were measured."""
-        return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
+    def basis(self) -> Basis:
+        """Numbers on which its times rest, with warnings about those used outside of their range."""
+        beyond = ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed)
+        return super().basis._replace(extrapolations=tuple(beyond))
 
     @cached_property
     def step(self) -> StepPlan:
@@ -192,18 +185,15 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def facts(self) -> Facts:
-        """FLOP, storage traffic, requests and published memory estimates."""
-        return replace(super().facts, traffic=self.traffic, requests=self.requests, estimates=self.estimates)
+        """FLOP, requests to storage and published memory estimates."""
+        return replace(super().facts, requests=self.requests, estimates=self.estimates)
 
     @cached_property
-    def traffic(self) -> tuple[StorageTraffic, ...]:
-        """Bytes that one step of all ranks moves to and from storage."""
-        bytes_moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
+    def _transferred(self) -> Mapping[str, tuple[Fraction, Fraction]]:
+        """Bytes that one step of all ranks reads and writes of each kind of files."""
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
-        return tuple(
-            StorageTraffic(tier, round(read * cycles), round(written * cycles))
-            for tier, (read, written) in bytes_moved.items()
-        )
+        sums = sums_of(self.steady_io, lambda one: self.places.ranks * one.size, by=lambda one: one.what)
+        return {what: (cycles * read, cycles * written) for what, (read, written) in sums.items()}
 
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
@@ -230,21 +220,29 @@ class ZeroTrainingPlan(StepWork):
     def requests(self) -> tuple[StorageRequests, ...]:
         """Full-size requests of one rank from the start of the run to the end of its first step."""
         block, threads = self.settings.params.block_size, self.settings.params.threads
-        counts = by_tier(self.first_io, lambda transfer: transfer.full_requests(block=block, threads=threads))
+        counts = sums_of(self.first_io, lambda one: one.full_requests(block=block, threads=threads))
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
     @cached_property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """Memory that each tier must hold at each stage of the run."""
-        found = training_stages(self.state, self.workload, self.machine, peak=self.peak)
-        return tuple(with_paging(found, self.machine, per_host=self.processes))
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds at each stage of the run."""
+        found = held_in_training(self.state, self.workload, self.machine, peak=self.peak)
+        stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
+        return tuple(
+            one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
+            for one in with_paging(found, self.machine, per_host=self.processes)
+        )
+
+    def _traffic(self, name: str) -> tuple[Fraction, Fraction]:
+        """Return the bytes that all ranks read and write in one step of files with a name."""
+        return self._transferred.get(name, (Fraction(0), Fraction(0)))
 
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
         if not self.settings.optimizer.startswith("Paged"):
             return 0
-        return paged_out(self.memory_stages, per_host=self.processes)
+        return paged_out(self.held, per_host=self.processes)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:

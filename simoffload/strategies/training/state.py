@@ -344,7 +344,7 @@ class TrainingState:
         return max(self.partitions.group_numels, default=0)
 
 
-_PARAMS = "16-bit parameters"
+_PARAMS = "parameters"
 
 
 class Transfer(NamedTuple):
@@ -433,7 +433,9 @@ class RankFiles:
 
     def _move_states(self, times: int, *, written: bool) -> Transfer:
         """Return the transfers of a number of states of every sub-group on storage."""
-        return Transfer(self._state.places.optimizer, "optimizer states", written, self._states, times)
+        return Transfer(
+            self._state.places.optimizer, "master weights and moments", written, self._states, times
+        )
 
     def _move_gradients(self, *, written: bool) -> Transfer:
         return Transfer(self._state.places.optimizer, "gradients", written, self._gradients)
@@ -452,13 +454,17 @@ def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
     return StorageStage(name, tuple(one for one in transfers if one.sizes and one.times))
 
 
-def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
-    """Sum the bytes read and the bytes written for each tier."""
+def sums_of(
+    stages: Sequence[StorageStage],
+    measure: Callable[[Transfer], int],
+    by: Callable[[Transfer], str] = lambda one: one.tier,
+) -> dict[str, tuple[int, int]]:
+    """Sum the bytes read and the bytes written, by default for each tier."""
     sums: dict[str, tuple[int, int]] = {}
     for transfer in (one for stage in stages for one in stage.transfers):
-        read, written = sums.get(transfer.tier, (0, 0))
+        read, written = sums.get(by(transfer), (0, 0))
         size = measure(transfer)
-        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
+        sums[by(transfer)] = (read, written + size) if transfer.written else (read + size, written)
     return sums
 
 

@@ -100,7 +100,7 @@ def test_eight_ranks_are_in_range_where_eight_were_measured(tmp_path: Path) -> N
     def warnings() -> list[str]:
         written(tmp_path, raw)
         plan = simoffload.load_scenario(scenario).plan()
-        return [one for one in plan.extrapolations if "ranks on a host" in one]
+        return [one for one in plan.basis.extrapolations if "ranks on a host" in one]
 
     raw["machine"]["gpu"]["count"] = 8
     assert warnings() == ["8 ranks on a host; costs of the host thread were measured with up to 4"]

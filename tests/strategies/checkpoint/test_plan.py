@@ -17,13 +17,13 @@ MIB = 2**20
 
 
 def terms(plan: CheckpointPlan) -> dict[str, int]:
-    return {term.name: term.size for term in plan.memory}
+    return {term.name: term.size for term in plan.held}
 
 
 def test_checkpoints_that_are_kept_fill_the_tier() -> None:
     plan = planned(keep=3)
     assert terms(plan)["saved checkpoints"] == 3 * 12 * load_model("llama-3.1-8b").num_parameters
-    uses = {use.tier: use for use in tier_uses(planned(keep=400).memory, planned().machine.tiers)}
+    uses = {use.tier: use for use in tier_uses(planned(keep=400).held, planned().machine.tiers)}
     assert not uses["raid"].fits
     assert uses["dram"].fits
 
@@ -43,11 +43,11 @@ def test_stock_pytorch_makes_the_fast_writer_hold_every_tensor_twice() -> None:
 def test_fast_writers_have_a_pinned_buffer_each() -> None:
     plan = planned(writer=FAST)
     assert terms(plan)["I/O buffers"] == 8 * 64 * MIB
-    assert all(term.pinned for term in plan.memory if term.name == "I/O buffers")
+    assert all(term.pinned for term in plan.held if term.name == "I/O buffers")
     assert "page cache not yet written" not in terms(plan)
     odd = terms(planned(writer={**FAST, "io_buffer_size": "96 MiB"}))
     assert odd["I/O buffers"] == 8 * 128 * MIB  # PyTorch rounds pinned memory up to a power of two
-    gds = planned(writer={**FAST, "use_gds": True}).memory
+    gds = planned(writer={**FAST, "use_gds": True}).held
     assert [term.size for term in gds if term.tier == "hbm"] == [64 * MIB]
 
 

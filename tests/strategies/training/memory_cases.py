@@ -10,7 +10,8 @@ from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
-from simoffload.strategies.training.memory import training_stages
+from simoffload.strategies.held import stages_of
+from simoffload.strategies.training.memory import held_in_training
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training
@@ -75,8 +76,8 @@ def account(
     kinds = [_DEVICES.get(machine.tiers[tier].kind, "nvme") for tier in (weights, optimizer)]
     settings = settings._replace(params=settings.params._replace(device=kinds[0]), optimizer_device=kinds[1])
     state = TrainingState(model, settings, Places(ranks, weights, optimizer), weight_bits)
-    memory_stages = training_stages(state, work or workload(), machine, peak=peak)
-    return machine, memory_stages
+    held = held_in_training(state, work or workload(), machine, peak=peak)
+    return machine, stages_of(list(held))
 
 
 def sizes(memory_stages: Sequence[MemoryStage], tier: str, moment: int = 1) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
+from simoffload.strategies.held import memory_stages
 from simoffload.strategies.hooks.fsdp_units import ROOT, FsdpRuntime, FsdpSink
 from simoffload.strategies.programs.fsdp import Fsdp, FsdpPlan
 from simoffload.workload import Training
@@ -258,12 +260,12 @@ def test_the_optimizers_time_is_its_bytes_over_rates_of_loops_and_of_new_pages(m
 
 
 def test_a_host_without_costs_of_fsdp_is_said_to_have_anothers(machine: Machine, repository: Path) -> None:
-    scaled, ranks = plan_of(machine, ranks=4).extrapolations
+    scaled, ranks = plan_of(machine, ranks=4).basis.extrapolations
     assert scaled == "host-thread costs of FSDP and its AdamW: scaled from another host's"
     assert ranks == "4 ranks on a host; costs of the host thread were measured with up to 2"
     folder = repository / "validation/measured/fit/h200-2x-l"
     own = load_platform(str(folder / "platform.yaml")).machine()
-    assert plan_of(own, ranks=2).extrapolations == ()
+    assert plan_of(own, ranks=2).basis.extrapolations == ()
     assert own.host.fsdp_costs is own.host.fsdp
     operation = machine.host.deepspeed.operation.value
     assert machine.host.fsdp_costs.reduce.value == pytest.approx(12.27 * operation, rel=1e-3)
@@ -280,11 +282,11 @@ def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> No
     measured = repository / "validation/measured"
     fsdp = load_platform(str(measured / "fit/h200-2x-l/platform.yaml")).machine()
     deepspeed = load_platform(str(measured / "holdout/h200-o/platform.yaml")).machine()
-    zero = load_scenario("ddn/bloom-7b1").plan().on
-    assert spread(fsdp, plan_of(fsdp).host_costs) == (0.09, True)
-    assert spread(fsdp, zero(fsdp).host_costs) == (0.23, False)
-    assert spread(deepspeed, plan_of(deepspeed).host_costs) == (0.24, False)
-    assert spread(deepspeed, zero(deepspeed).host_costs) == (0.1278, True)
+    zero: Any = load_scenario("ddn/bloom-7b1").on("dram").plan()
+    assert spread(fsdp, plan_of(fsdp).basis.host_costs) == (0.09, True)
+    assert spread(fsdp, replace(zero, machine=fsdp).basis.host_costs) == (0.23, False)
+    assert spread(deepspeed, plan_of(deepspeed).basis.host_costs) == (0.24, False)
+    assert spread(deepspeed, replace(zero, machine=deepspeed).basis.host_costs) == (0.1278, True)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> No
 
 def test_memory_of_a_run_with_offloading(machine: Machine) -> None:
     plan = plan_of(machine, cpu_offload=True)
-    micro_step, step = ({term.name: term for term in moment.terms} for moment in plan.memory_stages)
+    micro_step, step = ({term.name: term for term in moment.terms} for moment in memory_stages(plan))
     total = sum(slices(4))
     assert micro_step["parameters"].size == micro_step["gradients"].size == 4 * 4 * total
     assert micro_step["moments"].size == 4 * 8 * total
@@ -310,7 +312,7 @@ def test_memory_of_a_run_with_offloading(machine: Machine) -> None:
 
 def test_memory_of_a_run_on_the_gpu(machine: Machine) -> None:
     plan = plan_of(machine, ranks=8, gradient_accumulation_steps=2, limit_all_gathers=False)
-    terms = {term.name: term for term in plan.memory_stages[0].terms}
+    terms = {term.name: term for term in memory_stages(plan)[0].terms}
     total = sum(slices(8))
     assert [terms[name].size for name in ("parameters", "gradients", "moments")] == [
         4 * total,

@@ -9,7 +9,8 @@ import pytest
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import MemoryStage, tier_uses
-from simoffload.strategies.training.memory import INITIALISATION, MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.held import INITIALISATION
+from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from tests.strategies.training.memory_cases import account, fits, sizes, workload
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
+from simoffload.strategies.held import traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from tests.examples import some
 from tests.strategies.training.mode_cases import (
@@ -224,7 +225,7 @@ def test_twin_flow_on_storage_swaps_every_sub_group() -> None:
     """``_swappable_optimizer_subgroup`` knows nothing of ``ratio``: DeepSpeed 0.19.8 moves all states and
     gradients with ratio 0.5 as with 1 (test_cpu_training_io.py)."""
     half, whole = (plan_of(storage(ratio=ratio), model=BIG) for ratio in (0.5, 1.0))
-    assert half.traffic == whole.traffic
+    assert traffic(half) == traffic(whole)
 
 
 def parts_on_a_drive(layers: int) -> tuple[PassResult, PassResult, float]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
+from simoffload.strategies.held import memory_stages, optimizer_target, target, traffic
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import StorageStage, Transfer
 from tests.examples import some
@@ -175,16 +176,16 @@ def test_a_step_moves_what_it_says(
         for op, times in operations(plan.schedule(one)):
             if op.kind in ("read", "write"):
                 moved[op.kind] += int(one.times * op.size * times)
-    (traffic,) = plan.traffic
-    assert traffic.tier == "raid"
-    assert (traffic.read, traffic.written) == (ranks * moved["read"], ranks * moved["write"])
+    (stored,) = traffic(plan)
+    assert stored.tier == "raid"
+    assert (stored.read, stored.written) == (ranks * moved["read"], ranks * moved["write"])
     stages = [bytes_of(plan.steady_io, one.name) for one in plan.steady_io]
     assert [sum(sizes) for sizes in zip(*stages, strict=True)] == [moved["read"], moved["write"]]
 
 
 def test_what_stays_in_memory_makes_no_traffic() -> None:
-    assert plan_of({"stage": 3, "offload_optimizer": CPU}).traffic == ()
-    assert plan_of({"stage": 2}).traffic == ()
+    assert traffic(plan_of({"stage": 3, "offload_optimizer": CPU})) == ()
+    assert traffic(plan_of({"stage": 2})) == ()
 
 
 @pytest.mark.parametrize("whole", [0, 1, 2, 17])
@@ -239,7 +240,7 @@ def test_places_follow_the_configuration_and_the_scenarios_word_above_it(
     zero: Mapping[str, Any], places: Mapping[str, Any], expected: tuple[str, str]
 ) -> None:
     plan = plan_of(zero, places=places)
-    assert (plan.target, plan.optimizer_target) == expected
+    assert (target(plan), optimizer_target(plan)) == expected
     contradicts = expected[1] == "raid" and zero.get("offload_optimizer") == CPU
     assert any("contradicts optimizer: raid; raid is used" in one for one in plan.warnings) is contradicts
 
@@ -290,10 +291,10 @@ def test_what_deepspeed_would_stop_at(
     zero: Mapping[str, Any], more: Mapping[str, Any], key: str | None, message: str
 ) -> None:
     if key is None:
-        assert plan_of(zero, **more).optimizer_target == "dram"
+        assert optimizer_target(plan_of(zero, **more)) == "dram"
         return
     with pytest.raises(InputError) as caught:
-        _ = plan_of(zero, **more).memory_stages
+        _ = memory_stages(plan_of(zero, **more))
     (problem,) = caught.value.problems
     assert problem.key == key
     assert message in problem.message

@@ -17,6 +17,7 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.held import memory_stages, traffic
 from simoffload.strategies.programs.zero_training import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
@@ -64,7 +65,7 @@ def same(plan: ZeroTrainingPlan) -> Counter[str]:
 def kept(plan: ZeroTrainingPlan) -> tuple[Any, ...]:
     """All that a run keeps, and what it moves to storage."""
     state = plan.state
-    return state.tensors, state.trained, state.updates, plan.memory_stages, plan.traffic
+    return state.tensors, state.trained, state.updates, memory_stages(plan), traffic(plan)
 
 
 def outcome(planned: Callable[[], Any]) -> Any:

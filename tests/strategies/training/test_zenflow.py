@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
+from simoffload.strategies.held import traffic
 from simoffload.strategies.training.step import SelectedColumns, update_s, update_threads
 from tests.examples import some
 from tests.strategies.training.mode_cases import (
@@ -231,9 +232,9 @@ def test_storage_moves_what_the_result_says(interval: int, accumulation: int) ->
     assert any(update.swapped for update in plan.state.updates)
     sizes = moved_in_cycle(plan)
     cycles = Fraction(accumulation, interval)
-    (traffic,) = plan.traffic
-    assert traffic.read == round(sizes["raid read"] * cycles)
-    assert traffic.written == round(sizes["raid write"] * cycles)
+    (stored,) = traffic(plan)
+    assert stored.read == round(sizes["raid read"] * cycles)
+    assert stored.written == round(sizes["raid write"] * cycles)
 
 
 # -- waiting for an update ----------------------------------------------------------------------
