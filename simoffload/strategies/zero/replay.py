@@ -191,7 +191,7 @@ def _last_hooks(trace: Trace) -> Iterator[int]:
         for visit, events in trace.pieces(backward=backward):
             if visit == trace.layers:
                 yield fetches
-            fetches += sum(event.kind == "fetch" for event in events)
+            fetches += [event.kind for event in events].count("fetch")
 
 
 # -- as few layers as possible ----------------------------------------------------------------------
