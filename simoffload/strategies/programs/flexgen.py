@@ -485,7 +485,8 @@ class FlexGenPlan(InferencePlan):
         options, model, slots = self.options, self.model, self.slots
         cache, most = self.block_cache, self.block_cache.length
         order = (slots.first, *slots.layer, *slots.layer, slots.last)
-        pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(order)]
+        around = (*order, slots.first) if options.overlap else order  # of the next token
+        pairs = [one.loaded_bytes + two.loaded_bytes for one, two in pairwise(around)]
         expanded = max(model.dtype_bytes * sum(one.numel for one in slot.expanded) for slot in order)
         parts = cache.parts((Sequences(self.gpu_batch_size, 1, most),))
         loaded = 0 if options.cpu_attention else 2 * sum(cache.sizes(parts.offloaded))
