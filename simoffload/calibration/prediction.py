@@ -221,7 +221,7 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     "copy" is a rank's offloaded bytes over one GPU's rate from host memory; "read" its bytes on storage over
     its share of the storage's rate; "gather" received bytes over the GPU's own links (PCIe if it has none);
     "flops" FLOP over the data sheet's peak; "hbm" bytes over the rate of HBM. Persistent parameters are not
-    stored.
+    moved.
     """
     machine, place, model = plan.machine, plan.placement, plan.model
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes

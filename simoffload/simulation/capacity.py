@@ -76,7 +76,8 @@ def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
 
 def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
     """Return the fields that results of all kinds share."""
-    uses = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers)
+    uses, basis = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers), plan.basis
+    beyond = (f"{BEYOND} ({_UNKNOWN}): {text}" for text in basis.extrapolations)
     return {
         **identity(scenario, target=held.target(plan), exports=scenario.exports_of(plan)),
         "capacity": uses,
@@ -89,10 +90,10 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *(use.narrow for use in uses if use.narrow),
             *_what_if(plan),
             *scenario.context_warnings,
-            *_beyond(plan),
+            *beyond,
         ),
-        "extrapolations": plan.basis.extrapolations,
-        "uncompared": plan.basis.uncompared,
+        "extrapolations": basis.extrapolations,
+        "uncompared": basis.uncompared,
     }
 
 
@@ -177,7 +178,3 @@ def _what_if(plan: Plan) -> tuple[str, ...]:
     """Return a warning about a plan that no program carries out."""
     what = plan.facts.hypothetical
     return (f"what if: {what}; no real run was compared with it",) if what else ()
-
-
-def _beyond(plan: Plan) -> tuple[str, ...]:
-    return tuple(f"{BEYOND} ({_UNKNOWN}): {text}" for text in plan.basis.extrapolations)
