@@ -18,8 +18,8 @@ from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.strategies.held import movable
-from simoffload.strategies.optimizers import DEEPSPEED_ADAM, TORCH_ADAM
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
+from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM
 from validation.references import PublishedRow, Reference, Value, load_references
 
 __all__ = [

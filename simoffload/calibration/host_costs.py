@@ -24,7 +24,7 @@ from simoffload.hardware import TrainingCosts
 from simoffload.strategies.passes.timing import operations
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
 
 __all__ = [

@@ -20,11 +20,11 @@ from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.held import memory_stages, traffic
-from simoffload.strategies.optimizers import DEEPSPEED_ADAM
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
+from simoffload.strategies.training.state import DEEPSPEED_ADAM
 from simoffload.workload import Inference
 
 __all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]

@@ -12,11 +12,9 @@ from pydantic import Field
 from simoffload.documents import Document, Edit, Frozen, Location, edited, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import FAMILIES, ModelShape, ModelSpec
-from simoffload.strategies.cache.cache_checks import check_native
-from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, KvCache
+from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.programs.accelerate import Accelerate
-from simoffload.strategies.programs.device_map import ModuleTree
+from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.workload import Computation, Training
 

@@ -6,16 +6,25 @@ a pass. Memory, tiers, schedules and the key-value cache follow from them. ``reg
 known to every command, ``register_cache_format`` a format of the key-value cache. CONTRIBUTING has examples.
 """
 
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
+from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
-from simoffload.strategies.cache.kv_cache import register_cache_format
+from simoffload.strategies.base import Plan
+from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache, register_cache_format
+from simoffload.strategies.divided import Degrees
 from simoffload.strategies.held import Held
-from simoffload.strategies.homes import HBM, Home, Homes
-from simoffload.strategies.hooked import HookedPlan, HookedStrategy
+from simoffload.strategies.homes import HBM, Home, Homes, held_weights
 from simoffload.strategies.hooks.staging import Prefetched
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
@@ -28,8 +37,10 @@ from simoffload.strategies.passes.pass_writer import (
     StagePass,
 )
 from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.registry import register
-from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
+from simoffload.strategies.tunables import NamesTier, Placement, Placements, TierChoice, Tunable, Tunables
+from simoffload.workload import Inference
 
 __all__ = [
     "COMPUTE",
@@ -63,3 +74,99 @@ __all__ = [
     "register",
     "register_cache_format",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Programs made of homes and hooks: all that a strategy needs which is not more than its hooks.
+#
+# A program states where each tensor is (``homes``) and lists its hooks (``hooks``). Memory, tiers, placements
+# and schedules follow from both.
+
+
+class HookedStrategy(CachingStrategy):
+    """A HookedStrategy is a program of inference that its homes and its hooks describe completely.
+
+    Each of its ``ranks`` processes has one GPU and a copy of the model. The section ``kv_cache`` places the
+    key-value cache as transformers can, or streams it.
+    """
+
+    serves: ClassVar = frozenset({"inference"})
+    formats: ClassVar = tuple(QUANTIZATIONS)
+    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
+    """Keys that name tiers, the first one that of the weights: of ``any`` tier, or of ``storage``."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Give the fields of ``tier_keys`` the type of names of tiers. Raises ValueError for other keys."""
+        if strange := cls.tier_keys.keys() - cls.model_fields.keys():
+            raise ValueError(f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}")
+        for key, choice in cls.tier_keys.items():
+            if choice not in get_args(TierChoice):
+                text = f'"any" or "storage", got {choice!r}'
+                raise ValueError(f"{cls.__qualname__}.tier_keys.{key}: which tiers can it name? {text}")
+            cls.model_fields[key].metadata.append(NamesTier(choice))
+
+    @abstractmethod
+    def homes(self, model: ModelShape, machine: Machine) -> Homes:
+        """Return the home of each tensor. Raises InputError for what the program refuses."""
+
+    @abstractmethod
+    def hooks(self, plan: HookedPlan, forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of a pass, without that of the cache."""
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> HookedPlan:
+        """Apply the strategy. Raises InputError for what the program refuses."""
+        homes, cache = self.homes(model, machine), self.cache_of(model, workload, machine)
+        for home in homes.all:
+            tier = machine.tiers.get(home.tier)
+            if tier is None:
+                text = f'"{home.tier}" is no tier of {machine.platform} (has: {", ".join(machine.tiers)})'
+                raise InputError.at("strategy.kind", f"{self.kind} keeps weights there, and {text}")
+            if home.in_place and tier.kind != "dram":
+                text = f"{self.kind} reads weights on {home.tier} in place, but kernels read host memory only"
+                raise InputError.at("strategy.kind", text)
+        return HookedPlan(model, workload, machine, self, homes, cache)
+
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
+        the cache."""
+        key, *_ = *self.tier_keys, ""
+        named, choice = (getattr(self, one) for one in self.tier_keys), self.tier_keys.get(key)
+        now = Placement(next((one for one in named if one in machine.tiers), "dram"))
+        tiers = (name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage))
+        yield Placements(
+            now=lambda: now,
+            possible=tuple(dict.fromkeys((now, *map(Placement, tiers)))),
+            edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
+            refusal=f"it keeps weights on {now}",
+            storage=bool(key),
+        )
+        if plan is not None:
+            yield from self.cache_tunables(plan)
+
+
+@dataclass(frozen=True)
+class HookedPlan(InferencePlan):
+    """A HookedPlan is the plan of a program made of homes and hooks."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    strategy: HookedStrategy
+    homes: Homes
+    cache: KvCache = DEFAULT
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of processes
+        """Numbers of parts, stages and replicas: every process has a replica."""
+        return Degrees(1, 1, self.strategy.ranks)
+
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Weights in the homes of their tensors."""
+        return held_weights(self.homes.all, copies=self.machine.ranks_per_node(self.strategy.ranks))
+
+    def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hooks of the strategy."""
+        return self.strategy.hooks(self, forward)

@@ -19,27 +19,26 @@ from simoffload.models import (
 from simoffload.results import Facts
 from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
-from simoffload.strategies.cache.blocks import BlockMoves, block_phases
-from simoffload.strategies.cache.cache_updates import cache_memory, layer_updates
-from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
-from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
-from simoffload.strategies.cache.streamed_cache import (
+from simoffload.strategies.cache.cache_updates import (
     CacheUpdate,
     Parts,
+    allocation_waits,
+    cache_memory,
+    layer_updates,
     streamed_memory,
     streamed_traffic,
     streamed_updates,
 )
+from simoffload.strategies.cache.connector import BlockMoves, block_phases
+from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.divided import Degrees, DividedModel, divide
 from simoffload.strategies.held import Held, target
-from simoffload.strategies.hooks.cpu_attention import AttentionOnCpu
-from simoffload.strategies.hooks.kv_cache import MovedCache
-from simoffload.strategies.hooks.paged_blocks import PagedBlocks
+from simoffload.strategies.hooks.kv_cache import AttentionOnCpu, MovedCache, PagedBlocks
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
 from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import PassTimings
-from simoffload.strategies.pinned_pool import allocation_waits
 from simoffload.workload import Inference, Training
 
 _ALLOCATION = "new pinned memory"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
@@ -71,6 +72,16 @@ AnyTier = Annotated[str, Field(min_length=1), NamesTier("any")]
 """Type of a field that names a tier."""
 StorageTier = Annotated[str, Field(min_length=1), NamesTier("storage")]
 """Type of a field that names a tier of drives or servers."""
+
+
+def _named(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("tier_type", "must be the name of a tier")
+    return value
+
+
+TierName = Annotated[str, BeforeValidator(_named), Field(min_length=1), NamesTier("any")]
+"""Name of a tier of the platform, which only the machine can confirm."""
 
 
 @cache

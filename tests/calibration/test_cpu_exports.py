@@ -20,7 +20,7 @@ from simoffload.models import ModelSpec
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.strategies.held import memory_stages, optimizer_target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 

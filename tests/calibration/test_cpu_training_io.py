@@ -14,7 +14,7 @@ import pytest
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import StorageStage
 from tests.calibration.real_runs import Recorded, want
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,15 +13,14 @@ STRATEGIES = "simoffload.strategies."
 OTHERS = {
     "ddn/bloom-176b": {
         f"{STRATEGIES}training",
-        f"{STRATEGIES}checkpoint",
+        f"{STRATEGIES}programs.checkpoint",
         "simoffload.models.families.llama",
         "simoffload.simulation.data_loading",
     },
     "fsdp/llama-3.1-8b": {
-        f"{STRATEGIES}zero_inference",
-        f"{STRATEGIES}resident",
-        f"{STRATEGIES}training.zero_training",
-        f"{STRATEGIES}checkpoint.strategy",
+        f"{STRATEGIES}programs.zero_inference",
+        f"{STRATEGIES}programs.resident",
+        f"{STRATEGIES}programs.zero_training",
         "simoffload.models.families.bloom",
     },
 }
@@ -38,6 +38,7 @@ def test_a_run_imports_no_other_strategy(scenario: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     status, *modules = json.loads(done.stderr)
     assert status == 0
+    assert all(map(find_spec, OTHERS[scenario]))
     assert (OTHERS[scenario] | NEVER).isdisjoint(modules)
 
 
@@ -45,4 +46,4 @@ def test_reading_scenarios_imports_no_strategy_before_one_is_read() -> None:
     code = "import sys, simoffload.scenario; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {one.split(".")[2] for one in done.stdout.split() if one.startswith(STRATEGIES)}
-    assert found == {"base", "registry", "tunables"}
+    assert found == {"base", "held", "registry", "tunables"}

@@ -27,8 +27,7 @@ from simoffload.scenario import (
 from simoffload.simulation import simulate
 from simoffload.strategies.held import memory_stages, target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload.strategies.programs.zero_training import ZeroTraining
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 
 FILE = "ds_config.json"
 NAMED = ("weights", "optimizer")

@@ -12,7 +12,7 @@ from simoffload.cli import main
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.scenarios.test_shipped import TRAINING
 
 XINNOR_16B = ("xinnor/llama-16b-optimizer", "xinnor/llama-16b-parameters")

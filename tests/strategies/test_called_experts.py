@@ -16,8 +16,8 @@ from simoffload.models import Sequences, load_model
 from simoffload.scenario import load_scenario, resolve
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
-from simoffload.strategies.zero.experts import only_called, order_lasts
 from simoffload.strategies.zero.replay import hook
+from simoffload.strategies.zero.trace import only_called, order_lasts
 from tests.calibration.separate_experts import BUCKET, MODEL
 from tests.strategies.scenarios import bytes_of
 

@@ -15,7 +15,7 @@ from simoffload.planning.cache_speed import with_speeds
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.cache.blocks import BlockMoves
+from simoffload.strategies.cache.connector import BlockMoves
 from simoffload.strategies.held import memory_stages
 from tests.strategies import scenarios
 

@@ -17,7 +17,7 @@ from simoffload.models import Sequences
 from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.passes.fused_timing import FusedTiming, graphs_of
+from simoffload.strategies.passes.timing import FusedTiming, graphs_of
 from validation.serving import ServedStep, serving_steps
 
 _SCENARIO = """\

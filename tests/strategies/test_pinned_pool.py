@@ -12,9 +12,8 @@ import simoffload as so
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Dependency, Op, Schedule, ScheduleBuilder
-from simoffload.strategies.cache.cache_updates import CACHE_LABEL
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL, allocation_waits
 from simoffload.strategies.passes.timing import copy_cause
-from simoffload.strategies.pinned_pool import allocation_waits
 from tests.strategies import scenarios
 
 MIB = 1 << 20
@@ -53,7 +52,7 @@ def waits(
 @pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the steps be those of the first generation of a process."""
-    monkeypatch.setattr("simoffload.strategies.pinned_pool._GENERATIONS", 1)
+    monkeypatch.setattr("simoffload.strategies.cache.cache_updates._GENERATIONS", 1)
 
 
 @pytest.mark.usefixtures("first")
@@ -84,7 +83,7 @@ def test_tensors_that_outgrow_their_blocks_need_new_ones(monkeypatch: pytest.Mon
         return MIB if step < 10 else MIB + 1
 
     assert 10 not in waits(20, size)  # the blocks of the first generation are free
-    monkeypatch.setattr("simoffload.strategies.pinned_pool._GENERATIONS", 1)
+    monkeypatch.setattr("simoffload.strategies.cache.cache_updates._GENERATIONS", 1)
     first = waits(20, size)
     # All blocks but those of the first layer are new, and twice as large.
     assert first[10] > 2 * (LAYERS - 1) * 2 * MIB / RATE * 1e12 / 2

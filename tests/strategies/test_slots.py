@@ -13,7 +13,7 @@ from simoffload.schedule import Op, Schedule
 from simoffload.strategies.hooks.slots import CopyThreads, SlotEnds, SlotKernels, SlotWeights, slot_parts
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
 from simoffload.strategies.programs.flexgen import FlexGenPlan
-from simoffload.strategies.programs.flexgen_timing import SlotTiming
+from simoffload.strategies.programs.flexgen_layout import SlotTiming
 from tests.strategies import scenarios
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]

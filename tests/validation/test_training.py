@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import simulate
-from simoffload.strategies.optimizers import DEEPSPEED_ADAM, TORCH_ADAM, TORCH_WEIGHT_DECAY
+from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM, TORCH_WEIGHT_DECAY
 from validation.published import PLAN_METRICS, predict, published_tables
 from validation.references import PublishedRow, Reference
 

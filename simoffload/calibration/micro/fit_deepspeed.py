@@ -32,10 +32,9 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
 from simoffload.models import load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.optimizers import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
-from simoffload.strategies.programs.zero_training import ZeroTraining
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
+from simoffload.strategies.training.state import DEEPSPEED_ADAM, overflow_check_traffic
 from simoffload.units import parse_rate
 from simoffload.workload import Inference, Training
 

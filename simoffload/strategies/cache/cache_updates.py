@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
+from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
+from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
+from simoffload.schedule import Dependency, Op, Schedule, alone_rate, transfer_time
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK, KvCache
-from simoffload.strategies.held import Held
+from simoffload.strategies.held import Held, Traffic
 from simoffload.strategies.memory import (
     cache_bytes,
     cache_term,
@@ -16,6 +22,7 @@ from simoffload.strategies.memory import (
     pinned_rounding,
     prompt_in_layer,
 )
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.workload import Inference
 
 
@@ -222,3 +229,332 @@ def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inf
             found += block(context) * min(2, end - context)
             context = end
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# A streamed key-value cache: on any tier but the GPU, read layer by layer, and written once.
+#
+# No program has it. It is what FlexGen does with its cache (``hooks.slots``), for every model and strategy
+# and without the waits between FlexGen's slots:
+#
+# * In each pass, the keys and values that a layer has of earlier tokens are read from the tier, those of the
+#   next layer during the computation of the present one. From host memory they cross the link; from storage,
+#   and from the memory of another host, they first come into one of two pinned buffers. There is room for two
+#   layers on the GPU: a layer takes the place of the one before the present one, as soon as the new keys and
+#   values of that have left the GPU.
+# * Attention reads keys and values as they are stored, and decodes them in the kernel, as vLLM's kernels do
+#   with a cache in 8 bit. Nothing is joined or copied within HBM.
+# * Behind a layer's attention, keys and values of new tokens only are copied to host memory, and then written
+#   to the tier, in whole pages. Copies, reads and writes have a stream each. A pass ends with its last write,
+#   so that the next pass reads what this one has written.
+#
+# A tier holds one tensor of keys and one of values for each layer and GPU, in which the new tokens of all
+# sequences are next to each other, so that each pass writes one piece of each. Of a layer with a sliding
+# window it keeps one token less than the window, as the next token sees itself.
+
+
+PAGE = 4096
+"""[B] of which files are read and written whole numbers, as Linux requires without the page cache (O_DIRECT:
+the logical block size of the drive, 4 KiB on most)."""
+
+Parts = Sequence[tuple[ModelShape, int]]
+"""Parts of a model that GPUs have, each with the number of GPUs that have it."""
+
+
+class StreamedUpdate(NamedTuple):
+    """A StreamedUpdate is what one layer moves in a pass."""
+
+    first: bool
+    """Whether the layer is the first one of a pass."""
+    own: tuple[int, ...] | None
+    """Sizes [B] of the layer's tensors before the pass; None unless it is the first one of a pass that
+    loads."""
+    following: tuple[int, ...] | None
+    """Sizes [B] of those of the next layer; None for the last one, and in a pass that loads nothing."""
+    stored: tuple[int, ...]
+    """Sizes [B] of keys and values of the new tokens."""
+
+    @property
+    def size(self) -> int:
+        """Size [B] of all that is copied over the link."""
+        return sum(self.own or ()) + sum(self.following or ()) + sum(self.stored)
+
+
+CacheUpdate = LayerUpdate | StreamedUpdate
+"""What one layer moves when its cache is updated."""
+
+
+def on_tier(sizes: Sequence[int], *, paged: bool) -> int:
+    """Return what tensors, or pieces of them, take on their tier [B]: whole pages, if it has such."""
+    return sum(-(-size // PAGE) * PAGE if paged else size for size in sizes)
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+def streamed_updates(
+    cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
+) -> tuple[StreamedUpdate, ...]:
+    """Return what each layer of ``part`` moves in a pass."""
+    loads = any(one.new_tokens < one.context for one in batch)
+
+    def sizes(*, past: bool) -> tuple[tuple[int, ...], ...]:
+        return part.by_layer(lambda layer: _stored(cache, part, layer, batch, past=past))
+
+    before, new = sizes(past=True), sizes(past=False)
+    return tuple(
+        StreamedUpdate(
+            first=not number,
+            own=before[0] if loads and not number else None,
+            following=before[number + 1] if loads and number + 1 < len(before) else None,
+            stored=stored,
+        )
+        for number, stored in enumerate(new)
+    )
+
+
+def _stored(
+    cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequences], *, past: bool
+) -> tuple[int, ...]:
+    """Return the sizes [B] of a layer's tensors as they are stored: of the tokens before the new ones, if
+    ``past``, or of the new ones."""
+    tokens = [one.context - one.new_tokens if past else one.new_tokens for one in batch]
+    sizes = tensor_sizes(cache, part, layer, batch, tokens, length=0)
+    element = cache.element_bytes(part.dtype_bytes) / part.dtype_bytes
+    return tuple(ceil(size * element) for size in sizes)
+
+
+def streamed_traffic(
+    cache: KvCache, parts: Parts, batches: Sequence[Sequence[Sequences]], machine: Machine
+) -> tuple[int, int]:
+    """Return the bytes that all GPUs read from the tier and write to it when they process ``batches``, each
+    of which writes pieces of its own."""
+    paged = machine.tiers[cache.tier].is_storage
+    kinds = [(part, layer, gpus * count) for part, gpus in parts for layer, count in part.kinds]
+    read, written = (
+        sum(
+            times * on_tier(_stored(cache, part, layer, batch, past=past), paged=paged)
+            for part, layer, times in kinds
+            for batch in batches
+        )
+        for past in (True, False)
+    )
+    return read, written
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def streamed_memory(
+    cache: KvCache,
+    part: ModelShape,
+    workload: Inference,
+    machine: Machine,
+    *,
+    copies: int,
+    parts: Parts,
+    traffic: Traffic,
+) -> tuple[Held, ...]:
+    """Return the memory of the cache: of one GPU with ``part`` of the model, of a host with ``copies`` such
+    parts, and of a tier for the ``parts`` of all GPUs.
+
+    A prompt's keys and values are whole, and in the model's type, until those that are kept are encoded.
+    """
+    layers = _kept(cache, part, workload)
+    most = max((sum(one) + sum(other) for one, other in pairwise(layers)), default=sum(layers[0]))
+    found = [cache_term("hbm", most, name="key-value cache of two layers", kind="staging")]
+    if (prompt := prompt_in_layer(part, workload)) > max(map(sum, layers)):
+        name = "keys and values of a prompt in a layer"
+        found.append(cache_term("hbm", prompt, name=name, kind="working"))
+    if cache.tier == "dram":
+        pinned = [size for one in layers for size in one]
+        found.append(cache_term("dram", copies * sum(pinned), pinned=True))
+    else:
+        paged = machine.tiers[cache.tier].is_storage
+        stored = sum(
+            gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
+        )
+        found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
+        pinned = list(_buffers(cache, part, workload))
+        name, size = "buffers of the cache", copies * sum(pinned)
+        found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))
+    rounding = copies * pinned_rounding(pinned)
+    return (*found, Held("dram", "rounding of pinned allocations", rounding, pinned=True))
+
+
+def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes [B] of the tensors of each layer at the longest context."""
+    batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
+    return part.by_layer(lambda layer: _stored(cache, part, layer, batch, past=False))
+
+
+def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:
+    """Yield the sizes [B] of the pinned buffers of a GPU, two in each direction: for a layer at the longest
+    context, if there are decode steps, and for a layer of the prompt."""
+    prompt = workload.model_copy(update={"output_length": 1})
+    for work in (workload, prompt) if workload.decode_steps else (prompt,):
+        yield from max(_kept(cache, part, work), key=sum) * 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Pinned memory of an offloaded cache: how long decode steps wait until more of it is allocated.
+#
+# Reference: PyTorch 2.11, ``CachingHostAllocator`` (aten/src/ATen/core/CachingHostAllocator.h). In every pass
+# ``Tensor.to`` makes new pinned tensors for keys and values of each layer. The blocks of the tensors before
+# are free when their copies to the GPU have ended, but the host thread is ahead of the GPU and needs some
+# earlier. It then allocates new ones (``cudaHostAlloc``), one or two in a step, until there are at most two
+# for each tensor. Without work that is queued the GPU waits for that.
+#
+# The replay of a step finds out when the host thread needs blocks and when blocks become free. It neglects
+# that transfers share links, which hardly moves the ends of copies. Compared with measured steps in
+# docs/measurements/kv-cache.md.
+
+
+Tensors = Sequence[Sequence[int]]
+"""Sizes [B] of the tensors that each offloaded layer copies to host memory."""
+
+Blocks = tuple[tuple[int, ...], ...]
+"""Sizes [B] of the pinned blocks of these tensors."""
+
+_GENERATIONS = 2
+"""Number of the generation of a process whose steps are predicted: runs are compared by their second one."""
+_HOST = "host"
+
+
+def allocation_waits(
+    steps: int, tensors: Callable[[int], Tensors], schedule: Callable[[int], Schedule], *, rate: float
+) -> dict[int, int]:
+    """Return how long decode steps wait for new pinned blocks [ps], by their number from 1; others do not
+    wait.
+
+    ``tensors`` returns those of a step (0: the prefill), whose sizes never become smaller, and ``schedule`` a
+    step that does not wait. New memory comes at ``rate`` [B/s].
+    """
+
+    @cache
+    def blocks(step: int) -> Blocks:
+        return tuple(tuple(map(pinned_block, sizes)) for sizes in tensors(step))
+
+    waits: dict[int, int] = {}
+    free: Counter[int] = Counter()
+    replays: dict[int, _Replay] = {}
+    for _ in range(_GENERATIONS):
+        waits = {}
+        needed = Counter(block for layer in blocks(0) for block in layer)
+        free = (free | needed) - needed
+        for first, behind in _runs(steps, blocks):
+            for step in range(first, behind):
+                like = min(step, first + 1)  # the first step of a run fetches smaller blocks
+                if like not in replays:
+                    replays[like] = _Replay(schedule(like), rate)
+                waited, allocated = replays[like].run(blocks(step - 1), blocks(step), free)
+                if waited:
+                    waits[step] = waited
+                elif step > first and not allocated:
+                    break
+        free.update(block for layer in blocks(steps) for block in layer)
+    return waits
+
+
+def _runs(steps: int, blocks: Callable[[int], Blocks]) -> Iterator[tuple[int, int]]:
+    """Yield the first step, and the one behind the last, of runs of steps with equal blocks."""
+
+    def total(step: int) -> int:
+        return sum(map(sum, blocks(step)))
+
+    first = 1
+    while first <= steps:
+        numbers = range(first, steps + 1)
+        behind = first + bisect_right(numbers, total(first), key=total)
+        yield first, behind
+        first = behind
+
+
+class _Replayed(NamedTuple):
+    """A _Replayed is an operation of a step."""
+
+    stream: int
+    time: int
+    """[ps] that it takes."""
+    after: tuple[Dependency, ...]
+    host: int | None
+    """Stream of the host thread that needs pinned blocks for it: a copy of a cache to host memory."""
+    frees: bool
+    """Whether blocks are free behind it: a copy of a cache to the GPU."""
+
+
+class _Replay:
+    """A _Replay goes through the operations of a step in their order, with the blocks that are free."""
+
+    def __init__(self, schedule: Schedule, rate: float) -> None:
+        """Take a step that does not wait, and the rate [B/s] at which new memory comes."""
+        self._streams, self._rate = len(schedule.streams), rate
+        rates = [alone_rate(schedule, route=route, rank=0) for route in range(len(schedule.routes))]
+
+        def replayed(op: Op) -> _Replayed:
+            time = op.fixed + (transfer_time(op.size, rates[op.route]) if op.size else 0)
+            moves = op.kind == "copy" and op.label == CACHE_LABEL
+            out = moves and schedule.routes[op.route].cause.kind == "gpu-to-host"
+            host = (
+                next(one.stream for one in op.after if schedule.streams[one.stream] == _HOST) if out else None
+            )
+            return _Replayed(op.stream, time, op.after, host, moves and not out)
+
+        self._ops = [op for block in schedule.blocks for op in list(map(replayed, block.ops)) * block.repeat]
+
+    def run(self, before: Blocks, after: Blocks, free: Counter[int]) -> tuple[int, int]:
+        """Return how much longer the step takes because of allocations [ps], and their number.
+
+        ``before`` and ``after`` are the blocks of the layers' tensors before and after the step, ``free``
+        those that are free, which become those that are free behind it.
+        """
+        self._allocated = 0
+        end = self._end((before, after, free))
+        return end - self._enough if self._allocated else 0, self._allocated
+
+    @cached_property
+    def _enough(self) -> int:
+        """End of the step [ps] if there are enough blocks."""
+        return self._end(None)
+
+    def _end(self, pool: tuple[Blocks, Blocks, Counter[int]] | None) -> int:
+        """Return the end of the step [ps] with a ``pool`` of blocks; None: there are enough."""
+        ends: list[list[int]] = [[] for _ in range(self._streams)]
+        before, after, free = pool or ((), (), Counter[int]())
+        stored = iter(after)
+        fetched = iter(before[1:])  # the last update fetches the first layer, for the next step
+        copied: deque[tuple[int, tuple[int, ...]]] = deque()
+        free.update(before[0] if before else ())  # which the step before has fetched
+        for stream, time, awaited, host, frees in self._ops:
+            if host is not None and pool:
+                ends[host][-1] = self._taken(next(stored), ends[host][-1], copied, free)
+            own = ends[stream]
+            start = own[-1] if own else 0
+            for other, back, _ in awaited:
+                others = ends[other]
+                if back < len(others) and others[-1 - back] > start:
+                    start = others[-1 - back]
+            own.append(start + time)
+            if frees and pool:
+                copied.append((own[-1], next(fetched, ())))
+        for _, blocks in copied:
+            free.update(blocks)
+        return max(own[-1] for own in ends if own)
+
+    def _taken(
+        self,
+        needed: Sequence[int],
+        now: int,
+        copied: deque[tuple[int, tuple[int, ...]]],
+        free: Counter[int],
+    ) -> int:
+        """Take blocks whose copies have ended, or allocate them; return when all are there [ps]."""
+        for block in needed:
+            while copied and copied[0][0] <= now:
+                free.update(copied.popleft()[1])
+            if free[block]:
+                free[block] -= 1
+            else:
+                now += picoseconds(block / self._rate)
+                self._allocated += 1
+        return now

@@ -6,7 +6,7 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -15,25 +15,91 @@ from pydantic import GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.documents import Edit, Frozen
+from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
 from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.cache.cache_checks import (
-    NATIVE,
-    TierName,
-    check_cpu_attention,
-    check_native,
-    check_quantized,
-    check_streamed,
-    refused,
-)
 from simoffload.strategies.cache.connector import Connector
 from simoffload.strategies.held import memory_stages
-from simoffload.strategies.tunables import Tunable
+from simoffload.strategies.tunables import TierName, Tunable
 from simoffload.workload import Inference
+
+# --------------------------------------------------------------------------------------------------
+# What programs cannot do with the key-value cache, as errors of the section ``strategy.kv_cache``.
+
+
+_SECTION = "strategy.kv_cache"
+NATIVE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16"}
+"""Format that is a model's data type of 16 bit."""
+
+
+def refused(key: str, value: str, valid: Sequence[str], why: str, *, more: str = "") -> InputError:
+    """Return the error for a value of ``kv_cache`` that the program does not have; ``more``: what else is
+    possible."""
+    choice = f"use {either(valid)}, or leave it out" if valid else "leave it out"
+    return InputError.at(f"{_SECTION}.{key}", f'"{value}" is not possible: {why}; {choice}{more}')
+
+
+def check_native(cache: KvCache, engine: CacheEngine, model: ModelShape) -> None:
+    """Raise InputError for a format of 16 bit that is not the data type of the model."""
+    own = NATIVE.get(model.dtype)
+    if cache.format in NATIVE.values() and cache.format != own:
+        why = f"{model.name} is in {model.dtype}, and its cache too, unless it has fewer bits"
+        raise refused("format", str(cache.format), [*([own] if own else []), *engine.formats], why)
+
+
+def check_streamed(cache: KvCache, tiers: Sequence[str]) -> None:
+    """Raise InputError for a streamed cache that is not on one of ``tiers``, as of one on the GPU nothing
+    would be streamed, and for one with a connector."""
+    key = f"{_SECTION}.implementation"
+    if cache.tier not in tiers:
+        text = f"a streamed cache is not on the GPU, and tier is {cache.tier}"
+        raise InputError.at(key, f"{text}; set tier to {either(tiers)}, or remove implementation")
+    if cache.connector is not None:
+        raise InputError.at(key, "a connector stores blocks of a cache in HBM; remove it, or implementation")
+
+
+def check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
+    """Raise InputError for what DeepSpeed's example with attention on the CPU cannot do."""
+    key = f"{_SECTION}.implementation"
+    if not cache.attends_on_cpu:
+        for option in ("pin_memory", "asynchronous"):
+            if getattr(cache, option):
+                text = "only a cache with implementation: cpu_attention has this choice; remove it"
+                raise InputError.at(f"{_SECTION}.{option}", text)
+        return
+    if (code := model.traits.cpu_attention) is None:
+        text = (
+            "DeepSpeed's fork of transformers has attention on the CPU for OPT, BLOOM and Llama only, not "
+            f"for {model.family}; remove it"
+        )
+        raise InputError.at(key, text)
+    if code.obstacle:
+        why = f"DeepSpeed's fork is of transformers 4.32, which does not load {model.name}: {code.obstacle}"
+        valid = "it has linear and dynamic ones, with a factor and nothing else"
+        others = "use dynamic or static, or a model such as llama-3-8b, whose positions are not scaled"
+        raise InputError.at(key, f'"{cache.implementation}" is not possible: {why} ({valid}); {others}')
+    if cache.tier == "hbm":
+        raise refused("tier", cache.tier, ["dram"], "attention on the CPU needs the cache in host memory")
+    if cache.format is not None:
+        text = "the cache of cpu_attention has no format with fewer bits; remove it"
+        raise InputError.at(f"{_SECTION}.format", text)
+
+
+def check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
+    """Raise InputError for what ``QuantizedCache`` refuses or has no option for; ``more`` is possible instead
+    of offloading one."""
+    text = "a quantized cache of transformers grows, and stays on the GPU"
+    if cache.offloaded:
+        raise InputError.at(f"{_SECTION}.tier", f"{text}; set it to hbm, or remove format{more}")
+    if cache.static:
+        raise InputError.at(f"{_SECTION}.implementation", f"{text}; set it to dynamic, or remove format")
+    if model.num_sliding_layers:
+        text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
+        raise InputError.at(f"{_SECTION}.format", f"{text}; remove it")
+
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
@@ -104,7 +170,7 @@ STREAMED = CacheEngine(
     ("fp8", "int8", "int4"),
     ("streamed",),
 )
-"""What no program has: the cache on any tier but the GPU (``streamed_cache``)."""
+"""What no program has: the cache on any tier but the GPU (``cache_updates``)."""
 _WHAT_IF = "; or try a what-if, implementation: streamed"
 
 

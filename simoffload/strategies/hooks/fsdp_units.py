@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from simoffload.models import SINGLE
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind
-from simoffload.strategies.optimizers import (
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.state import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
     TORCH_FOREACH,
     TORCH_WEIGHT_DECAY,
     update_traffic,
 )
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.streams import HOST
-from simoffload.strategies.plan import StepPart
 
 if TYPE_CHECKING:
     from simoffload.strategies.programs.fsdp import Fsdp, FsdpPlan

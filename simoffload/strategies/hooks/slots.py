@@ -31,8 +31,7 @@ from simoffload.strategies.cache.cpu_attention import ONE_QUERY
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
 from simoffload.strategies.passes.timing import picoseconds
-from simoffload.strategies.programs.flexgen_layout import BlockSlot, BlockSlots
-from simoffload.strategies.programs.flexgen_timing import is_prefill
+from simoffload.strategies.programs.flexgen_layout import BlockSlot, BlockSlots, is_prefill
 
 if TYPE_CHECKING:
     from simoffload.strategies.programs.flexgen import FlexGenPlan

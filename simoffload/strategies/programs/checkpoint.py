@@ -55,7 +55,7 @@ from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.plan import ZeroTrainingPlan
+    from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 
 DIRTY_LIMIT = 0.20
 """Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, its default)."""

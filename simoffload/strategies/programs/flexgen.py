@@ -1,7 +1,7 @@
 """FlexGen (FlexLLMGen): a block of GPU batches, with weights, cache and hidden states divided by percentages.
 
 Reference: FMInference/FlexLLMGen@004ffef, ``flexllmgen/flex_opt.py``. ``flexgen_layout`` states what its code
-keeps where, ``flexgen_timing`` the GPU times of its kernels, and ``hooks.slots`` what it does when.
+keeps where, and the GPU times of its kernels, ``hooks.slots`` what it does when.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from simoffload.strategies.programs.flexgen_layout import (
     FlexGenOptions,
     Place,
     Shares,
+    SlotTimings,
     slots_of,
 )
-from simoffload.strategies.programs.flexgen_timing import SlotTimings
 from simoffload.strategies.tunables import (
     Placement,
     Placements,

@@ -32,7 +32,12 @@ from simoffload.strategies.hooks.fsdp_units import (
     Units,
 )
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
-from simoffload.strategies.optimizers import (
+from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.programs.zero_strategy import lora_moves
+from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.state import (
     PAGED,
     PAGING_RATE,
     TORCH_ADAM_NEW,
@@ -43,11 +48,6 @@ from simoffload.strategies.optimizers import (
     paged_out,
     with_paging,
 )
-from simoffload.strategies.passes.pass_writer import Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
-from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.programs.zero_strategy import lora_moves
-from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import micro_steps, optimizer_part
 from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
 from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training

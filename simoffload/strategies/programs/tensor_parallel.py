@@ -41,11 +41,15 @@ from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import Held, memory_stages
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
-from simoffload.strategies.passes.fused_timing import FusedPassTimings, LaunchedPassTimings, experts_kernel
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import PassTimings, arithmetic_beyond
+from simoffload.strategies.passes.timing import (
+    FusedPassTimings,
+    LaunchedPassTimings,
+    PassTimings,
+    arithmetic_beyond,
+    experts_kernel,
+)
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.vllm_connector import connector_command
 from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
     MOST_SEQUENCES,
@@ -55,6 +59,7 @@ from simoffload.strategies.programs.vllm_engine import (
     block_bytes,
     check_blocks,
     checked_utilization,
+    connector_command,
     default_tokens,
     fuller,
     most_utilization,

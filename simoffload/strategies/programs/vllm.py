@@ -33,7 +33,7 @@ from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.hooks.offload_groups import Prefetch, ReadInPlace, readings, size_of
+from simoffload.strategies.hooks.staging import Prefetch, ReadInPlace, readings, size_of
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.programs.tensor_parallel import (

@@ -51,18 +51,18 @@ from simoffload.strategies.programs.zero_strategy import (
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import Tunable, Tunables
 from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size
-from simoffload.strategies.zero.experts import (
+from simoffload.strategies.zero.schedule_templates import (
+    InferenceLayers,
+    ScheduleTemplates,
+    schedule_templates_of,
+)
+from simoffload.strategies.zero.trace import (
     fetches_called,
     leaf_warnings,
     only_called,
     order_lasts,
     refuse_ranks,
     tokens_of,
-)
-from simoffload.strategies.zero.schedule_templates import (
-    InferenceLayers,
-    ScheduleTemplates,
-    schedule_templates_of,
 )
 from simoffload.units import format_bytes
 from simoffload.workload import Inference

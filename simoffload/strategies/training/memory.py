@@ -33,8 +33,15 @@ from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
 from simoffload.strategies.held import INITIALISATION, Held, HeldKind
 from simoffload.strategies.memory import ROUNDING, activations_of, pinned_rounding, system_memory
-from simoffload.strategies.optimizers import PAGED, moments, paged
-from simoffload.strategies.training.state import Partitions, TrainingState, Update, Weight
+from simoffload.strategies.training.state import (
+    PAGED,
+    Partitions,
+    TrainingState,
+    Update,
+    Weight,
+    moments,
+    paged,
+)
 from simoffload.workload import Training
 
 if TYPE_CHECKING:

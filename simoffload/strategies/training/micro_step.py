@@ -25,8 +25,16 @@ from simoffload.models import SINGLE, ModelShape
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.period import Period, period_of
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    Call,
+    Hook,
+    Part,
+    PassWriter,
+    Period,
+    StagePass,
+    period_of,
+)
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
@@ -37,7 +45,7 @@ from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.plan import ZeroTrainingPlan
+    from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 
 COPY, COMM, IO, REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(COMPUTE + 1, COMPUTE + 9)
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed

@@ -19,12 +19,6 @@ from simoffload.models import SINGLE
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
-from simoffload.strategies.optimizers import (
-    DEEPSPEED_ADAM,
-    TORCH_ADAM,
-    overflow_check_traffic,
-    update_traffic,
-)
 from simoffload.strategies.passes.pass_writer import COMPUTE
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import picoseconds
@@ -39,11 +33,17 @@ from simoffload.strategies.training.micro_step import (
     GradientHooks,
     MicroStepWriter,
 )
-from simoffload.strategies.training.state import Update
+from simoffload.strategies.training.state import (
+    DEEPSPEED_ADAM,
+    TORCH_ADAM,
+    Update,
+    overflow_check_traffic,
+    update_traffic,
+)
 from simoffload.strategies.zero.coordinator import Tensor
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.plan import ZeroTrainingPlan
+    from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""

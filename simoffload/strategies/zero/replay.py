@@ -20,7 +20,7 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.passes.period import Period, Recurrence, SkippedLayers, period_of
+from simoffload.strategies.passes.pass_writer import Period, Recurrence, SkippedLayers, period_of
 from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
 from simoffload.strategies.zero.trace import Event, Instance, Trace
 

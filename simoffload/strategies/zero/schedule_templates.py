@@ -23,13 +23,11 @@ from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Partitioning, Zero
-from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.period import Recurrence
+from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, Recurrence, StagePass
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
-from simoffload.strategies.zero.experts import leaf_modules
 from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
-from simoffload.strategies.zero.trace import Event, Trace, forward_pass
+from simoffload.strategies.zero.trace import Event, Trace, forward_pass, leaf_modules
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 
 MODEL: dict[str, Any] = {
     "family": "llama",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.strategies.training.mode_cases import host_and_gpu, moved, part, plan_of, timeline
 
 INPUT = 2 * 512 * 256 * 2

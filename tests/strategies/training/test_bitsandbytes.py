@@ -12,7 +12,7 @@ from simoffload.results.capacity import TierUse
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.optimizers import PAGED, PAGED_OUT, moments, paged, update_traffic
+from simoffload.strategies.training.state import PAGED, PAGED_OUT, moments, paged, update_traffic
 
 FSDP = ["strategy.cpu_offload=false"]
 """Llama 3.1 8B on two H100 of 80 GB, whose moments do not fit."""

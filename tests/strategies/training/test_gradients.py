@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.strategies.training.mode_cases import (
     CPU,
     moved,

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.programs.zero_training import ZeroTraining
+from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.micro_step import Bucket, buckets, gathered_peak
-from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.workload import Training
 from tests.strategies.training.make_traces import BUCKET, CHECKPOINTING, MODELS

@@ -10,8 +10,8 @@ import pytest
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.results.capacity import MemoryStage, peak_uses
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.memory import OVERFLOW_CHECK
-from simoffload.strategies.training.plan import ZeroTrainingPlan
 from tests.strategies.training.memory_cases import account, sizes
 from tests.strategies.training.mode_cases import (
     BIG,

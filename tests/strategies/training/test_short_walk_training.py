@@ -18,8 +18,7 @@ from simoffload.models import load_model
 from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.held import memory_stages, traffic
-from simoffload.strategies.programs.zero_training import ZeroTraining
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 from tests.examples import some

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.step import update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
