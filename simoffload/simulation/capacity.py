@@ -79,7 +79,12 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
     uses, basis = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers), plan.basis
     beyond = (f"{BEYOND} ({_UNKNOWN}): {text}" for text in basis.extrapolations)
     return {
-        **identity(scenario, target=held.target(plan), exports=scenario.exports_of(plan)),
+        **identity(
+            scenario,
+            target=held.target(plan),
+            exports=scenario.exports_of(plan),
+            phrase=_several(scenario, plan),
+        ),
         "capacity": uses,
         "advice": _advice(scenario, plan, uses),
         "warnings": (
@@ -95,6 +100,12 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
         "extrapolations": basis.extrapolations,
         "uncompared": basis.uncompared,
     }
+
+
+def _several(scenario: LoadedScenario, plan: Plan) -> str:
+    """Return a phrase for weights that several tiers beside HBM hold during inference; "" otherwise."""
+    tiers = held.weights_tiers(plan) if scenario.scenario.workload.kind == "inference" else ()
+    return f"{{}} on {' and '.join(tiers)}" if len(tiers) > 1 else ""
 
 
 def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
@@ -118,9 +129,12 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
 
 
 def identity(
-    scenario: LoadedScenario, *, target: str, exports: dict[str, Any] | None = None
+    scenario: LoadedScenario, *, target: str, exports: dict[str, Any] | None = None, phrase: str = ""
 ) -> dict[str, Any]:
-    """Return the fields that identify a result: names, counts and provenance."""
+    """Return the fields that identify a result: names, counts and provenance.
+
+    ``phrase``: where the weights are, if the strategy has none for its placement.
+    """
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
     placement = scenario.placements
     return {
@@ -131,7 +145,7 @@ def identity(
         "platform": machine.platform,
         "target": target,
         "placement_name": placement.name,
-        "placement_words": placement.phrase,
+        "placement_words": placement.phrase or phrase,
         "ranks": inner.strategy.ranks,
         "gpus": inner.strategy.gpus,
         "replicas": inner.strategy.replicas,

@@ -133,12 +133,12 @@ class HookedStrategy(CachingStrategy):
         key, *_ = *self.tier_keys, ""
         named, choice = (getattr(self, one) for one in self.tier_keys), self.tier_keys.get(key)
         now = Placement(next((one for one in named if one in machine.tiers), "dram"))
-        tiers = (name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage))
+        tiers = [name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage)]
         yield Placements(
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, *map(Placement, tiers)))),
             edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
-            refusal=f"it keeps weights on {now}",
+            refusal=f"{key} can be {', '.join(tiers) or 'no tier of it'}" if key else "its homes are fixed",
             storage=bool(key),
         )
         if plan is not None:

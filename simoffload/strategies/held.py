@@ -81,6 +81,15 @@ def target(plan: Plan) -> str:
     return _last(plan, "weights") or _last(plan, "checkpoints")
 
 
+def weights_tiers(plan: Plan) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth of the weights or more, in the platform's order."""
+    sizes = dict.fromkeys(plan.machine.tiers, 0)
+    for one in plan.held:
+        sizes[one.tier] += one.size if one.kind == "weights" else 0
+    beside = sum(sizes.values()) - sizes["hbm"]
+    return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
+
+
 def optimizer_target(plan: Plan) -> str:
     """Return the tier that holds the optimizer states, the last one if there are several; "" if there are
     none."""
