@@ -12,6 +12,7 @@ from simoffload.cli import main
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
+from simoffload.strategies.held import traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.scenarios.test_shipped import TRAINING
 
@@ -92,7 +93,7 @@ def test_a_later_step_moves_other_bytes_than_the_first() -> None:
     """Master weights, moments and gradient both ways; with parameters 2 written and a good 4 read more."""
     for name, read, written in ((XINNOR_16B[0], 16.0, 16.0), (XINNOR_16B[1], 20.35, 18.0)):
         scenario = load_scenario(name)
-        (moved,) = zero_plan(scenario).traffic
+        (moved,) = traffic(zero_plan(scenario))
         numel = scenario.model.num_parameters
         assert moved.read / numel == pytest.approx(read, abs=0.05)
         assert moved.written / numel == pytest.approx(written, rel=1e-3)
