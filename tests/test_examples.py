@@ -31,7 +31,6 @@ PROGRAMS = ("three_tiers", "checked_layers", "cache_format", "wide_family")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder with the scenarios of the examples, whose modules can be imported."""
     monkeypatch.setattr(Strategy, "registered", dict(Strategy.registered))
-    monkeypatch.setattr(kv_cache, "STREAMED", kv_cache.STREAMED)
     monkeypatch.setattr(kv_cache, "_ELEMENTS", dict(kv_cache._ELEMENTS))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for name in PROGRAMS:
@@ -214,6 +213,10 @@ def test_a_cache_in_another_format_moves_as_many_bytes_as_it_has() -> None:
         simulated("cache_format", "strategy.kv_cache.implementation=dynamic", "strategy.kv_cache.tier=hbm")
     with pytest.raises(ValueError, match="nvfp4 is known already"):
         kv_cache.register_cache_format("nvfp4", 1.0)
+    for size in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a number of bytes above 0"):
+            kv_cache.register_cache_format("odd", size)
+    assert "odd" not in kv_cache.formats_from_outside()
 
 
 def test_a_program_of_your_own_can_keep_the_format_on_the_gpu() -> None:

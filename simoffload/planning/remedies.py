@@ -86,8 +86,8 @@ def _other_values(
         return uses is None or all(use.fits for use in uses if use.tier in tiers)  # None: refused, too far
 
     for tunable in tunables:
-        assert isinstance(tunable.values, Sequence)
-        value = first_that_holds(tunable.values, partial(suffices, tunable))
+        listed = tunable.values if isinstance(tunable.values, Sequence) else tuple(tunable.values)
+        value = first_that_holds(listed, partial(suffices, tunable))
         if value is not None:
             yield tunable.change(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -83,8 +83,7 @@ def _largest(
     too small, and before those for which the other tiers are."""
     if tunable.purpose != "division":
         return
-    values, work = tunable.values, scenario.scenario.workload
-    assert isinstance(values, Sequence)
+    values, work = tuple(tunable.values), scenario.scenario.workload
     assert isinstance(work, Inference)
     if len(values) == 1 and strategy is type(scenario.scenario.strategy):
         return  # another tier of its own

@@ -19,7 +19,6 @@ from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan
 from simoffload.strategies.held import memory_stages, traffic
-from simoffload.strategies.plan import whole_copies
 from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES
 from simoffload.units import format_bytes, format_number, format_seconds
 
@@ -200,6 +199,8 @@ def _gathered(ranks: int, bound: float, method: str) -> str:
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Return a warning if weights are offloaded although a full copy fits into each GPU."""
+    from simoffload.strategies.programs.resident import whole_copies
+
     copies = whole_copies(plan)
     if copies is None or not all(use.fits for use in peak_uses(memory_stages(copies), plan.machine.tiers)):
         return ()

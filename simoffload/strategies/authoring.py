@@ -25,7 +25,7 @@ from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCac
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.held import Held
 from simoffload.strategies.homes import HBM, Home, Homes, held_weights
-from simoffload.strategies.hooks.staging import Prefetched
+from simoffload.strategies.hooks.staging import Prefetched, ReadInPlace
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     STAGING,
@@ -77,7 +77,7 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# Programs made of homes and hooks: all that a strategy needs which is not more than its hooks.
+# Programs made of homes and hooks.
 #
 # A program states where each tensor is (``homes``) and lists its hooks (``hooks``). Memory, tiers, placements
 # and schedules follow from both.
@@ -118,13 +118,19 @@ class HookedStrategy(CachingStrategy):
         """Apply the strategy. Raises InputError for what the program refuses."""
         homes, cache = self.homes(model, machine), self.cache_of(model, workload, machine)
         for home in homes.all:
+            if home.gpu:
+                text = f"{self.kind} has one GPU in each process, and a home of it is on another one"
+                raise InputError.at("strategy.kind", text)
             tier = machine.tiers.get(home.tier)
             if tier is None:
                 text = f'"{home.tier}" is no tier of {machine.platform} (has: {", ".join(machine.tiers)})'
                 raise InputError.at("strategy.kind", f"{self.kind} keeps weights there, and {text}")
-            if home.in_place and tier.kind != "dram":
-                text = f"{self.kind} reads weights on {home.tier} in place, but kernels read host memory only"
-                raise InputError.at("strategy.kind", text)
+            if home.in_place and not (tier.kind == "dram" and home.pinned):
+                text = f"reads weights on {home.tier} in place, but kernels read pinned host memory only"
+                raise InputError.at("strategy.kind", f"{self.kind} {text}")
+        if any(home.in_place for home in homes.outside):
+            text = "reads embedding or head in place, but only layers are: keep these in HBM"
+            raise InputError.at("strategy.kind", f"{self.kind} {text}")
         return HookedPlan(model, workload, machine, self, homes, cache)
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
@@ -168,5 +174,12 @@ class HookedPlan(InferencePlan):
         return held_weights(self.homes.all, copies=self.machine.ranks_per_node(self.strategy.ranks))
 
     def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
-        """Return the hooks of the strategy."""
-        return self.strategy.hooks(self, forward)
+        """Return the hooks of the strategy, and that of the weights that are read in place."""
+        hooks, inside = tuple(self.strategy.hooks(self, forward)), self.homes.in_place
+        if any(inside):
+            return (*hooks, ReadInPlace(self.model, (inside,)))
+        away = [home.tier for home in self.homes.all if home.tier != HBM.tier]
+        if away and not hooks:
+            text = f"keeps weights on {away[0]}, and has no hook that brings them: add Prefetched(plan.homes)"
+            raise InputError.at("strategy.kind", f"{self.strategy.kind} {text}")
+        return hooks

@@ -1,6 +1,6 @@
 """Strategies and plans: a strategy turns a model, a workload and a machine into a plan of memory and phases.
 
-A strategy is one class in one file, registered by ``registry.register``, to which no other code refers.
+A strategy is a class, registered by ``registry.register``, to which no code outside ``strategies`` refers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, get_origin
 
 from pydantic import BaseModel, Field
 
@@ -31,6 +31,19 @@ SERVED = "vllm"
 _Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
 _Others = Literal["forward", "backward", "optimizer", "save", "restore"]
 PhaseKind = Literal[_Inference, _Others]
+
+
+NOW = (
+    "write tunables(machine, plan), which yields Placements and, with a plan, each Tunable "
+    "(strategies/tunables.py), and of its plan held, which lists what tiers hold (strategies/held.py)"
+)
+"""What a program that answered these questions by members of its own has to write."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in ("Placement", "TierChoice", "refused"):
+        raise ImportError(f"{name}: this program is written for an older version of simoffload; {NOW}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Earlier(NamedTuple):

@@ -15,7 +15,7 @@ class Home(NamedTuple):
     """A Home is where a tensor is kept."""
 
     tier: str = "hbm"
-    """Name of the tier that holds it."""
+    """Name of the tier that holds it: "hbm", "dram", or another one of the platform."""
     gpu: int = 0
     """Number of the GPU of the process that keeps it, or that computes with it."""
     pinned: bool = False
@@ -23,7 +23,7 @@ class Home(NamedTuple):
     mapped: bool = False
     """Whether it is read through a memory map and the page cache, if it is in a file."""
     in_place: bool = False
-    """Whether kernels read it where it is, over the link, so that nothing is copied."""
+    """Whether kernels read it in pinned host memory, over the link, so that nothing is copied."""
 
 
 HBM = Home()
@@ -57,6 +57,14 @@ class Homes:
     def layers(self) -> tuple[Sizes, ...]:
         """Tensors of each layer by their home; those of equal layers are one object."""
         return tuple(self._of(number, layer) for number, layer in enumerate(self._model.layers))
+
+    @cached_property
+    def in_place(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+        """For each layer the sizes [B] of tensors that kernels read where they are, by the module's name."""
+        return tuple(
+            {one.name: self.sizes(one) for one in layer if self._place(number, one).in_place}
+            for number, layer in enumerate(self._model.layers)
+        )
 
     @cached_property
     def outside(self) -> Sizes:

@@ -33,7 +33,7 @@ from simoffload.strategies.cache.connector import BlockMoves, block_phases
 from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
 from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.divided import Degrees, DividedModel, divide
-from simoffload.strategies.held import Held, target
+from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.kv_cache import AttentionOnCpu, MovedCache, PagedBlocks
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
@@ -417,18 +417,6 @@ class InferencePlan(Plan):
         last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
         ends = last if one.stores else None  # stores may continue after a pass
         return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context, ends_with=ends)
-
-
-def whole_copies(plan: Plan) -> Plan | None:
-    """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
-    divides layers among GPUs, or has kernels of its own."""
-    from simoffload.strategies.programs.resident import ResidentPlan
-
-    if not isinstance(plan, InferencePlan) or plan.fused or target(plan) == "hbm":
-        return None
-    if plan.degrees.tensor > 1 or plan.driven > 1:
-        return None
-    return ResidentPlan(plan.model, plan.workload, plan.machine, plan.degrees.ranks)
 
 
 class StepWork(Plan):

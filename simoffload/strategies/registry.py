@@ -14,7 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import Strategy, WorkloadKind
+from simoffload.strategies.base import NOW, Strategy, WorkloadKind
 
 
 class _Own(NamedTuple):
@@ -69,11 +69,9 @@ _OLDER = (
 
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
-    if older := sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys()):
-        raise ValueError(
-            f"{name} defines {', '.join(older)}, of which nothing asks: write tunables(machine, plan), which "
-            "yields Placements and, with a plan, each Tunable; see strategies/tunables.py"
-        )
+    older = sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys())
+    if older and "tunables" in getattr(strategy, "__abstractmethods__", ()):
+        raise ValueError(f"{name} defines {', '.join(older)}, of which nothing asks; {NOW}")
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
         missing.append("serves")

@@ -131,7 +131,7 @@ class Placements(NamedTuple):
     edits: Callable[[Placement], tuple[Edit, ...]] = lambda _: ()
     """Function that returns the edits to one of them, or to one that leaves its optimizer where it is;
     ``strategy.kind`` never changes."""
-    refusal: str = "inference has no optimizer; name the tier of the weights"
+    refusal: str = "it has no other placement"
     """Reason against all other placements."""
     name: str = ""
     """Name in reports, if the tier of the weights does not identify the placement."""
@@ -156,7 +156,8 @@ Tunables = Iterator[Placements | Tunable]
 
 def placements_of(strategy: Strategy, machine: Machine) -> Placements:
     """Return where a program keeps its states on a machine."""
-    return next(one for one in strategy.tunables(machine) if isinstance(one, Placements))
+    found = (one for one in strategy.tunables(machine) if isinstance(one, Placements))
+    return next(found, Placements())
 
 
 def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[Edit, ...]:

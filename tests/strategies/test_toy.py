@@ -130,12 +130,14 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
 
 
 def test_an_older_program_is_told_what_to_write_now() -> None:
-    """One message names all of its members that nothing asks for; a field may have such a name."""
+    """One message names all of its members that nothing asks for; a field may have such a name, and so may a
+    method of a program that is not older."""
 
-    class Older(Streamed):
+    class Older(Strategy):
+        serves: ClassVar = frozenset({"inference"})
         uses_storage: ClassVar = False
         moves: int = 1
-        kind: Literal["older"] = "older"  # type: ignore[assignment]
+        kind: Literal["older"] = "older"
 
         def places(self, _machine: Machine) -> None: ...
 
@@ -146,6 +148,64 @@ def test_an_older_program_is_told_what_to_write_now() -> None:
         ValueError, match=r"Older defines places, retarget, uses_storage, .* write tunables\(machine, plan\)"
     ):
         register(Older)
+
+    class Newer(Streamed):
+        kind: Literal["newer"] = "newer"  # type: ignore[assignment]
+
+        def places(self) -> int:
+            return 1
+
+    assert register(Newer) is Newer
+    for name in ("Placement", "refused"):
+        with pytest.raises(ImportError, match=rf"{name}: this program is written for an older version"):
+            exec(f"from simoffload.strategies.base import {name}")
+
+
+@pytest.mark.parametrize("command", ["run", "fit", "compare", "advise"])
+def test_a_program_that_says_nothing_of_its_placement_is_in_hbm(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Streamed, "tunables", lambda *_: iter(()))
+    assert main([command, "s.yaml", *(["--on", "hbm,raid"] if command == "compare" else [])]) == 0
+    refusal = 'streamed cannot be on "raid": it has no other placement'
+    assert (refusal in capsys.readouterr().out) == (command == "compare")
+
+
+@pytest.mark.parametrize(
+    ("home", "text"),
+    [
+        (Home("dram", in_place=True), "kernels read pinned host memory only"),
+        (Home("dram", pinned=True, in_place=True), "embedding or head in place, but only layers are"),
+        (Home("hbm", gpu=1), "one GPU in each process"),
+        (Home("attic"), '"attic" is no tier of'),
+        (Home("dram"), r"has no hook that brings them: add Prefetched\(plan.homes\)"),
+    ],
+    ids=lambda one: str(getattr(one, "tier", "")),
+)
+def test_homes_that_a_program_cannot_have_are_refused(
+    home: Home, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Streamed, "homes", lambda _, model, __: Homes(model, lambda *_: home))
+    monkeypatch.setattr(Streamed, "hooks", lambda *_: ())
+    with pytest.raises(so.InputError, match=text):
+        so.simulate(so.load_scenario("s.yaml"))
+
+
+def test_weights_that_are_read_in_place_cross_the_link_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that are copied ahead: neither is shorter than the link needs for all layers."""
+    home = Home("dram", pinned=True, in_place=True)
+    scenario = so.load_scenario("s.yaml")
+    monkeypatch.setattr(
+        Streamed, "homes", lambda _, model, __: Homes(model, lambda layer, _: home if layer >= 0 else HBM)
+    )
+    monkeypatch.setattr(Streamed, "hooks", lambda *_: ())
+    result: Any = so.simulate(scenario)
+    reads, path = scenario.machine.accelerator.reads, scenario.machine.host_to_device(0, pinned=True)
+    plan: Any = scenario.plan()
+    weights = sum(sum(sizes) for layer in plan.homes.layers for sizes in layer.values())
+    rate = path.curve.points[-1][1] * reads.rate_share.value
+    assert result.tpot_s == pytest.approx(weights / rate, rel=0.1)
+    assert next(one for one in result.capacity if one.tier == "dram").needed > weights
 
 
 def test_its_cache_may_be_elsewhere() -> None:

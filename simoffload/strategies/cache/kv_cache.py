@@ -1,4 +1,4 @@
-"""The key-value cache of strategies that generate text: the section ``kv_cache``, and what updates of it do.
+"""The key-value cache of strategies that generate text: the section ``kv_cache``.
 
 Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicLayer``, ``StaticLayer``,
 ``QuantizedLayer``) and ``generation/utils.py`` (``_prepare_cache_for_generation``).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import GetJsonSchemaHandler
@@ -26,7 +27,7 @@ from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import TierName, Tunable
 from simoffload.workload import Inference
 
-# --------------------------------------------------------------------------------------------------
+# -- what is refused ------------------------------------------------------------------------------
 # What programs cannot do with the key-value cache, as errors of the section ``strategy.kv_cache``.
 
 
@@ -100,6 +101,8 @@ def check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
         text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
         raise InputError.at(f"{_SECTION}.format", f"{text}; remove it")
 
+
+# -- the section -----------------------------------------------------------------------------------
 
 Implementation = Literal["dynamic", "static", "cpu_attention", "streamed"]
 
@@ -180,16 +183,20 @@ def register_cache_format(name: str, element_bytes: float) -> None:
     A strategy of your own can list it in its ``cache_engine``, too: the cache then stays on the GPU and is
     decoded as that of ``QuantizedLayer``. Raises ValueError if a format of another size has the name.
     """
-    global STREAMED  # noqa: PLW0603  # the one list of what it has
+    if not 0 < element_bytes < inf:
+        raise ValueError(f"the size of an element is a number of bytes above 0, got {element_bytes!r}")
     if _ELEMENTS.setdefault(name, element_bytes) != element_bytes:
         raise ValueError(f"the format {name} is known already, with {_ELEMENTS[name]:g} B for an element")
-    if name not in (*_OWN, *STREAMED.formats):
-        STREAMED = STREAMED._replace(formats=(*STREAMED.formats, name))
 
 
 def formats_from_outside() -> dict[str, float]:
     """Return the formats that were registered, so that worker processes can register them."""
     return {name: size for name, size in _ELEMENTS.items() if name not in _OWN}
+
+
+def _streamed() -> CacheEngine:
+    """Return what a streamed cache can do, in the formats that were registered, too."""
+    return STREAMED._replace(formats=(*STREAMED.formats, *formats_from_outside()))
 
 
 class KvCache(Frozen):
@@ -344,7 +351,7 @@ class KvCache(Frozen):
 
     def checked(self, engine: CacheEngine, model: ModelShape, machine: Machine) -> KvCache:
         """Return the plain section. Raises InputError for what the program does not have."""
-        engine = STREAMED if self.streamed else engine
+        engine = _streamed() if self.streamed else engine
         check_native(self, engine, model)
         if (plain := self.plain) == DEFAULT:
             return plain
@@ -363,7 +370,7 @@ class KvCache(Frozen):
 
         ``more``: what else is possible with a format that a streamed cache has.
         """
-        more = more if self.format in STREAMED.formats else ""
+        more = more if self.format in _streamed().formats else ""
         if self.format is not None and self.format not in engine.formats:
             why = f"{engine.program} has no cache of this format"
             raise refused("format", self.format, engine.formats, why, more=more)
@@ -443,7 +450,7 @@ class CachingStrategy(Strategy):
         """Yield the caches that the program can have, and streamed ones beside one that is streamed; the
         present one is among them."""
         now, tiers = self.kv_cache.plain, plan.machine.tiers
-        for engine in (self.cache_engine, STREAMED) if now.streamed else (self.cache_engine,):
+        for engine in (self.cache_engine, _streamed()) if now.streamed else (self.cache_engine,):
             places = [name for name, tier in tiers.items() if tier.kind in engine.tiers]
             for way in product(places, (None, *engine.formats), engine.implementations or (None,)):
                 with suppress(InputError):

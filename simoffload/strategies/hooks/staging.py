@@ -1,22 +1,19 @@
-"""Hooks that bring weights from their homes to the GPU: some layers ahead, or when a module is called."""
+"""Hooks for weights that are not on the GPU: layers are brought some layers ahead, or read where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
 from simoffload.strategies.held import Held
-from simoffload.strategies.homes import HBM, Home, Homes
+from simoffload.strategies.homes import HBM, Homes
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
 from simoffload.strategies.passes.streams import HOST
-
-if TYPE_CHECKING:
-    from simoffload.strategies.programs.vllm import VllmOffloadPlan
 
 
 class Prefetched(Hook):
@@ -30,6 +27,8 @@ class Prefetched(Hook):
     streams = STAGING
 
     def __init__(self, homes: Homes, *, ahead: int = 1) -> None:
+        if ahead < 0:
+            raise ValueError(f"ahead is the number of layers that are brought ahead, from 0; got {ahead}")
         self._homes, self._ahead = homes, ahead
 
     def state(self, part: Part) -> Hashable:
@@ -68,19 +67,16 @@ class Prefetched(Hook):
         if most := max(brought, default=0):
             yield Held("hbm", "layers on their way", (1 + self._ahead) * most, kind="staging")
         stored = [
-            sum(sum(sizes) for home, sizes in one.items() if home.tier not in ("hbm", "dram"))
+            sum(
+                sum(sizes)
+                for home, sizes in one.items()
+                if home.tier not in ("hbm", "dram") and not home.mapped
+            )
             for one in (*layers, outside)
         ]
         if most := max(stored, default=0):
             name = "buffers of layers on their way"
             yield Held("dram", name, 2 * most, pinned=True, kind="staging")
-
-
-# --------------------------------------------------------------------------------------------------
-# Hooks of vLLM's offloading of weights: kernels read them in host memory, or layers are copied ahead.
-#
-# Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``; ``programs.vllm`` says what they
-# do.
 
 
 _READ_ONCE = 112
@@ -116,31 +112,31 @@ def readings(model: ModelShape, module: Module, tokens: int, *, rows: int) -> Re
     return Readings(touched, computed, max(1, ceil(computed / rows)))
 
 
-class _Offloaded(Hook):
-    """An _Offloaded hook moves weights on streams of its own."""
+InPlace = Sequence[Mapping[str, tuple[int, ...]]]
+"""For each layer, the sizes [B] of the tensors of modules that are read in place, by the module's name."""
 
-    streams: tuple[str, ...] = ("copy",)
+
+class ReadInPlace(Hook):
+    """Kernels read weights in pinned host memory; what follows waits for both.
+
+    Source: vLLM 0.33, ``model_executor/offloader/uva.py``.
+    """
+
+    streams = ("copy",)
     joined = ("copy",)
 
-    def __init__(self, plan: VllmOffloadPlan) -> None:
-        self._plan = plan
-
-    def _weights(self, layer: int, out: PassWriter) -> Mapping[str, tuple[int, ...]]:
-        return self._plan.offloaded[out.stage_number][layer] if layer >= 0 else {}
-
-
-class ReadInPlace(_Offloaded):
-    """Kernels read weights in host memory; what follows waits for both."""
+    def __init__(self, model: ModelShape, stages: Sequence[InPlace]) -> None:
+        self._model, self._stages = model, stages
 
     def state(self, part: Part) -> Hashable:
         """Return the tensors that are read in a layer."""
         if part.layer < 0:
             return ()
-        return tuple([id(stage[part.layer]) for stage in self._plan.offloaded])
+        return tuple([tuple(layers[part.layer].items()) for layers in self._stages])
 
     def enter(self, part: Part, out: PassWriter) -> None:
         """Note the weights of a layer that are in host memory."""
-        self._here = self._weights(part.layer, out)
+        self._here = self._stages[out.stage_number][part.layer] if part.layer >= 0 else {}
 
     def launched(self, call: Call, out: PassWriter) -> None:
         """Read the weights of a module beside its kernels.
@@ -151,7 +147,7 @@ class ReadInPlace(_Offloaded):
         if not sizes:
             return
         reads = out.machine.accelerator.reads
-        touched, rows, times = readings(self._plan.model, call.module, out.now.tokens, rows=reads.rows.value)
+        touched, rows, times = readings(self._model, call.module, out.now.tokens, rows=reads.rows.value)
         size = sum(max(1, round(touched * size)) * times for size in sizes)
         once = times == 1 and rows <= _READ_ONCE
         cause = Cause("in-place", readings=0 if once else min(times, FEW_READINGS))
@@ -160,47 +156,6 @@ class ReadInPlace(_Offloaded):
         route, stream = out.builder.route(cause=cause, hops=hops, cap=rate), self.stream("copy")
         after = (*out.so_far(HOST), *out.on_gpu())
         out.await_(stream, out.add("copy", stream, size=size, route=route, after=after))
-
-
-class Prefetch(_Offloaded):
-    """The last layers of each group are copied ahead, into slots that others have left."""
-
-    def __init__(self, plan: VllmOffloadPlan) -> None:
-        super().__init__(plan)
-        self._home = Home(plan.options.tier, pinned=True)
-        self.streams = ("copy",) if plan.options.tier == "dram" else STAGING
-        step, self._following = plan.options.step, list[Mapping[int, int]]()
-        for layers in plan.offloaded:
-            there = [at for at, layer in enumerate(layers) if layer]
-            ahead = there[step % len(there) :] + there[: step % len(there)]
-            self._following.append(dict(zip(there, ahead, strict=True)))
-
-    def holds(self) -> Iterator[Held]:
-        """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
-        options = self._plan.options
-        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
-        slots = options.step * max(sizes[self._plan.fullest_stage])
-        yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
-        if options.tier != "dram":
-            name, largest = "buffers of layers on their way", max(map(max, sizes))
-            yield Held("dram", name, 2 * largest, pinned=True, kind="staging")
-
-    def state(self, part: Part) -> Hashable:
-        """Return how far ahead a layer copies another one, and its tensors."""
-        return tuple(
-            [
-                (ahead[part.layer] - part.layer, id(layers[ahead[part.layer]]))
-                for ahead, layers in zip(self._following, self._plan.offloaded, strict=True)
-                if part.layer in ahead
-            ]
-        )
-
-    def leave(self, part: Part, out: PassWriter) -> None:
-        """Copy the layer that takes the slot of this one; a CUDA graph launches the copies."""
-        following = self._following[out.stage_number].get(part.layer)
-        if following is not None:
-            sizes = [size for one in self._weights(following, out).values() for size in one]
-            out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
 
 
 def size_of(layers: Sequence[Mapping[str, tuple[int, ...]]]) -> int:

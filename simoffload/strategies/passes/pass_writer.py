@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import chain, count
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
@@ -85,6 +86,8 @@ class Recurrence:
         self.found = True
         return before[1], skipped.times
 
+
+# -- the driver ------------------------------------------------------------------------------------
 
 COMPUTE = 1
 """Number of the compute stream of the first GPU of a process."""
@@ -258,6 +261,12 @@ class _Written(NamedTuple):
     carried: tuple[Hashable, ...]
 
 
+def _unused(name: str, hook: str, names: Sequence[str]) -> str:
+    """Return the name of a stream that no hook before has, with that of its own hook."""
+    numbered = (f"{hook} {number} {name}" for number in count(2))
+    return next(one for one in chain((name, f"{hook} {name}"), numbered) if one not in names)
+
+
 class PassWriter(StreamWriter):
     """A PassWriter writes a pass of a program: the host thread, the compute streams of each process, and the
     streams of the hooks; each stage of a pipeline is a program of its own."""
@@ -281,8 +290,7 @@ class PassWriter(StreamWriter):
         names = ["host", *["compute"] * compute]
         for hook in self.hooks:
             hook.first = len(names)
-            prefix = type(hook).__name__.lower()
-            names += [f"{prefix} {one}" if one in names else one for one in hook.streams]
+            names += [_unused(one, type(hook).__name__.lower(), names) for one in hook.streams]
         self.in_order = tuple(hook.stream(one) for hook in self.hooks for one in hook.in_order)
         self.joined = tuple(hook.stream(one) for hook in self.hooks for one in hook.joined)
         self.width, self._each = len(names), len(gpus[0])
@@ -422,8 +430,10 @@ class PassWriter(StreamWriter):
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
-            assert numbers(known.segments) == numbers(written.segments), f"{part.name}: a state is incomplete"
-            assert known[1:] == written[1:], f"{part.name}: a state is incomplete"
+            assert numbers(known.segments) == numbers(written.segments), (
+                f"{part.name} {part.layer}: a state is incomplete"
+            )
+            assert known[1:] == written[1:], f"{part.name} {part.layer}: a state is incomplete"
         self._seen[key] = written
 
     def _write_part(self, part: Part) -> None:

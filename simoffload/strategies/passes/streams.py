@@ -1,5 +1,5 @@
-"""Streams of operations of one rank, written as its host thread issues them; the base of writers under ZeRO,
-FSDP and Accelerate."""
+"""Streams of operations of one rank, written as its host thread issues them; the base of
+the driver and of checkpoints."""
 
 from __future__ import annotations
 

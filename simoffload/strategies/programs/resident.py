@@ -13,7 +13,8 @@ from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
-from simoffload.strategies.held import optimizer_target
+from simoffload.strategies.held import optimizer_target, target
+from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
@@ -130,3 +131,13 @@ def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ra
     around = (model.kv_cache_bytes(batch=batch, tokens=tokens) for tokens in (twice // 2, (twice + 1) // 2))
     cache = sum(around) / 2
     return batch * ranks * machine.accelerator.hbm_rate / (model.least_read_bytes / ranks + cache)
+
+
+def whole_copies(plan: Plan) -> Plan | None:
+    """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
+    divides layers among GPUs, or has kernels of its own."""
+    if not isinstance(plan, InferencePlan) or plan.fused or target(plan) == "hbm":
+        return None
+    if plan.degrees.tensor > 1 or plan.driven > 1:
+        return None
+    return ResidentPlan(plan.model, plan.workload, plan.machine, plan.degrees.ranks)

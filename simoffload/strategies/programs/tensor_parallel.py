@@ -80,10 +80,6 @@ from simoffload.strategies.tunables import Placements, Tunable, Tunables, memory
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
-# The plan of a model that several GPUs hold together, with the limits of vLLM's engine.
-
-
-# --------------------------------------------------------------------------------------------------
 # The plan of a model that goes through the stages of a pipeline.
 
 
@@ -528,7 +524,11 @@ class TensorParallel(DividedStrategy):
         model's type."""
         if not self._uses_vllm:
             return TRANSFORMERS
-        return VLLM if self.compiled else VLLM._replace(formats=())
+        return (
+            VLLM
+            if self.compiled
+            else VLLM._replace(program="eager code in vLLM, as it is simulated,", formats=())
+        )
 
     @property
     def _has_engine(self) -> bool:

@@ -15,7 +15,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -33,9 +33,10 @@ from simoffload.strategies.base import SERVED, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.hooks.staging import Prefetch, ReadInPlace, readings, size_of
+from simoffload.strategies.homes import Home
+from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
     DIVIDED,
     DividedStrategy,
@@ -474,7 +475,7 @@ class VllmOffloadPlan(TensorParallelPlan):
         """Return the hook that reads offloaded weights, or copies them ahead."""
         if not any(map(size_of, self.offloaded)):
             return ()
-        return (Prefetch(self) if self.options.group else ReadInPlace(self),)
+        return (Prefetch(self) if self.options.group else ReadInPlace(self.model, self.offloaded),)
 
     @cached_property
     def fullest_stage(self) -> int:
@@ -520,3 +521,49 @@ def _within(budget: int, sizes: Weights) -> Weights:
                 found[name] = (*found.get(name, ()), size)
                 budget -= size
     return found
+
+
+class Prefetch(Hook):
+    """The last layers of each group are copied ahead, into slots that others have left.
+
+    Source: vLLM 0.33, ``model_executor/offloader/prefetch.py``.
+    """
+
+    joined = ("copy",)
+
+    def __init__(self, plan: VllmOffloadPlan) -> None:
+        self._plan, self._home = plan, Home(plan.options.tier, pinned=True)
+        self.streams = ("copy",) if plan.options.tier == "dram" else STAGING
+        step, self._following = plan.options.step, list[Mapping[int, int]]()
+        for layers in plan.offloaded:
+            there = [at for at, layer in enumerate(layers) if layer]
+            ahead = there[step % len(there) :] + there[: step % len(there)]
+            self._following.append(dict(zip(there, ahead, strict=True)))
+
+    def holds(self) -> Iterator[Held]:
+        """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
+        options = self._plan.options
+        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
+        slots = options.step * max(sizes[self._plan.fullest_stage])
+        yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
+        if options.tier != "dram":
+            name, largest = "buffers of layers on their way", max(map(max, sizes))
+            yield Held("dram", name, 2 * largest, pinned=True, kind="staging")
+
+    def state(self, part: Part) -> Hashable:
+        """Return how far ahead a layer copies another one, and its tensors."""
+        return tuple(
+            [
+                (ahead[part.layer] - part.layer, id(layers[ahead[part.layer]]))
+                for ahead, layers in zip(self._following, self._plan.offloaded, strict=True)
+                if part.layer in ahead
+            ]
+        )
+
+    def leave(self, part: Part, out: PassWriter) -> None:
+        """Copy the layer that takes the slot of this one; a CUDA graph launches the copies."""
+        following = self._following[out.stage_number].get(part.layer)
+        if following is not None:
+            weights = self._plan.offloaded[out.stage_number][following]
+            sizes = [size for one in weights.values() for size in one]
+            out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
