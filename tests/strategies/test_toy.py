@@ -194,7 +194,7 @@ def test_homes_that_a_program_cannot_have_are_refused(
 def test_weights_that_are_read_in_place_cross_the_link_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those that are copied ahead: neither is shorter than the link needs for all layers."""
     home = Home("dram", pinned=True, in_place=True)
-    scenario = so.load_scenario("s.yaml")
+    scenario = so.load_scenario("s.yaml", overrides=["strategy.ranks=1"])
     monkeypatch.setattr(
         Streamed, "homes", lambda _, model, __: Homes(model, lambda layer, _: home if layer >= 0 else HBM)
     )
