@@ -28,7 +28,9 @@ def step(layers: int = LAYERS, *, copy: int = COPY_PS, launch: int = _LAUNCH_PS)
     builder = ScheduleBuilder(name="step", ranks=1, streams=("host", "compute", "cache"))
     out, to = (
         builder.route(
-            cause=copy_cause(to_device=inward, pinned=True), hops=(((0, Fraction(1)),),), cap=10**15
+            cause=copy_cause(to_device=inward, pinned=True).of_cache("dram"),
+            hops=(((0, Fraction(1)),),),
+            cap=10**15,
         )
         for inward in (False, True)
     )

@@ -493,8 +493,9 @@ class _Replay:
 
         def replayed(op: Op) -> _Replayed:
             time = op.fixed + (transfer_time(op.size, rates[op.route]) if op.size else 0)
-            moves = op.kind == "copy" and op.label == CACHE_LABEL
-            out = moves and schedule.routes[op.route].cause.kind == "gpu-to-host"
+            cause = schedule.routes[op.route].cause if op.kind == "copy" and op.route >= 0 else None
+            moves = cause is not None and cause.moves_cache
+            out = moves and cause is not None and cause.kind == "gpu-to-host"
             host = (
                 next(one.stream for one in op.after if schedule.streams[one.stream] == _HOST) if out else None
             )
