@@ -153,12 +153,16 @@ def _authoring(extend: str) -> str:
         inherits = [base.__name__ for base in getattr(one, "__bases__", ()) if base.__name__ in _NAMES]
         head = f"{name}({', '.join(inherits)})" if inherits else name
         about = f"`{_signature(name, one)}`: " if inspect.isfunction(one) else ""
-        rows = "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in _members(one))
+        own = [base for base in getattr(one, "__mro__", ())[1:] if base.__name__ in _BASES]
+        members = (member for each in (one, *own) for member in _members(each))
+        rows = "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in members)
         table = f"| name | meaning |\n|---|---|\n{rows}" if rows else ""
         sections.append(f"\n## {head}\n\n{about}{_first(one.__doc__)}\n\n{table}")
     return _AUTHORING.format(_WRITTEN.format(f"[CONTRIBUTING]({extend})"), "".join(sections))
 
 
+_BASES = ("StreamWriter",)
+"""Bases whose members are listed with those of a class."""
 _NAMES = frozenset({*authoring.__all__, "InferencePlan", "CachingStrategy"})
 
 

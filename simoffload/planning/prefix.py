@@ -88,9 +88,10 @@ def prefix_loading(scenario: ScenarioSource, *, evaluator: Evaluator | None = No
     assert stored_s is not None
     if faster is None:
         return None
+    blocks = next(one for one in result.traffic if one.read)
     return PrefixLoading(
-        tier=result.traffic[0].tier,
-        size=result.traffic[0].read,
+        tier=blocks.tier,
+        size=blocks.read,
         computed_s=computed_s,
         stored_s=stored_s,
         break_even=faster.least(lambda time: time < computed_s),

@@ -177,6 +177,8 @@ def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[Tier
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"
+    if len(held.weights_tiers(plan)) > 1:
+        return f"largest part: {largest.name}"
     least, what = held.movable(plan)
     needed = {one.tier: one.needed for one in uses}
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):

@@ -101,6 +101,9 @@ class HookedStrategy(CachingStrategy):
         if strange := cls.tier_keys.keys() - cls.model_fields.keys():
             raise ValueError(f"{cls.__qualname__}.tier_keys: it has no field {', '.join(sorted(strange))}")
         for key, choice in cls.tier_keys.items():
+            if cls.model_fields[key].annotation not in (str, str | None):
+                text = f"{cls.__qualname__}.tier_keys.{key}: its field is no text"
+                raise ValueError(f"{text}; each of these keys names one tier")
             if choice not in get_args(TierChoice):
                 text = f'"any" or "storage", got {choice!r}'
                 raise ValueError(f"{cls.__qualname__}.tier_keys.{key}: which tiers can it name? {text}")
@@ -117,6 +120,7 @@ class HookedStrategy(CachingStrategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> HookedPlan:
         """Apply the strategy. Raises InputError for what the program refuses."""
         homes, cache = self.homes(model, machine), self.cache_of(model, workload, machine)
+        _expect(self.kind, "homes()", homes, Homes)
         for home in homes.all:
             if home.gpu:
                 text = f"{self.kind} has one GPU in each process, and a home of it is on another one"
@@ -134,21 +138,33 @@ class HookedStrategy(CachingStrategy):
         return HookedPlan(model, workload, machine, self, homes, cache)
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield the tiers that its first key of tiers can name, without such keys host memory; and those of
-        the cache."""
+        """Yield the tiers that its first key of tiers can name, none without such keys; and those of the
+        cache."""
         key, *_ = *self.tier_keys, ""
-        named, choice = (getattr(self, one) for one in self.tier_keys), self.tier_keys.get(key)
-        now = Placement(next((one for one in named if one in machine.tiers), "dram"))
+        choice, fixed = self.tier_keys.get(key), "the homes of its tensors are fixed (no tier_keys)"
         tiers = [name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage)]
+
+        def now() -> Placement:
+            if not key:
+                raise InputError.at("strategy.kind", f"{self.kind}: {fixed}")
+            return Placement(getattr(self, key))
+
+        def edits(placement: Placement) -> tuple[Edit, ...]:
+            return () if placement == now() else (Edit(("strategy", key), placement.weights),)
+
         yield Placements(
-            now=lambda: now,
-            possible=tuple(dict.fromkeys((now, *map(Placement, tiers)))),
-            edits=lambda other: () if other == now else (Edit(("strategy", key), other.weights),),
-            refusal=f"{key} can be {', '.join(tiers) or 'no tier of it'}" if key else "its homes are fixed",
+            now=now,
+            possible=tuple(map(Placement, tiers)),
+            edits=edits,
+            refusal=f"{key} can be {', '.join(tiers) or 'no tier of it'}" if key else fixed,
             storage=bool(key),
         )
-        if plan is not None:
-            yield from self.cache_tunables(plan)
+        if plan is None:
+            return
+        for name in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
+            if moved := edits(Placement(name)):
+                yield Tunable("tier", [Change("tier", f"weights on {name}", moved)])
+        yield from self.cache_tunables(plan)
 
 
 @dataclass(frozen=True)
@@ -171,11 +187,15 @@ class HookedPlan(InferencePlan):
     @property
     def held_weights(self) -> Iterator[Held]:
         """Weights in the homes of their tensors."""
-        return held_weights(self.homes.all, copies=self.machine.ranks_per_node(self.strategy.ranks))
+        return held_weights(self.homes.all, self.machine, ranks=self.strategy.ranks)
 
     def weights_hooks(self, forward: ForwardPass) -> Sequence[Hook]:
         """Return the hooks of the strategy, and that of the weights that are read in place."""
-        hooks, inside = tuple(self.strategy.hooks(self, forward)), self.homes.in_place
+        found = self.strategy.hooks(self, forward)
+        _expect(self.strategy.kind, "hooks()", found, Sequence)
+        for one in found:
+            _expect(self.strategy.kind, "each of hooks()", one, Hook)
+        hooks, inside = tuple(found), self.homes.in_place
         if any(inside):
             return (*hooks, ReadInPlace(self.model, (inside,)))
         away = [home.tier for home in self.homes.all if home.tier != HBM.tier]
@@ -183,3 +203,10 @@ class HookedPlan(InferencePlan):
             text = f"keeps weights on {away[0]}, and has no hook that brings them: add Prefetched(plan.homes)"
             raise InputError.at("strategy.kind", f"{self.strategy.kind} {text}")
         return hooks
+
+
+def _expect(kind: str, what: str, found: object, wanted: type) -> None:
+    """Raise InputError unless a method of a program returned what it should."""
+    if not isinstance(found, wanted):
+        text = f"{what} of {kind} must be of type {wanted.__name__}, got {type(found).__name__}"
+        raise InputError.at("strategy.kind", text)

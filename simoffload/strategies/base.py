@@ -112,6 +112,11 @@ class Basis(NamedTuple):
 class Plan(ABC):
     """A Plan is a strategy applied to a model, a workload and a machine: what tiers hold, and phases."""
 
+    def __init_subclass__(cls, **keys: Any) -> None:
+        super().__init_subclass__(**keys)
+        if older := sorted({"memory_stages", "optimizer_target", "target", "tiers"} & vars(cls).keys()):
+            raise TypeError(f"{cls.__qualname__} defines {', '.join(older)}, of which nothing asks; {NOW}")
+
     model: ModelShape
     machine: Machine
     warnings: tuple[str, ...]

@@ -34,7 +34,8 @@ class Held(NamedTuple):
     tier: str
     name: str
     size: int
-    """[B] per GPU on the tier "hbm", per host on "dram", of the whole target on other tiers."""
+    """[B] per GPU on the tier "hbm", per host on "dram" (from a hook: per process), of the whole target on
+    other tiers."""
     pinned: bool = False
     """Whether it is page-locked host memory."""
     remedy: str = ""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.strategies.held import Held
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
@@ -73,6 +75,8 @@ class Homes:
 
     def _of(self, number: int, modules: Layer) -> Sizes:
         homes = tuple([self._place(number, one) for one in modules])
+        if not all(isinstance(one, Home) for one in homes):
+            raise InputError.at("strategy.kind", f"a home must be of type Home, got {homes[0]!r}")
         key = id(modules) if number >= 0 else -1, homes
         if key not in self._known:
             found: dict[Home, tuple[int, ...]] = {}
@@ -93,15 +97,23 @@ class Homes:
 
 
 def held_weights(
-    tensors: Mapping[Home, Iterable[int]], *, copies: int = 1, remedies: Mapping[str, str] | None = None
+    tensors: Mapping[Home, Iterable[int]],
+    machine: Machine,
+    *,
+    ranks: int = 1,
+    remedies: Mapping[str, str] | None = None,
 ) -> Iterator[Held]:
-    """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host with ``copies`` processes
-    that have their own, and of a storage tier, which all of them share; ``remedies`` by tier."""
+    """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host whose processes of all
+    ``ranks`` have their own, and of a storage tier, which they share, one copy for each host with drives of
+    its own; ``remedies`` by tier."""
+    targets, hosts = machine.topology.targets, machine.nodes_of(ranks)
     sums: dict[tuple[str, bool], list[int]] = {}
     for home, sizes in tensors.items():
         sums.setdefault((home.tier, home.pinned), []).extend(sizes)
     for (tier, pinned), sizes in sums.items():
-        each, remedy = copies if tier == "dram" else 1, (remedies or {}).get(tier, "")
+        local = tier in targets and bool(targets[tier].drives)
+        each = machine.ranks_per_node(ranks) if tier == "dram" else hosts if local else 1
+        remedy = (remedies or {}).get(tier, "")
         yield Held(tier, "weights", each * sum(sizes), pinned, remedy, kind="weights")
         if pinned:
             yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, remedy)

@@ -303,14 +303,15 @@ class InferencePlan(Plan):
             return cpu_attention_memory(cache, part, work, copies=copies)
         return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
 
-    def working_memory(self, part: ModelShape) -> tuple[Held, ...]:
+    def working_memory(self, part: ModelShape, cache: tuple[Held, ...] | None = None) -> tuple[Held, ...]:
         """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
-        of the host and of other tiers."""
+        of the host and of other tiers; with a given one of the ``cache``, or by default that of the part."""
         moves, work = self.block_moves, self.workload
         if moves is not None:  # activations are those of the tokens that are computed
             rest = work.prompt_length - moves.connector.loaded
             work = work.model_copy(update={"prompt_length": rest})
-        cache = self.cache_memory(part, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        if cache is None:
+            cache = self.cache_memory(part, copies=self.machine.ranks_per_node(self.degrees.ranks))
         return (*self._working_memory(part, work, cache), *(moves.memory if moves is not None else ()))
 
     def _working_memory(

@@ -150,6 +150,9 @@ def check_cache(one: Found, cache: str) -> None:
         assert kept == {"dram": sequences * LONGEST * TOKEN}, cache
     elif cache == "attention on the CPU":
         assert kept == {"dram": 2 * sequences * LONGEST * TOKEN}, "in single precision"
+    elif cache.startswith("blocks"):
+        assert one.held("blocks of the prefixes") == {"dram": sequences * 64 * TOKEN}, cache
+        assert set(kept) == {"hbm"}, cache
     elif cache in ("in HBM", "static", "4 bits", "fp8"):
         assert one.step[2:] == (0, 0, 0, 0), cache
         assert set(kept) == {"hbm"}, cache

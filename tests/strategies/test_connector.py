@@ -273,6 +273,18 @@ def test_load_or_compute() -> None:
     assert so.prefix_loading(scenario(prefix=0)) is None
 
 
+def test_load_or_compute_is_asked_of_every_program() -> None:
+    for kind, more in (("accelerate", {"device_map": "cpu"}), ("zero_inference", {"weights": "dram"})):
+        cache = {"connector": {"tier": "nfs", "prefix": PREFIX}}
+        work = {"batch_size": 2, "prompt_length": PROMPT, "output_length": 4}
+        found = scenarios.scenario(
+            model="llama-3.1-8b", platform="dgx-h100", **work, strategy={"kind": kind, **more}, cache=cache
+        )
+        loading = so.prefix_loading(found)
+        assert loading is not None
+        assert (loading.tier, loading.size) == ("nfs", 2 * PREFIX * 131_072)
+
+
 @pytest.mark.parametrize(
     "keys", [{"layerwise": True}, {"output": 1}, {"layerwise": True, "prefix": 6400}, {"tier": "raid"}]
 )

@@ -14,7 +14,8 @@ import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.scenario import resolve
 from simoffload.strategies.held import Held
-from simoffload.strategies.hooks.staging import Prefetch, Prefetched
+from simoffload.strategies.hooks.staging import Prefetched
+from simoffload.strategies.programs.vllm import Prefetch
 from tests.strategies.staging import declared, excess, parts_apart
 from tests.strategies.test_toy import SCENARIO, Streamed
 

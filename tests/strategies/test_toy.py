@@ -21,12 +21,14 @@ from simoffload.strategies.authoring import (
     Held,
     Home,
     Homes,
+    Hook,
     HookedPlan,
     HookedStrategy,
     Machine,
     ModelShape,
     Prefetched,
 )
+from simoffload.strategies.plan import InferencePlan
 
 SCENARIO = """\
 name: streamed
@@ -121,6 +123,13 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
             tier_keys: ClassVar = {"disk": "storage"}
             kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
 
+    with pytest.raises(ValueError, match=r"tier_keys\.disks: its field is no text"):
+
+        class Listed(Streamed):
+            disks: tuple[str, ...] = ("raid",)
+            tier_keys: ClassVar = {"disks": "storage"}
+            kind: Literal["listed"] = "listed"  # type: ignore[assignment]
+
     with pytest.raises(ValueError, match=r"""tier_keys\.disk: .* "any" or "storage", got 'drives'"""):
 
         class Driven(Streamed):
@@ -177,18 +186,74 @@ def test_a_program_that_says_nothing_of_its_placement_is_in_hbm(
         (Home("dram", in_place=True), "kernels read pinned host memory only"),
         (Home("dram", pinned=True, in_place=True), "embedding or head in place, but only layers are"),
         (Home("hbm", gpu=1), "one GPU in each process"),
+        ("dram", "a home must be of type Home, got 'dram'"),
         (Home("attic"), '"attic" is no tier of'),
         (Home("dram"), r"has no hook that brings them: add Prefetched\(plan.homes\)"),
     ],
     ids=lambda one: str(getattr(one, "tier", "")),
 )
 def test_homes_that_a_program_cannot_have_are_refused(
-    home: Home, text: str, monkeypatch: pytest.MonkeyPatch
+    home: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Streamed, "homes", lambda _, model, __: Homes(model, lambda *_: home))
     monkeypatch.setattr(Streamed, "hooks", lambda *_: ())
     with pytest.raises(so.InputError, match=text):
         so.simulate(so.load_scenario("s.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "text"),
+    [
+        ("homes", None, r"homes\(\) of streamed must be of type Homes, got NoneType"),
+        ("hooks", Hook(), r"hooks\(\) of streamed must be of type Sequence, got Hook"),
+        ("hooks", (Hook,), r"each of hooks\(\) of streamed must be of type Hook, got type"),
+    ],
+)
+def test_what_a_method_must_return_is_told(
+    method: str, value: object, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Streamed, method, lambda *_: value)
+    with pytest.raises(so.InputError, match=text):
+        so.simulate(so.load_scenario("s.yaml"))
+
+
+def test_a_plan_of_an_older_program_is_told_what_to_write_now() -> None:
+    with pytest.raises(TypeError, match=r"Older defines memory_stages, target, .* of its plan held"):
+
+        class Older(InferencePlan):
+            target = "dram"
+            memory_stages = ()
+
+
+def test_fixed_homes_are_not_moved(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planning says so, and does not take the program as one in host memory."""
+    assert main(["fit", "s.yaml", "--machines"]) == 3
+    shown = capsys.readouterr().out
+    for tier in ("hbm", "dram", "raid"):
+        assert f'streamed cannot be on "{tier}": the homes of its tensors are fixed' in shown
+
+
+def test_every_host_with_drives_of_its_own_has_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Streamed, "homes", lambda _, model, __: Homes(model, lambda *_: Home("raid")))
+    needed = []
+    for nodes in (1, 2):
+        over = [f"nodes={nodes}", f"strategy.ranks={8 * nodes}"]
+        uses = so.simulate(so.load_scenario("s.yaml", overrides=over)).capacity
+        needed.append(next(one.needed for one in uses if one.tier == "raid"))
+    assert needed[1] == 2 * needed[0] > 0
+
+
+def test_layers_ahead_need_no_more_room_than_there_are_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = []
+    for ahead in (31, 100):
+        monkeypatch.setattr(
+            Streamed, "hooks", lambda _, plan, __, ahead=ahead: [Prefetched(plan.homes, ahead=ahead)]
+        )
+        uses = so.simulate(so.load_scenario("s.yaml")).capacity
+        needed.append(next(one.needed for one in uses if one.tier == "hbm"))
+    assert needed[0] == needed[1]
+    with pytest.raises(ValueError, match="from 0; got -1"):
+        Prefetched(Homes(so.load_model("opt-6.7b"), lambda *_: HBM), ahead=-1)
 
 
 def test_weights_that_are_read_in_place_cross_the_link_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class Prefetched(Hook):
         if alone := brought.pop():
             yield Held("hbm", "embedding and head on their way", alone, kind="staging")
         if most := max(brought, default=0):
-            yield Held("hbm", "layers on their way", (1 + self._ahead) * most, kind="staging")
+            number = min(1 + self._ahead, sum(map(bool, brought)))
+            yield Held("hbm", "layers on their way", number * most, kind="staging")
         stored = [
             sum(
                 sum(sizes)

@@ -30,7 +30,6 @@ from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCac
 from simoffload.strategies.held import Held, target
 from simoffload.strategies.homes import Home, held_weights
 from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.passes.timing import arithmetic_beyond
 from simoffload.strategies.plan import InferencePlan
@@ -802,7 +801,7 @@ class AcceleratePlan(InferencePlan):
         elsewhere = {home: sizes.values() for home, sizes in self.stored.items() if home.tier != "hbm"}
         on_disk = self.stored.get(self.home("disk"), {}).values()
         read = Held("dram", "tensor read from disk", max(on_disk, default=0), kind="staging")
-        return (*fullest, *held_weights(elsewhere, remedies={"dram": _MORE}), read)
+        return (*fullest, *held_weights(elsewhere, self.machine, remedies={"dram": _MORE}), read)
 
     def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
         """Return what one GPU holds, with the cache of its layers and all activations, and what the host
@@ -816,7 +815,7 @@ class AcceleratePlan(InferencePlan):
         return (
             Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
             Held("hbm", "offloaded module, largest", loaded, kind="staging"),
-            *working_memory(self.model, self.workload, self.machine, cache=(*on_gpu, *everywhere)),
+            *self.working_memory(self.model, (*on_gpu, *everywhere)),
         )
 
     # -- schedules ------------------------------------------------------------------------------
