@@ -162,8 +162,8 @@ class HookedStrategy(CachingStrategy):
         if plan is None:
             return
         for name in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
-            if moved := edits(Placement(name)):
-                yield Tunable("tier", [Change("tier", f"weights on {name}", moved)])
+            if found := edits(Placement(name)):
+                yield Tunable("tier", [Change("tier", f"weights on {name}", found)])
         yield from self.cache_tunables(plan)
 
 
