@@ -23,7 +23,8 @@ class Home(NamedTuple):
     pinned: bool = False
     """Whether it is page-locked, if it is in host memory."""
     mapped: bool = False
-    """Whether it is read through a memory map and the page cache, if it is in a file."""
+    """Whether it is read through a memory map, if it is in a file; each time from its tier, as programs of
+    your own keep nothing in the page cache."""
     in_place: bool = False
     """Whether kernels read it in pinned host memory, over the link, so that nothing is copied."""
 

@@ -20,7 +20,8 @@ class Prefetched(Hook):
     """Layers are brought to the GPU a number of layers ahead, as soon as the layer before the present one has
     been computed; what is outside of the layers, when the part begins that uses it.
 
-    A copy from pageable memory takes the host thread, which launches the kernels of the present layer after
+    Reads of files begin as soon as the host thread is there and one of the two buffers is free. A copy from
+    pageable memory takes the host thread, which launches the kernels of the present layer after
     it, so that such a copy is hidden by no computation, however far ahead.
     """
 
