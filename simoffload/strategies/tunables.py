@@ -174,7 +174,7 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
         return known.edits(placement)
-    elif placement.optimizer and not any(one.optimizer for one in known.possible):
+    elif placement.optimizer and placement._replace(optimizer=None) in known.possible:
         why = "it has no optimizer; name the tier of the weights"
     raise PlacementError.at("strategy.kind", f'{strategy.kind} cannot be on "{named}": {why}')
 
