@@ -77,13 +77,17 @@ DTYPES: Mapping[Method, tuple[Dtype, ...]] = dict.fromkeys(get_args(Method), get
 """Data types that vLLM takes with quantized weights, by method: any where it has no rule."""
 
 
+NO_VLLM = "strategy.kind to zero_inference"
+"""Setting that does without vLLM."""
+
+
 def check_capability(
     program: str,
     model: ModelShape,
     machine: Machine,
     *,
     cache_format: str | None = None,
-    without: str = "strategy.kind to zero_inference",
+    without: str = NO_VLLM,
 ) -> None:
     """Raise InputError if the GPU lacks what a program needs for the model; ``without`` names settings that
     do without the program."""

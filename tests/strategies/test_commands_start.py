@@ -174,6 +174,14 @@ def scenario(*overrides: str) -> so.LoadedScenario:
             "strategy.kind: vLLM needs compute capability 7.5, and v100-32g-sxm has 7.0",
         ),
         (
+            (
+                "model=bloom-560m",
+                "platform=dgx-2",
+                "strategy={kind: tensor_parallel, tensor_parallel_size: 2}",
+            ),
+            "v100-32g-sxm has 7.0; set strategy.kind to zero_inference, or take a newer GPU",
+        ),
+        (
             ("model={name: qwen3-0.6b, quantization: fp8}", "platform=dgx-2", "strategy={kind: accelerate}"),
             "fp8 in transformers needs compute capability 8.9, and v100-32g-sxm has 7.0 (transformers writes",
         ),

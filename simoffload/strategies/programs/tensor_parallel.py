@@ -69,13 +69,13 @@ from simoffload.strategies.programs.vllm_engine import (
     unserved,
 )
 from simoffload.strategies.programs.zero_strategy import inference_moves
+from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks
 from simoffload.strategies.requirements import (
     TRANSFORMERS as TRANSFORMERS_PROGRAM,
 )
 from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
-from simoffload.strategies.requirements import check_capability, check_dtype, lacks
 from simoffload.strategies.tunables import Placements, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
@@ -321,8 +321,6 @@ class DividedStrategy(CachingStrategy):
     evidence: ClassVar = "tensor_parallel"
     gpu_keys: ClassVar = _DEGREES
     formats: ClassVar = ("fp8", "int4-g128")
-    without_vllm: ClassVar[str] = "strategy.kind to zero_inference or accelerate"
-    """Settings that do without vLLM."""
 
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
@@ -359,6 +357,11 @@ class DividedStrategy(CachingStrategy):
             product = " x ".join(_DEGREES)
             raise ValueError(f"ranks is {product}, which is {ranks}, not {data['ranks']}; leave ranks out")
         return {**data, "ranks": ranks}
+
+    @property
+    def without_vllm(self) -> str:
+        """Settings that do without vLLM."""
+        return "strategy.kind to zero_inference or accelerate"
 
     @property
     def _has_engine(self) -> bool:
@@ -441,8 +444,6 @@ class DividedStrategy(CachingStrategy):
 
 class TensorParallel(DividedStrategy):
     """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
-
-    without_vllm: ClassVar = "strategy.compiled to false (transformers), or strategy.kind to zero_inference"
 
     kind: Literal["tensor_parallel"] = "tensor_parallel"
     compiled: Annotated[bool, Field(strict=True)] = False
@@ -529,6 +530,11 @@ class TensorParallel(DividedStrategy):
             if self.compiled
             else VLLM._replace(program="eager code in vLLM, as it is simulated,", formats=())
         )
+
+    @property
+    def without_vllm(self) -> str:
+        """Settings that do without vLLM, which also runs what transformers cannot divide."""
+        return f"strategy.compiled to false (transformers), or {NO_VLLM}" if self.compiled else NO_VLLM
 
     @property
     def _has_engine(self) -> bool:
