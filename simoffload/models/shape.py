@@ -129,8 +129,10 @@ class ModelShape:
         return tuple(layer for group in self.groups for layer in group.layers * group.repeat)
 
     def by_layer(self, value: Callable[[Layer], T]) -> tuple[T, ...]:
-        """Return a value for each layer in call order, calculated once for those that repeat."""
-        return tuple(one for group in self.groups for one in tuple(map(value, group.layers)) * group.repeat)
+        """Return a value for each layer in call order, calculated once for those that are one object."""
+        layers = {id(layer): layer for group in self.groups for layer in group.layers}
+        values = {key: value(layer) for key, layer in layers.items()}
+        return tuple([values[id(layer)] for layer in self.layers])
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:

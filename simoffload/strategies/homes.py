@@ -44,6 +44,7 @@ class Homes:
     def __init__(self, model: ModelShape, place: Callable[[int, Module], Home]) -> None:
         self._model, self._place = model, place
         self._known: dict[tuple[int, tuple[Home, ...]], Sizes] = {}
+        self._stored: dict[int, list[tuple[Module, tuple[int, ...]]]] = {}
 
     def home(self, layer: int, module: Module) -> Home:
         """Return the home of the tensors of a module."""
@@ -63,7 +64,10 @@ class Homes:
 
     @cached_property
     def in_place(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
-        """For each layer the sizes [B] of tensors that kernels read where they are, by the module's name."""
+        """For each layer the sizes [B] of tensors that kernels read where they are, by the module's name; ()
+        if there are none."""
+        if not any(home.in_place for home in self.all):
+            return ()
         return tuple(
             {one.name: self.sizes(one) for one in layer if self._place(number, one).in_place}
             for number, layer in enumerate(self._model.layers)
@@ -75,15 +79,17 @@ class Homes:
         return self._of(-1, (*self._model.modules_before, *self._model.modules_after))
 
     def _of(self, number: int, modules: Layer) -> Sizes:
-        homes = tuple([self._place(number, one) for one in modules])
-        if not all(isinstance(one, Home) for one in homes):
-            raise InputError.at("strategy.kind", f"a home must be of type Home, got {homes[0]!r}")
-        key = id(modules) if number >= 0 else -1, homes
+        kind = id(modules) if number >= 0 else -1
+        if kind not in self._stored:
+            self._stored[kind] = [(one, sizes) for one in modules if (sizes := self.sizes(one))]
+        stored = self._stored[kind]
+        key = kind, tuple([self._place(number, one) for one, _ in stored])
         if key not in self._known:
             found: dict[Home, tuple[int, ...]] = {}
-            for home, module in zip(homes, modules, strict=True):
-                if sizes := self.sizes(module):
-                    found[home] = found.get(home, ()) + sizes
+            for home, (_, sizes) in zip(key[1], stored, strict=True):
+                if not isinstance(home, Home):
+                    raise InputError.at("strategy.kind", f"a home must be of type Home, got {home!r}")
+                found[home] = found.get(home, ()) + sizes
             self._known[key] = found
         return self._known[key]
 
