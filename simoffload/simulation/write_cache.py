@@ -71,8 +71,8 @@ class _Cache(NamedTuple):
         )
 
 
-class _Trial(NamedTuple):
-    """A _Trial is a step that was simulated with a given use of the caches."""
+class _FilledStep(NamedTuple):
+    """A _FilledStep is a step that was simulated with a given use of the caches."""
 
     filled: Fraction
     """Fraction of the bytes in ``most`` that is written into the caches."""
@@ -90,7 +90,7 @@ def steps_with_caches(
     if not caches:
         return simulate(plan)
 
-    def at(filled: Fraction) -> _Trial:
+    def at(filled: Fraction) -> _FilledStep:
         shares = {one.tier: filled * one.most / one.written for one in caches}
         used = plan
         if any(share < 1 for share in shares.values()):
@@ -98,7 +98,7 @@ def steps_with_caches(
             used = replace(plan, machine=machine)  # type: ignore[type-var]  # all plans are dataclasses
         result = simulate(used)
         assert result.step_s is not None
-        return _Trial(filled, result, min(one.spare_s(filled, result.step_s) for one in caches))
+        return _FilledStep(filled, result, min(one.spare_s(filled, result.step_s) for one in caches))
 
     best = at(Fraction(1))
     if steady and best.spare_s < 0:
@@ -108,7 +108,7 @@ def steps_with_caches(
     return replace(best.result, write_caches=uses, warnings=warnings)
 
 
-def _balanced(at: Callable[[Fraction], _Trial], high: _Trial) -> _Trial:
+def _balanced(at: Callable[[Fraction], _FilledStep], high: _FilledStep) -> _FilledStep:
     """Return the step in which drives empty their caches as fast as the step fills them (regula falsi).
 
     ``high`` is a trial that fills them faster than they are emptied; a trial that does not use them is

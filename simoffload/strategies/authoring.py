@@ -195,14 +195,12 @@ class HookedPlan(InferencePlan):
         _expect(self.strategy.kind, "hooks()", found, Sequence)
         for one in found:
             _expect(self.strategy.kind, "each of hooks()", one, Hook)
-        hooks, inside = tuple(found), self.homes.in_place
-        if any(inside):
-            return (*hooks, ReadInPlace(self.model, (inside,)))
-        away = [home.tier for home in self.homes.all if home.tier != HBM.tier]
-        if away and not hooks:
+        away = [home.tier for home in self.homes.all if home.tier != HBM.tier and not home.in_place]
+        if away and not found:
             text = f"keeps weights on {away[0]}, and has no hook that brings them: add Prefetched(plan.homes)"
             raise InputError.at("strategy.kind", f"{self.strategy.kind} {text}")
-        return hooks
+        inside = self.homes.in_place
+        return (*found, ReadInPlace(self.model, (inside,))) if inside else tuple(found)
 
 
 def _expect(kind: str, what: str, found: object, wanted: type) -> None:

@@ -69,7 +69,11 @@ class Homes:
         if not any(home.in_place for home in self.all):
             return ()
         return tuple(
-            {one.name: self.sizes(one) for one in layer if self._place(number, one).in_place}
+            {
+                one.name: sizes
+                for one in layer
+                if (sizes := self.sizes(one)) and self._place(number, one).in_place
+            }
             for number, layer in enumerate(self._model.layers)
         )
 

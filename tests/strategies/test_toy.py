@@ -256,6 +256,19 @@ def test_layers_ahead_need_no_more_room_than_there_are_layers(monkeypatch: pytes
         Prefetched(Homes(so.load_model("opt-6.7b"), lambda *_: HBM), ahead=-1)
 
 
+def test_what_is_not_read_in_place_needs_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside layers that are read in place."""
+    inside, away = Home("dram", pinned=True, in_place=True), Home("dram", pinned=True)
+    monkeypatch.setattr(
+        Streamed,
+        "homes",
+        lambda _, model, __: Homes(model, lambda at, _: HBM if at < 0 else away if at else inside),
+    )
+    monkeypatch.setattr(Streamed, "hooks", lambda *_: ())
+    with pytest.raises(so.InputError, match="has no hook that brings them"):
+        so.simulate(so.load_scenario("s.yaml"))
+
+
 def test_weights_that_are_read_in_place_cross_the_link_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those that are copied ahead: neither is shorter than the link needs for all layers."""
     home = Home("dram", pinned=True, in_place=True)

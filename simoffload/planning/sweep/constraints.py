@@ -95,7 +95,7 @@ def compile_constraint(text: str, find: Find, *, first: Choice | None = None) ->
     """
     if len(text) > _LONGEST:
         raise ConstraintError(f"longer than {_LONGEST} characters; split it into several")
-    reader = _Reader(find)
+    reader = _NameReader(find)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         is_negation = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
@@ -129,7 +129,7 @@ def compile_constraint(text: str, find: Find, *, first: Choice | None = None) ->
     return lambda choice: value(tree, choice)
 
 
-class _Reader(ast.NodeTransformer):
+class _NameReader(ast.NodeTransformer):
     """Refuses what conditions may not hold, and writes the rest as simpleeval reads it: a path as one name,
     constants as quantities."""
 

@@ -553,8 +553,8 @@ def blocks(size: int, block: int = _BLOCK, *, most: int = _MOST_BLOCKS) -> list[
     return [block * times] * full_blocks + ([rest] if rest else [])
 
 
-class _Part(NamedTuple):
-    """A _Part makes the phases of a part of a checkpoint, which the ranks of a group save or restore."""
+class _PartPhases(NamedTuple):
+    """Phases of a part of a checkpoint, which the ranks of a group save or restore."""
 
     group: RankGroup
     part: CheckpointPart
@@ -620,7 +620,7 @@ class _Part(NamedTuple):
         if part.device == "nvme":
             back = group._replace(tier=group.swap, swap=group.tier)
             flushed = workload.model_copy(update={"fsync": True})
-            copied = _Part(back, part, flushed).buffered(f"copy back {part.name}")[0]
+            copied = _PartPhases(back, part, flushed).buffered(f"copy back {part.name}")[0]
             return [replace(copied, kind="restore")]
         pieces = workload.contents == "zero" and workload.stage == 0  # of one state that all ranks hold
         sharded = len(part.writers) == len(group.ranks) and not part.same_file and not pieces
@@ -643,12 +643,12 @@ def save_phases(
     """
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
-        gathering = _Part(group, parts[0], workload)
+        gathering = _PartPhases(group, parts[0], workload)
         write = partial(PhaseWriter.consolidate, dtype_bytes=model.dtype_bytes)
         before.append(gathering.phase("gather weights", _modules(model), write))
     if workload.mode == "snapshot":
         before += [
-            _Part(group, part, workload).phase(
+            _PartPhases(group, part, workload).phase(
                 f"snapshot of {part.name}", blocks(part.size), PhaseWriter.snapshot
             )
             for part in parts
@@ -656,7 +656,9 @@ def save_phases(
         parts = tuple(part._replace(device="dram") for part in parts)
         workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
     writing = [
-        phase for part in parts for phase in _Part(group._replace(ranks=part.writers), part, workload).saved()
+        phase
+        for part in parts
+        for phase in _PartPhases(group._replace(ranks=part.writers), part, workload).saved()
     ]
     if workload.mode != "blocking":
         writing = [replace(phase, background=True) for phase in writing]
@@ -673,7 +675,7 @@ def restore_phases(
     weights (at stage 0, of all states); ranks of a host find it in the page cache when one of them has read
     it.
     """
-    return tuple(phase for part in parts for phase in _Part(group, part, workload).restored())
+    return tuple(phase for part in parts for phase in _PartPhases(group, part, workload).restored())
 
 
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
