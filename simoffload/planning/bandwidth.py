@@ -225,7 +225,7 @@ class _Storage:
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
-            self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor)))
+            self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor), scope="steps"))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
@@ -291,11 +291,17 @@ class _Storage:
 
     def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
         """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
-        faster storage."""
-        low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
-        if holds(self.at(low)):
-            high = low
-        high = least_factor(low, high, lambda factor: holds(self.at(factor)))
+        faster storage, so that storage between known ones is not always simulated."""
+
+        def at(factor: float) -> bool:
+            known = {other: holds(run) for other, run in self._runs.items()}
+            if any(held for other, held in known.items() if other <= factor):
+                return True
+            slower = all(held for other, held in known.items() if other >= factor)
+            return slower and holds(self.at(factor))
+
+        low, high = (_SLOWEST, 1.0) if at(1.0) else (1.0, _FASTEST)
+        high = low if at(low) else least_factor(low, high, at)
         run = self.at(high)
         alone = edited(Document("", {}), self._edits(high))
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))

@@ -14,7 +14,7 @@ from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress, Scope, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -65,9 +65,9 @@ class Evaluator:
         self.effort = Effort() if effort is None else effort
         self._known: dict[str, tuple[TierUse, ...] | str] = {}
         self._scenarios: dict[str, LoadedScenario] = {}
-        self._results: dict[str, SimulationResult] = {}
+        self._results: dict[tuple[str, Scope], SimulationResult] = {}
         if result is not None:
-            self._results[self.identity()] = replace(result, planner=None)
+            self._results[self.identity(), "all"] = replace(result, planner=None)
 
     # -- simulations ----------------------------------------------------------------------------
 
@@ -85,17 +85,18 @@ class Evaluator:
         return self._scenarios[key]
 
     def answer(
-        self, *edits: Edit, progress: Progress | None = None
+        self, *edits: Edit, progress: Progress | None = None, scope: Scope = "all"
     ) -> tuple[LoadedScenario, SimulationResult]:
-        """Return the scenario with edits and its simulation.
+        """Return the scenario with edits and its simulation, as far as the question needs it.
 
         Raises InputError for edits that the scenario, its machine or the program refuses, SimulationError if
         the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
         """
         key, scenario = self.identity(*edits), self.edited(*edits)
-        if key not in self._results:
-            self._results[key] = simulate(scenario, progress=progress)
-        return scenario, self._results[key]
+        known = self._results.get((key, "all")) or self._results.get((key, scope))
+        if known is None:
+            known = self._results[key, scope] = simulate(scenario, progress=progress, scope=scope)
+        return scenario, known
 
     def timed(self) -> tuple[SimulationResult, float]:
         """Return the result of the unchanged scenario, and its ``compared_s`` [s].

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import groupby
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,10 +105,11 @@ def sensitivity(
     result, time = evaluator.timed()
     tried = deciding_parameters(machine, result)
     rows = []
-    for count, number in enumerate(tried, 1):
+    for number in _with_effect(evaluator, tried, change, time):
         if progress:
+            count = tried.index(number) + 1
             progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
-        row = _row(number, change, time, partial(_end, evaluator, number))
+        row = _row(number, change, time, evaluator)
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
@@ -116,37 +117,71 @@ def sensitivity(
     return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
 
 
+def _with_effect(
+    evaluator: Evaluator, numbers: Iterable[ProfileParameter], change: float, time: float
+) -> Iterator[ProfileParameter]:
+    """Yield the numbers of a result that takes ``time`` [s], without those parts of profiles that change
+    nothing when all their numbers change at once, each for the worse, or, where this is not known, in both
+    directions."""
+
+    def part_of(number: ProfileParameter) -> tuple[str, str]:
+        return number.profile, number.key.rpartition(".")[0]
+
+    for _, part in groupby(numbers, part_of):
+        group = tuple(part)
+        undirected = any(_worse(one) is None for one in group)
+        ends = (
+            _end(evaluator, [(one, 1 + change * (_worse(one) or way)) for one in group])
+            for way in ((-1, 1) if undirected else (-1,))
+        )
+        if len(group) == 1 or any(end is None or end.time != time for end in ends):
+            yield from group
+
+
+def _worse(number: ProfileParameter) -> int | None:
+    """Return the direction in which a number makes work slower: -1 for rates, 1 for times; None for shares
+    and counts, of which it is not known."""
+    if " " not in number.text:
+        return None
+    return 1 if _TIME.search(number.text) else -1
+
+
 class _RangeEnd(NamedTuple):
-    """The result of changing a number in one direction."""
+    """The result of changing numbers in one direction."""
 
     time: float
-    """Time with the changed number [s], ``SimulationResult.compared_by``."""
+    """Time with the changed numbers [s], ``SimulationResult.compared_by``."""
     ratio: float
-    """Changed number divided by the original one."""
+    """Changed number divided by the original one, of the last number."""
 
 
-def _end(evaluator: Evaluator, number: ProfileParameter, factor: float) -> _RangeEnd | None:
-    """Simulate with a number times ``factor``; None where the number cannot be so."""
-    found = scaled(number, factor)
-    if found is None:
+def _end(evaluator: Evaluator, factors: Iterable[tuple[ProfileParameter, float]]) -> _RangeEnd | None:
+    """Simulate with each number times its factor; None where they cannot be so."""
+    edits, ratio = [], 1.0
+    for number, factor in factors:
+        found = scaled(number, factor)
+        if found is not None:
+            value, ratio = found
+            edits.append(edit_of(number.profile, number.key, value))
+    if not edits:
         return None
-    value, ratio = found
     try:
-        _, result = evaluator.answer(edit_of(number.profile, number.key, value))
+        _, result = evaluator.answer(*edits, scope="compared")
     except InputError:
         return None
     return _RangeEnd(result.compared_s, ratio) if result.compared_s is not None else None
 
 
-def _row(
-    number: ProfileParameter, change: float, time: float, end: Callable[[float], _RangeEnd | None]
-) -> SensitivityRow:
+def _row(number: ProfileParameter, change: float, time: float, evaluator: Evaluator) -> SensitivityRow:
+    def end(factor: float) -> _RangeEnd | None:
+        return _end(evaluator, [(number, factor)])
+
     down, up = 1 - change, 1 + change
-    worse, better = (up, down) if _TIME.search(number.text) else (down, up)
+    worse, better = (up, down) if _worse(number) == 1 else (down, up)
     ends = {worse: end(worse)}
     first = ends[worse]
     # Of a share or a count it is not known which direction is the worse one.
-    if first is None or abs(first.time / time - 1) > _LITTLE or " " not in number.text:
+    if first is None or abs(first.time / time - 1) > _LITTLE or _worse(number) is None:
         ends[better] = end(better)
     low, high = ends.get(down), ends.get(up)
     below, above = low or _RangeEnd(time, 1.0), high or _RangeEnd(time, 1.0)

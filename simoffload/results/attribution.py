@@ -48,6 +48,15 @@ def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | Non
     return best[2] if best else None
 
 
+def end_of(timeline: Timeline, ends_with: str | None = None) -> int:
+    """Return the time [ps] at which the last operation ends, of all streams or of the one with a label."""
+    if ends_with is None:
+        return timeline.makespan
+    stream = timeline.schedule.labels.index(ends_with)
+    tracks = (track for track in timeline.tracks if track.stream == stream and track.end)
+    return max((track.end_of(len(track) - 1) for track in tracks), default=0)
+
+
 def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     """Return the chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)

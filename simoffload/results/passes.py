@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from simoffload.results.attribution import Attribution, Group, attribute
+from simoffload.results.attribution import Attribution, Group, attribute, end_of
 from simoffload.results.causes import cause_text
 from simoffload.results.timeline import Timeline
 from simoffload.results.values import by_name
@@ -182,17 +182,27 @@ class PassResult(NamedTuple):
 
 
 def summarize_pass(
-    timeline: Timeline, *, new_tokens: int, context: int, ends_with: str | None = None
+    timeline: Timeline,
+    *,
+    new_tokens: int,
+    context: int,
+    ends_with: str | None = None,
+    detailed: bool = True,
 ) -> PassResult:
     """Summarize the timeline of a pass.
 
     ``ends_with`` is the label of the stream whose last operation ends the pass. Work of other streams after
-    that counts as busy time and traffic of this pass.
+    that counts as busy time and traffic of this pass. Without ``detailed`` there are only its times.
     """
+    name = timeline.schedule.name
+    if not detailed:
+        end = end_of(timeline, ends_with)
+        left = seconds(timeline.makespan - end)
+        return PassResult(name, new_tokens, context, end, (), (), {}, unfinished_s=left)
     attribution = attribute(timeline, ends_with=ends_with)
     end = attribution.end
     return PassResult(
-        name=timeline.schedule.name,
+        name=name,
         new_tokens=new_tokens,
         context=context,
         time_ps=end,

@@ -10,19 +10,24 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Progress, Runner, labelled
+from simoffload.simulation.runner import Progress, Runner, Scope, labelled
 
-__all__ = ["Progress", "fit", "labelled", "simulate"]
+__all__ = ["Progress", "Scope", "fit", "labelled", "simulate"]
 
 
 @limited
 def simulate(
-    scenario: LoadedScenario, *, keep_timelines: bool = False, progress: Progress | None = None
+    scenario: LoadedScenario,
+    *,
+    keep_timelines: bool = False,
+    progress: Progress | None = None,
+    scope: Scope = "all",
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 
-    Raises InputError for settings that DeepSpeed refuses, SimulationError if the engine cannot finish, and
-    WorkLimitError if one of the scenario's limits is exceeded.
+    ``scope`` says what a question needs of the result, so that no more is simulated. Raises InputError for
+    settings that DeepSpeed refuses, SimulationError if the engine cannot finish, and WorkLimitError if one of
+    the scenario's limits is exceeded.
     """
     _begin(scenario)
     measures, plan = measures_of(scenario), scenario.plan()
@@ -30,7 +35,11 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
+    result = measures.timed(
+        plan, result, Runner(scenario, keep=keep_timelines, progress=progress, scope=scope)
+    )
+    if scope != "all":
+        return result
     basis = plan.basis
     known = machine_spreads(
         scenario.machine,

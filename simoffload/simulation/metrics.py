@@ -127,12 +127,16 @@ class _InferenceMeasures(Measures[InferenceResult]):
         self.scenario.check_passes()
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
+        if runner.scope != "all":
+            prefill = runner.scope == "steps" or not series.steps
+            needed = {"allocation", *(["prefill"] if prefill else [])}
+            passes = [one for one in passes if one.kind in needed]
         found = dict(zip((one.kind for one in passes), runner.phases(passes), strict=True))
         decoding, waits = runner.series(series), found.get("allocation")
         result = replace(
             result,
             first_pass=found.get("first pass"),
-            prefill=found["prefill"],
+            prefill=found.get("prefill"),
             load=found.get("load"),
             store=found.get("store"),
             decode=tuple(one.result for one in decoding.simulated),
@@ -143,6 +147,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
+        if runner.scope != "all":
+            return result
         method = self.scenario.scenario.strategy.method or "offload"
         result = _with_lifetimes(self.scenario, plan, result)
         warnings = (*_too_many_blocks(result), *_whole_copies_fit(plan, result, runner, method))

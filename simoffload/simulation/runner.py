@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
@@ -22,6 +23,10 @@ from simoffload.simulation.decoding import (
 )
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
+Scope = Literal["all", "steps", "compared"]
+"""What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
+named in answers; or no more than ``compared_s``."""
+
 Progress = Callable[[str], None]
 """Function that is called with a line of text when a pass begins."""
 
@@ -34,11 +39,14 @@ def labelled(progress: Progress | None, label: str) -> Progress | None:
 class Runner:
     """A Runner executes the passes of one scenario."""
 
-    def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None, scope: Scope = "all"
+    ) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
+        self.scope = scope
 
     def restart(self) -> None:
         """Discard all executed phases, so that they can be executed again with other rates."""
@@ -71,9 +79,16 @@ class Runner:
 
     def phase(self, phase: Phase, earlier: Mapping[str, Earlier]) -> PassResult:
         """Execute one phase and summarize it."""
-        timeline = self.execute(phase.name, phase.schedule(earlier))
+        return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
+
+    def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
+        detailed = self.scope == "all" or (detailed and self.scope == "steps")
         return summarize_pass(
-            timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
+            timeline,
+            new_tokens=phase.new_tokens,
+            context=phase.context,
+            ends_with=phase.ends_with,
+            detailed=detailed,
         )
 
     def series(self, series: PhaseSeries) -> Decoding:
@@ -92,9 +107,7 @@ class Runner:
         def run(step: int) -> Simulated:
             phase = series.step(step)
             timeline = self.execute(phase.name, schedule(step))
-            result = summarize_pass(
-                timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with
-            )
+            result = self._summary(phase, timeline, detailed=step == 1)
             kept = None if how == "off" else timeline
             return Simulated(step, durations(step), result, round(result.time_ps), kept)
 

@@ -76,6 +76,8 @@ class TrainingMeasures(Measures[TrainingResult]):
         workload: Any = self.scenario.scenario.workload
         steady = workload.write_caches == "steady"
         timed = steps_with_caches(plan, result, step, steady=steady)
+        if runner.scope != "all":
+            return timed
         timed = _around_steps(self.scenario, plan, timed, runner)
         return replace(timed, timelines=runner.timelines, work=tuple(runner.work))
 
