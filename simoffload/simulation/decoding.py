@@ -3,14 +3,17 @@
 Decode steps differ only in the duration of attention, because the key-value cache grows. The timeline of a
 simulated step gives the exact times of later steps up to the one at which another operation begins to
 determine the time (``makespan_for_longer_context``); that step is simulated next. If not even the next step
-is certain, the step in the middle is simulated and each half is treated in the same way. Steps that remain
-after ``MOST`` simulated ones are interpolated; the stated error bound follows from the distances of simulated
-steps from the line between their neighbours.
+is certain, the last step and the one in the middle are simulated. If the middle lies on the line between the
+ends, within ``STRAIGHT``, the steps between them are interpolated; otherwise each half is treated in the same
+way. Steps that remain after ``MOST`` simulated ones are interpolated, too. The stated error bound follows
+from the distances of simulated steps from the line between their neighbours: unless transfers share links,
+times are convex in the duration of attention, and a convex curve is nowhere farther from the line between two
+of its points than about twice its distance in the middle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,10 +22,13 @@ from simoffload.results import PassResult, Timeline
 
 MOST = 16
 """Largest number of steps that are simulated before the rest is interpolated."""
+STRAIGHT = 1e-9
+"""Distance of a simulated step from the line between two others, relative to its time, up to which no more
+steps between them are simulated, and the least error bound of interpolated steps (our choice)."""
 REMEMBERED = 4096
 """Number of steps whose durations are cached, as they are used twice."""
 _SAFETY = 2
-"""Safety factor between the largest observed distance and the error bound (our choice)."""
+"""Factor between the largest observed distance and the error bound."""
 
 Durations = tuple[int, ...]
 
@@ -75,6 +81,7 @@ def decode(
     known = {1: run(1)}
     open_ends = [(1, steps)]
     alone = set[int]()  # simulated steps after which not even the next one is certain
+    straight = set[int]()  # first steps of ranges with a line between their ends
     done: list[_DecodeRange] = []
     while open_ends:
         low, high = open_ends.pop(0)
@@ -83,7 +90,7 @@ def decode(
         may_run = len(known) + 1 < most  # one more for the end of an interpolated range
         last, time = low, known[low].time
         if low not in alone:
-            last, time = _farthest(known[low], high, later, search=may_run)
+            last, time = _farthest(known[low], high, later, search=may_run and low not in straight)
         if last == low and may_run:
             alone.add(low)
         stretch = _certain(known[low], last, time, durations) if last > low else None
@@ -91,8 +98,13 @@ def decode(
             done.append(stretch)
             if last < high:
                 open_ends.append((last + 1, high))
-        elif high - low > 1 and may_run:
-            open_ends += [(low, (low + high) // 2), ((low + high) // 2, high)]
+        elif high - low > 1 and may_run and low not in straight:
+            middle = (low + high) // 2
+            ends = known[low], known.get(middle) or run(middle), known.get(high) or run(high)
+            known[middle], known[high] = ends[1:]
+            open_ends += [(low, middle), (middle, high)]
+            if _distance(*ends) <= STRAIGHT:
+                straight |= {low, middle}
         else:
             end = known[high] = known.get(high) or run(high)
             done.append(
@@ -105,7 +117,9 @@ def decode(
     total = sum(one.inner(durations) + one.time for one in done)
     total += sum(one.time for one in simulated if one.step not in lasts)
     estimated = sum(one.last - one.low.step - 1 for one in done if one.grown is None)
-    bound = _SAFETY * max(_distances(simulated), default=0.0) if estimated else 0.0
+    neighbours = zip(simulated, simulated[1:], simulated[2:], strict=False)
+    distance = max([_distance(*three) for three in neighbours], default=0.0)
+    bound = max(_SAFETY * distance, STRAIGHT) if estimated else 0.0
     return Decoding(simulated, total, bound, estimated)
 
 
@@ -204,9 +218,7 @@ def _certain(
     return _DecodeRange(low, final, time, last, grown - (most - least))
 
 
-def _distances(simulated: tuple[Simulated, ...]) -> Iterator[float]:
-    """Yield the distance of each simulated step from the line between its neighbours, relative to its
-    time."""
-    for low, middle, high in zip(simulated, simulated[1:], simulated[2:], strict=False):
-        line = _DecodeRange(low, high.durations, high.time, high.step, None)
-        yield abs(line.at(middle.durations) - middle.time) / middle.time
+def _distance(low: Simulated, middle: Simulated, high: Simulated) -> float:
+    """Return the distance of a simulated step from the line between two others, relative to its time."""
+    line = _DecodeRange(low, high.durations, high.time, high.step, None)
+    return abs(line.at(middle.durations) - middle.time) / middle.time

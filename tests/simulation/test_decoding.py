@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from simoffload.engine import execute
 from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
-from simoffload.simulation.decoding import MOST, Decoding, Simulated, decode
+from simoffload.simulation.decoding import MOST, STRAIGHT, Decoding, Simulated, decode
 
 US = 10**6  # [ps]
 GB = 10**9
@@ -118,10 +119,25 @@ def test_what_shares_a_link_is_told_to_be_estimated() -> None:
         return program(attention, shared=25 * GB, layers=9, copy=300_000)
 
     found, ran = decoded(make, long, 50)
-    assert MOST - 1 <= len(ran) <= MOST
-    assert 0 < found.estimated <= 50 - MOST
+    assert 3 < len(ran) <= MOST, "as often as the times do not lie on a line"
+    assert 0 < found.estimated <= 50 - len(ran)
     times = [execute(make(long(step))).makespan for step in range(1, 51)]
     assert found.total == pytest.approx(sum(times), rel=found.bound)
+
+
+def test_three_steps_on_a_line_are_enough() -> None:
+    """The attention is hidden no more, but nothing says so."""
+
+    def later(low: Simulated, step: int) -> int | None:
+        return None
+
+    def long(step: int) -> int:
+        return 200 * US + step * 3 * US
+
+    found = decode(50, lambda step: (60 * US, long(step)), partial(simulated, program, long), later)
+    assert [one.step for one in found.simulated] == [1, 25, 50]
+    assert (found.estimated, found.bound) == (47, STRAIGHT)
+    assert found.total == sum(execute(program(long(step))).makespan for step in range(1, 51))
 
 
 @given(
