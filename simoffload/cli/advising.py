@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import (
     RECOMMENDED,
     Answer,
@@ -49,7 +49,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Progress(console) as progress:
+    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
@@ -62,7 +62,6 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 method=arguments.method,
                 trials=arguments.trials,
                 costs=prices,
-                progress=progress,
                 evaluator=evaluator,
             )
             if found.stopped:
@@ -72,12 +71,11 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
             scenario,
             objective=arguments.objective,
             costs=prices,
-            progress=progress,
             evaluator=evaluator,
         )
         if advice.stopped:
             console.note(f"the advice is not complete, {advice.extent}")
-        curve = _curve(evaluator, console, progress) if advice.result.fits else None
+        curve = _curve(evaluator, console) if advice.result.fits else None
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show()
     answer.list_files(console)
@@ -125,12 +123,12 @@ def _answer(
     return Answer.of(document, data, folder, files, console)
 
 
-def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> StorageCurve | None:
+def _curve(evaluator: Evaluator, console: Console) -> StorageCurve | None:
     """Return what faster storage would gain; None where no storage is used or a simulation hits its limit."""
     from simoffload.planning.bandwidth import storage_curve
 
     try:
-        return storage_curve(evaluator.scenario, progress=progress, evaluator=evaluator)
+        return storage_curve(evaluator.scenario, evaluator=evaluator)
     except WorkLimitError as error:
         console.note(f"storage bandwidth is left out: {error}")
         return None

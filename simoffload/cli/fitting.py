@@ -6,10 +6,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.sources import scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited
+from simoffload.progress import steps, working_on
 
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
@@ -59,8 +60,8 @@ def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
     from simoffload.planning.answers import fit
     from simoffload.report.from_result import result_document
 
-    with Progress(console) as progress:
-        progress("searching for changes that make it fit")
+    with Waiting(console):
+        working_on("searching for changes that make it fit")
         result = fit(scenario)
         data = result.to_dict()
     return _FitAnswer(_text(result_document(result), console), data, result.fits)
@@ -99,11 +100,10 @@ def _each(
     limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
-    with Progress(console) as progress:
-        for label, scenario in found.items():
-            progress(label)
+    with Waiting(console):
+        for label in steps(found, str):
             try:
-                answers.append(limited_question(scenario))
+                answers.append(limited_question(found[label]))
             except WorkLimitError as error:
                 if len(stopped) == len(found) - 1:
                     raise

@@ -6,7 +6,7 @@ from argparse import Namespace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import load, refusal, scenario_set
 from simoffload.limits import keep, limited, now_doing, sharing
@@ -49,13 +49,12 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
 
     prices = load_costs(arguments.costs)
     shared = scenario.scenario.engine.timeout if arguments.explain else None
-    with sharing(shared), Progress(console) as progress:
+    with sharing(shared), Waiting(console):
         result = simulate(
             scenario,
             costs=prices,
             explain=arguments.explain,
             keep_timelines=folder is not None,
-            progress=progress,
         )
         if arguments.explain:
             _ = result.explanation, result.next_changes  # worked out here, and kept for the report
@@ -109,14 +108,13 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Progress(console) as progress:
+    with Waiting(console):
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,
-            progress=progress,
             unoffloaded=bool(arguments.on or arguments.strategy),
         )
     answer = _compared(comparison, scenarios, folder, arguments, console)

@@ -14,7 +14,7 @@ from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -84,9 +84,7 @@ class Evaluator:
             self._scenarios[key] = self.scenario.edited(*edits)
         return self._scenarios[key]
 
-    def answer(
-        self, *edits: Edit, progress: Progress | None = None
-    ) -> tuple[LoadedScenario, SimulationResult]:
+    def answer(self, *edits: Edit) -> tuple[LoadedScenario, SimulationResult]:
         """Return the scenario with edits and its simulation.
 
         Raises InputError for edits that the scenario, its machine or the program refuses, SimulationError if
@@ -94,7 +92,7 @@ class Evaluator:
         """
         key, scenario = self.identity(*edits), self.edited(*edits)
         if key not in self._results:
-            self._results[key] = simulate(scenario, progress=progress)
+            self._results[key] = simulate(scenario)
         return scenario, self._results[key]
 
     def timed(self) -> tuple[SimulationResult, float]:

@@ -10,15 +10,13 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Progress, Runner, labelled
+from simoffload.simulation.runner import Runner
 
-__all__ = ["Progress", "fit", "labelled", "simulate"]
+__all__ = ["fit", "simulate"]
 
 
 @limited
-def simulate(
-    scenario: LoadedScenario, *, keep_timelines: bool = False, progress: Progress | None = None
-) -> SimulationResult:
+def simulate(scenario: LoadedScenario, *, keep_timelines: bool = False) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 
     Raises InputError for settings that DeepSpeed refuses, SimulationError if the engine cannot finish, and
@@ -30,7 +28,7 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines, progress=progress))
+    result = measures.timed(plan, result, Runner(scenario, keep=keep_timelines))
     basis = plan.basis
     known = machine_spreads(
         scenario.machine,
