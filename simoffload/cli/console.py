@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from enum import IntEnum
 from io import TextIOWrapper
 from threading import Event, Lock, Thread
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from simoffload.errors import Problem, printable
+from simoffload.limits import interruptible
 from simoffload.progress import Progress, watched_by
 
 _ERROR_SCHEMA = "simoffload/error/1"
@@ -170,22 +172,26 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 class Waiting:
-    """Shows how far a question is to who waits for its answer: one line on standard error, if that is a
-    terminal.
+    """Shows how far a question is to whoever waits for its answer, and lets Ctrl-C end it with what was found
+    so far.
 
-    A context manager around the question. The line appears after one second, and is erased at the end.
+    A context manager around the question. On a terminal, one line on standard error appears after a second
+    and is erased at the end. After Ctrl-C the first line of the answer says how far the question was.
     """
 
     def __init__(self, console: Console) -> None:
-        self.progress = Progress()
         self._console = console
+        self._progress = Progress()
+        self._reached = ""
+        """How far the question was when it was interrupted."""
         self._began = time.monotonic()
         self._over = Event()
         self._thread = Thread(target=self._follow, name="simoffload progress", daemon=True)
-        self._watched = watched_by(self.progress)
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._watched.__enter__()
+        self._open.enter_context(watched_by(self._progress))
+        self._open.enter_context(interruptible(self._interrupt))
         if sys.stderr.isatty():
             self._thread.start()
         return self
@@ -197,14 +203,21 @@ class Waiting:
         if self._thread.ident is not None:  # it has begun
             self._thread.join()
         self._console.erase()
-        self._watched.__exit__(kind, error, trace)
+        self._open.close()
+        if self._reached and kind is None:
+            self._console.note(f"not complete: {self._reached}")
+
+    def _interrupt(self) -> None:
+        at = self._progress.line
+        self._reached = f"stopped by Ctrl-C at {at}" if at else "stopped by Ctrl-C"
 
     def _follow(self) -> None:
         dumb = os.environ.get("TERM") == "dumb"
         show, pause = (self._console.note, _SELDOM) if dumb else (self._console.overwrite, _OFTEN)
         wait = _PATIENCE
         while not self._over.wait(wait):
-            show(waiting_line(self.progress, time.monotonic() - self._began))
+            line = waiting_line(self._progress, time.monotonic() - self._began)
+            show("stopping; Ctrl-C again ends at once" if self._reached else line)
             wait = pause
 
 

@@ -73,13 +73,10 @@ class ScenarioPlanner:
     _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
     """The one that all further simulations ask, once there is one."""
 
-    @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
-        """Search for the smallest changes; raises WorkLimitError beyond one of the scenario's limits."""
+        """Search for the smallest changes, within the limits of the scenario."""
         from simoffload.planning.smallest_changes import search_changes
 
-        keep(self.scenario.scenario.engine.limits)
-        now_doing("planning")
         return search_changes(self.scenario)
 
     @limited
