@@ -31,9 +31,12 @@ __all__ = [
     "LEAST_MEMORY",
     "Interrupted",
     "Limits",
+    "check_time",
     "count_elements",
     "count_operations",
     "count_whole_process",
+    "interrupt",
+    "interruptible",
     "keep",
     "limited",
     "now_doing",
@@ -67,6 +70,8 @@ class Limits(NamedTuple):
     """Operations of one pass, on all ranks; None: unlimited."""
 
 
+_CTRL_C = "Ctrl-C"
+_SHARED = "engine.timeout (--timeout), which all parts of the answer share,"
 _ELEMENT = 16
 """Memory [B] of an element of a sequence while it is built: a pointer, and one in its copy."""
 
@@ -182,7 +187,7 @@ class _Watch:
 
     def error(self) -> WorkLimitError:
         """Return the error to raise when a limit was reached."""
-        return WorkLimitError(f"{self.reached}; raise the limit, or simulate less")
+        return WorkLimitError(self.reached)
 
     def _interrupt_here(self) -> None:
         """Interrupt the function, in whose thread this is called, if it is beyond a limit."""
@@ -208,15 +213,17 @@ class _Watch:
         """Return whether a limit was reached, and record it in ``reached``."""
         if not self.reached:
             timeout, memory, _ = self.limits
-            if timeout is not None and time.monotonic() - self._began > timeout:
+            if _process.is_interrupted:
+                exceeded = _CTRL_C
+            elif timeout is not None and time.monotonic() - self._began > timeout:
                 exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
             elif time.monotonic() > self._until:
-                exceeded = "engine.timeout (--timeout), which all parts of the answer share,"
+                exceeded = _SHARED
             elif _resident() - self._held_before > memory:
                 exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:
                 return False
-            self.reached = f"stopped by {exceeded} while {self.doing}"
+            self.reached = _stopped(exceeded, self.doing)
         return True
 
 
@@ -229,6 +236,9 @@ class _Current(threading.local):
 class _Process:
     ours = False
     """Whether the process serves only simoffload, as the command line does."""
+    on_interrupt: Callable[[], object] | None = None
+    """Function to call on an interruption; None where nothing is interruptible."""
+    is_interrupted = False
 
 
 _current = _Current()
@@ -252,6 +262,7 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         if not isinstance(sys.unraisablehook, _LostInterruptions):
             sys.unraisablehook = _LostInterruptions(sys.unraisablehook)
+        check_time()
         watch = _current.watch = _Watch(0 if _process.ours else _resident())
         try:
             try:
@@ -287,6 +298,40 @@ def sharing(timeout: float | None) -> Iterator[None]:
         yield
     finally:
         _current.until = before
+
+
+@contextmanager
+def interruptible(on_interrupt: Callable[[], object]) -> Iterator[None]:
+    """Let :func:`interrupt` end all limited functions inside: what they found so far is the answer."""
+    _process.on_interrupt = on_interrupt
+    try:
+        yield
+    finally:
+        _process.on_interrupt, _process.is_interrupted = None, False
+
+
+def interrupt() -> bool:
+    """End all limited functions inside :func:`interruptible` as a limit does; return whether there can be any
+    that have not ended so before."""
+    if _process.on_interrupt is None or _process.is_interrupted:
+        return False
+    _process.is_interrupted = True
+    _process.on_interrupt()
+    return True
+
+
+def check_time() -> None:
+    """Raise WorkLimitError if the shared time is over, or after an interruption."""
+    if _process.is_interrupted or time.monotonic() > _current.until:
+        raise WorkLimitError(_stopped(_CTRL_C if _process.is_interrupted else _SHARED))
+
+
+def _stopped(reached: str, doing: str = "") -> str:
+    """Return what a WorkLimitError says about a limit that was reached."""
+    when = f" while {doing}" if doing else ""
+    return f"stopped by {reached}{when}" + (
+        "" if reached == _CTRL_C else "; raise the limit, or simulate less"
+    )
 
 
 def time_left() -> float:

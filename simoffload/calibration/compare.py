@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from simoffload.calibration.records import (
 from simoffload.calibration.runs import offload_words
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
+from simoffload.progress import steps
 from simoffload.report.formatting import columns
 from simoffload.units import format_bytes, plural
 
@@ -130,7 +131,6 @@ def compare_file(
     own_profile: bool = True,
     first: bool = True,
     profiles: Mapping[str, Any] | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> ComparedFile:
     """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
 
@@ -155,10 +155,8 @@ def compare_file(
     chosen, remarks = _platform(path, records, platform, own_profile)
     other = platform is None and bool(remarks)
     within = _setting(chosen, deepspeed=records.deepspeed, other_storage=other, profiles=profiles)
-    runs = []
-    for run in records.runs:
-        progress(run.name)
-        runs.append(_compare(run, within, first=first))
+    named = steps(records.runs, lambda run: run.name)
+    runs = [_compare(run, within, first=first) for run in named]
     return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
 
 

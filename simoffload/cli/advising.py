@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import (
     RECOMMENDED,
     Answer,
@@ -49,7 +49,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Progress(console) as progress:
+    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
@@ -62,22 +62,22 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 method=arguments.method,
                 trials=arguments.trials,
                 costs=prices,
-                progress=progress,
                 evaluator=evaluator,
             )
-            if found.stopped:
-                tried = f"{found.simulated:,} of {found.combinations:,} combinations were simulated"
-                console.note(f"the search is not complete, {tried}: {found.stopped}")
         advice = advise(
             scenario,
             objective=arguments.objective,
             costs=prices,
-            progress=progress,
             evaluator=evaluator,
         )
-        if advice.stopped:
-            console.note(f"the advice is not complete, {advice.extent}")
-        curve = _curve(evaluator, console, progress) if advice.result.fits else None
+        curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
+    if found is not None and found.stopped:
+        tried = f"{found.simulated:,} of {found.combinations:,} combinations were simulated"
+        console.note(f"the search is not complete, {tried}: {found.stopped}")
+    if advice.stopped:
+        console.note(f"the advice is not complete, {advice.extent}")
+    if missing:
+        console.note(f"storage bandwidth is left out: {missing}")
     answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show()
     answer.list_files(console)
@@ -125,15 +125,14 @@ def _answer(
     return Answer.of(document, data, folder, files, console)
 
 
-def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> StorageCurve | None:
-    """Return what faster storage would gain; None where no storage is used or a simulation hits its limit."""
+def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
+    """Return what faster storage would gain, None where none is used, and the limit that was reached."""
     from simoffload.planning.bandwidth import storage_curve
 
     try:
-        return storage_curve(evaluator.scenario, progress=progress, evaluator=evaluator)
+        return storage_curve(evaluator.scenario, evaluator=evaluator), ""
     except WorkLimitError as error:
-        console.note(f"storage bandwidth is left out: {error}")
-        return None
+        return None, str(error)
 
 
 def _retargeted(scenario: LoadedScenario, targets: Sequence[str], overrides: Sequence[str]) -> LoadedScenario:

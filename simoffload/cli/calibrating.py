@@ -6,10 +6,11 @@ import argparse
 from argparse import Namespace
 from pathlib import Path
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.measuring import add_micro
 from simoffload.cli.option_types import SubParsers, add_json, gpu_count, seconds, size
 from simoffload.errors import InputError, Problem
+from simoffload.progress import steps
 from simoffload.units import plural
 
 
@@ -117,10 +118,10 @@ def calibrate_compare(arguments: Namespace, console: Console) -> ExitCode:
 
     files = []
     problems: list[Problem] = []
-    with Progress(console) as progress:
-        for path in arguments.runs:
+    with Waiting(console):
+        for path in steps(arguments.runs, str):
             try:
-                files.append(compare_file(path, platform=arguments.platform, progress=progress))
+                files.append(compare_file(path, platform=arguments.platform))
             except InputError as error:
                 problems += error.problems
     if problems:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.cli.console import Console, ExitCode
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.option_types import given_limits
 from simoffload.cli.sources import STDIN_NAME, find
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.limits import keep, limited, now_doing
+from simoffload.progress import steps
 
 if TYPE_CHECKING:
     from simoffload.documents import Document
@@ -34,7 +35,8 @@ def _check(
     arguments: Namespace, console: Console, checks: dict[str, Callable[[Document], Warnings]]
 ) -> ExitCode:
     # Limits of the command line hold for all files together, those of a scenario for itself.
-    found = (limited(_all) if arguments.overrides else _all)(arguments, checks)
+    with Waiting(console):
+        found = (limited(_all) if arguments.overrides else _all)(arguments, checks)
     for one in found.passed:
         console.warn(
             warning if warning.startswith(f"{one.path}:") else f"{one.file}: {warning}"
@@ -67,7 +69,7 @@ class _Found(NamedTuple):
 def _all(arguments: Namespace, checks: dict[str, Callable[[Document], Warnings]]) -> _Found:
     passed: list[_Passed] = []
     problems: dict[Problem, None] = {}
-    for file in arguments.files:
+    for file in steps(arguments.files, shortened):
         try:
             passed.append(_checked(file, checks, arguments.overrides))
         except InputError as error:

@@ -8,16 +8,21 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from enum import IntEnum
 from io import TextIOWrapper
-from threading import Timer
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from simoffload.errors import Problem, printable
+from simoffload.limits import interruptible
+from simoffload.progress import Progress, watched_by
 
 _ERROR_SCHEMA = "simoffload/error/1"
 _PATIENCE = 1.0  # [s] shorter work shows no progress
+_UNKNOWN_WIDTH = 80  # [characters]
+_OFTEN, _SELDOM = 0.2, 10.0  # [s] between two lines of progress: in place of each other, and below each other
 
 
 class ExitCode(IntEnum):
@@ -46,6 +51,9 @@ class Console:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._drawn = 0
+        """Length [characters] of the line on standard error that the next output replaces."""
+        self._lock = Lock()  # progress is drawn by a thread
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(
@@ -83,6 +91,27 @@ class Console:
 
     def draw(self, text: str) -> None:
         """Write to standard error unchanged; if it is closed, write nothing."""
+        with self._lock:
+            self._write(self._blank() + text)
+            self._drawn = 0
+
+    def overwrite(self, line: str) -> None:
+        """Write a line to standard error, cut to the width of the terminal, that the next output replaces."""
+        with self._lock:
+            shown = printable(line)[: _terminal_width() - 1]
+            self._write(f"{self._blank()}{shown}")
+            self._drawn = len(shown)
+
+    def erase(self) -> None:
+        """Erase the line of :meth:`overwrite`."""
+        if self._drawn:
+            self.draw("")
+
+    def _blank(self) -> str:
+        """Return the text that erases what is drawn, without codes that a terminal may lack."""
+        return f"\r{' ' * self._drawn}\r" if self._drawn else ""
+
+    def _write(self, text: str) -> None:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -127,6 +156,14 @@ def _lines(text: str) -> str:
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))
 
 
+def _terminal_width() -> int:
+    """Return the width [characters] of standard error."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _UNKNOWN_WIDTH
+    except OSError:
+        return _UNKNOWN_WIDTH
+
+
 def _to_nowhere(stream: TextIO) -> None:
     """Redirect a stream, with what it has buffered, to the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -134,42 +171,70 @@ def _to_nowhere(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-class Progress:
-    """Shows the current activity when it takes long and standard error is a terminal.
+class Waiting:
+    """Shows how far a question is to whoever waits for its answer, and lets Ctrl-C end it with what was found
+    so far.
 
-    A context manager that is called with a line at the start of each activity; lines appear after one second
-    of work.
+    A context manager around the question. On a terminal, one line on standard error appears after a second
+    and is erased at the end. After Ctrl-C the first line of the answer says how far the question was.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._watched = sys.stderr.isatty()
-        self._latest = ""
-        self._visible = False
+        self._progress = Progress()
+        self._reached = ""
+        """How far the question was when it was interrupted."""
         self._began = time.monotonic()
-        self._timer = Timer(_PATIENCE, self._appear)
-        self._timer.daemon = True
+        self._over = Event()
+        self._thread = Thread(target=self._follow, name="simoffload progress", daemon=True)
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        if self._watched:
-            self._timer.start()
+        self._open.enter_context(watched_by(self._progress))
+        self._open.enter_context(interruptible(self._interrupt))
+        if sys.stderr.isatty():
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        self._over.set()
+        if self._thread.ident is not None:  # it has begun
+            self._thread.join()
+        self._console.erase()
+        self._open.close()
+        if self._reached and kind is None:
+            self._console.note(f"not complete: {self._reached}")
 
-    def __call__(self, line: str) -> None:
-        """Show the activity that starts now."""
-        self._latest = line
-        if self._visible:
-            self._show()
+    def _interrupt(self) -> None:
+        at = self._progress.line
+        self._reached = f"stopped by Ctrl-C at {at}" if at else "stopped by Ctrl-C"
 
-    def _appear(self) -> None:
-        self._visible = True
-        if self._latest:
-            self._show()
+    def _follow(self) -> None:
+        dumb = os.environ.get("TERM") == "dumb"
+        show, pause = (self._console.note, _SELDOM) if dumb else (self._console.overwrite, _OFTEN)
+        wait = _PATIENCE
+        while not self._over.wait(wait):
+            line = waiting_line(self._progress, time.monotonic() - self._began)
+            show("stopping; Ctrl-C again ends at once" if self._reached else line)
+            wait = pause
 
-    def _show(self) -> None:
-        self._console.note(f"[{time.monotonic() - self._began:5.1f} s] {self._latest} …")
+
+_BAR = 24  # [characters]
+
+
+def waiting_line(progress: Progress, elapsed: float) -> str:
+    """Return what is done of what, the time so far and the time left, and what happens now."""
+    total, left = progress.total, progress.time_left()
+    filled = int(_BAR * progress.share)
+    done = f"[{'#' * filled}{'.' * (_BAR - filled)}] {progress.done:,}/{total:,}  " if total else ""
+    times = clock(elapsed) if left is None else f"{clock(elapsed)}, {clock(left)} left"
+    return f"{done}{times}  {progress.now or 'working'}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time [s] as minutes and seconds, such as "1:05"."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

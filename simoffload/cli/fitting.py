@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.sources import scenario_set
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.limits import keep, limited
+from simoffload.limits import keep, limited, sharing
+from simoffload.progress import steps
 
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
+    from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
 
 _SCHEMA = "simoffload/fit/1"
@@ -54,24 +57,44 @@ def _text(document: ReportDocument, console: Console) -> str:
     return terminal_text(document, color=console.color, width=console.width)
 
 
-@limited
 def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
     from simoffload.planning.answers import fit
+
+    with sharing(scenario.scenario.engine.timeout):
+        with Waiting(console):
+            result = fit(scenario)
+            missing = _planned(result)
+        if missing:
+            console.note(f"other caches and changes that make it fit are left out: {missing}")
+            result = replace(result, planner=None)
+        return _reported(result, console)
+
+
+def _planned(result: SimulationResult) -> str:
+    """Work out what is told beside the memory, which is kept for the report; return the limit that was
+    reached."""
+    try:
+        _ = result.caches, result.remedies
+    except WorkLimitError as error:
+        return str(error)
+    return ""
+
+
+@limited
+def _reported(result: SimulationResult, console: Console) -> _FitAnswer:
     from simoffload.report.from_result import result_document
 
-    with Progress(console) as progress:
-        progress("searching for changes that make it fit")
-        result = fit(scenario)
-        data = result.to_dict()
-    return _FitAnswer(_text(result_document(result), console), data, result.fits)
+    return _FitAnswer(_text(result_document(result), console), result.to_dict(), result.fits)
 
 
 def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
     from simoffload.planning.compare import compare_fit
     from simoffload.report.from_comparison import comparison_document
 
-    comparison = compare_fit(found)
-    results = tuple(comparison.results.values())
+    with Waiting(console):
+        comparison = compare_fit(found)
+        results = tuple(comparison.results.values())
+        _ = [result.remedies for result in results]  # worked out here, and kept for the report
     text = limited(_text)(comparison_document(results), console)
     return _FitAnswer(text, comparison.to_dict(), comparison.fits)
 
@@ -99,11 +122,10 @@ def _each(
     limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
-    with Progress(console) as progress:
-        for label, scenario in found.items():
-            progress(label)
+    with Waiting(console):
+        for label in steps(found, str):
             try:
-                answers.append(limited_question(scenario))
+                answers.append(limited_question(found[label]))
             except WorkLimitError as error:
                 if len(stopped) == len(found) - 1:
                     raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from simoffload.cli.arguments import parse
 from simoffload.cli.console import Console, ExitCode
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError, shortened
-from simoffload.limits import Interrupted, count_whole_process
+from simoffload.limits import Interrupted, count_whole_process, interrupt
 
 
 def run(argv: Sequence[str], *, own_process: bool = False) -> int:
@@ -42,14 +42,15 @@ def run(argv: Sequence[str], *, own_process: bool = False) -> int:
 @contextlib.contextmanager
 def _stoppable(received: list[int]) -> Iterator[None]:
     """Treat SIGTERM like Ctrl-C, and record which signal came, because an interrupted library may raise an
-    error of its own."""
+    error of its own. Where an answer can be made of what was found so far, the first Ctrl-C asks for it."""
     if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
         yield
         return
 
     def stop(number: int, _frame: object) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if number == signal.SIGTERM or not interrupt():
+            raise KeyboardInterrupt
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
         """Interrupt again where Python would only print the interrupt, as it does in a destructor."""
@@ -84,13 +85,16 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
     """Turn every exception of a command into a message and a status."""
     try:
         arguments = parse(argv)
-        return int(arguments.command(arguments, console))
+        status = int(arguments.command(arguments, console))
+        return ExitCode.INTERRUPTED if received else status
     except SystemExit as stop:  # argparse, after --help and --version
         return int(stop.code or 0)
     except InputError as error:
         console.fail(error.problems)
         return ExitCode.BAD_INPUT
     except SimulationError as error:
+        if received:  # before anything was found
+            return _stopped(console, received)
         console.fail([Problem("", None, None, "", str(error))])
         if own_process and isinstance(error, WorkLimitError):
             console.close()

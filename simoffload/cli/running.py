@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import load, refusal, scenario_set
+from simoffload.errors import WorkLimitError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -44,22 +46,32 @@ class _Run(NamedTuple):
 
 def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Run:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
-    from simoffload.planning.answers import simulate
+    from simoffload.planning.answers import ScenarioPlanner, simulate
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
     shared = scenario.scenario.engine.timeout if arguments.explain else None
-    with sharing(shared), Progress(console) as progress:
-        result = simulate(
-            scenario,
-            costs=prices,
-            explain=arguments.explain,
-            keep_timelines=folder is not None,
-            progress=progress,
-        )
-        if arguments.explain:
-            _ = result.explanation, result.next_changes  # worked out here, and kept for the report
+    with sharing(shared):
+        with Waiting(console):
+            result = simulate(
+                scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
+            )
+            missing = _explained(result)
+        if missing:
+            console.note(f"the explanation is left out: {missing}")
+            result = replace(result, planner=ScenarioPlanner(scenario, prices))
         return _reported(scenario, result, folder, arguments, console)
+
+
+def _explained(result: SimulationResult) -> str:
+    """Work out what was asked for beside the times, which is kept for the report; return the limit that was
+    reached."""
+    _ = result.remedies
+    try:
+        _ = result.explanation, result.next_changes
+    except WorkLimitError as error:
+        return str(error)
+    return ""
 
 
 @limited
@@ -109,16 +121,16 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Progress(console) as progress:
+    with Waiting(console):
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,
-            progress=progress,
             unoffloaded=bool(arguments.on or arguments.strategy),
         )
+        _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
     answer = _compared(comparison, scenarios, folder, arguments, console)
     answer.show()
     if console.as_json:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
+from simoffload.progress import Watcher, watched_by
 from simoffload.results import Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice
@@ -30,7 +30,7 @@ def simulate(
     costs: CostList | None = None,
     explain: bool = False,
     keep_timelines: bool = False,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
 ) -> SimulationResult:
     """Simulate a scenario; where it does not fit, the result says so and holds no times.
 
@@ -43,7 +43,8 @@ def simulate(
     WorkLimitError beyond one of the scenario's limits.
     """
     scenario = loaded(scenario)
-    result = simulation.simulate(scenario, keep_timelines=keep_timelines, progress=progress)
+    with watched_by(progress):
+        result = simulation.simulate(scenario, keep_timelines=keep_timelines)
     planner = ScenarioPlanner(scenario, costs, explains=explain, progress=progress)
     return replace(result, planner=planner)
 
@@ -68,17 +69,14 @@ class ScenarioPlanner:
     """Whether costs were asked for, or its memory alone."""
     explains: bool = False
     """Whether it is asked for explanations."""
-    progress: Progress | None = None
+    progress: Watcher | None = None
     _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
     """The one that all further simulations ask, once there is one."""
 
-    @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
-        """Search for the smallest changes; raises WorkLimitError beyond one of the scenario's limits."""
+        """Search for the smallest changes, within the limits of the scenario."""
         from simoffload.planning.smallest_changes import search_changes
 
-        keep(self.scenario.scenario.engine.limits)
-        now_doing("planning")
         return search_changes(self.scenario)
 
     @limited
@@ -113,7 +111,8 @@ class ScenarioPlanner:
             return None
         from simoffload.planning.explanation import explain
 
-        return explain(self.scenario, progress=self.progress, evaluator=self._evaluator(result))
+        with watched_by(self.progress):
+            return explain(self.scenario, evaluator=self._evaluator(result))
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
         """Rank changes by further simulations, each within the limits of the scenario."""

@@ -12,10 +12,10 @@ from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
+from simoffload.progress import Watcher, watched_by, working_on
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.schedule import Cause
-from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
 NO_STORAGE = "weights and optimizer are in memory, so the speed of storage has no effect"
@@ -129,7 +129,7 @@ class StorageCurve:
 
 
 def storage_curve(
-    scenario: ScenarioSource, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+    scenario: ScenarioSource, *, progress: Watcher | None = None, evaluator: Evaluator | None = None
 ) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
@@ -140,7 +140,8 @@ def storage_curve(
     evaluator = evaluator or Evaluator(loaded(scenario))
     result, _ = evaluator.timed()
     tier = _tier(evaluator.scenario.machine, result)
-    return _Storage(evaluator, tier, progress).curve() if tier else None
+    with watched_by(progress):
+        return _Storage(evaluator, tier).curve() if tier else None
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
@@ -185,8 +186,8 @@ class _BandwidthRun(NamedTuple):
 class _Storage:
     """Simulates a scenario with storage of other speeds."""
 
-    def __init__(self, evaluator: Evaluator, tier: str, progress: Progress | None) -> None:
-        self._evaluator, self._tier, self._progress = evaluator, tier, progress
+    def __init__(self, evaluator: Evaluator, tier: str) -> None:
+        self._evaluator, self._tier = evaluator, tier
         self._scenario, self._result = evaluator.answer()
         self._writes = _writes(self._scenario.machine, self._result, tier)
         self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
@@ -223,8 +224,7 @@ class _Storage:
     def at(self, factor: float) -> _BandwidthRun:
         """Simulate the scenario with storage that is ``factor`` times as fast."""
         if factor not in self._runs:
-            if self._progress:
-                self._progress(f"{self._tier} at {format_number(factor)} times its rate")
+            working_on(f"{self._tier} at {format_number(factor)} times its rate")
             self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor), scope="steps"))
         return self._runs[factor]
 

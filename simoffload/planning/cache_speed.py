@@ -100,7 +100,7 @@ class FasterCache:
 
     def __init__(self, evaluator: Evaluator, phase: Phase, result: PassResult, slowest: Share) -> None:
         self._phase, self._slowest, self._result = phase, slowest, result
-        self._runner = Runner(evaluator.scenario, keep=False, progress=None, scope="compared")
+        self._runner = Runner(evaluator.scenario, keep=False, scope="compared")
         self._machine, self._gpus = evaluator.scenario.machine, evaluator.answer()[1].gpus
         hosts = self._machine.nodes_of(self._gpus)
         self.rate = slowest.size / hosts / self.time_s(others=_INFINITE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.planning.nearer import NearerPlace, NearerSearch
 from simoffload.planning.targets import on_targets
+from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import SimulationResult, by_name, with_intervals
 from simoffload.scenario import (
     LoadedScenario,
@@ -22,7 +23,7 @@ from simoffload.scenario import (
     canonical_target,
     loaded,
 )
-from simoffload.simulation import Progress, fit, labelled, simulate
+from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def compare(
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
 ) -> Comparison:
     """Simulate a scenario on each of several targets, and say what each costs.
 
@@ -242,7 +243,7 @@ def compare_scenarios(
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
     unoffloaded: bool = False,
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone, those of one for the
@@ -258,22 +259,10 @@ def compare_scenarios(
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
             known[label] = scenario
-    stopped: InputError | WorkLimitError | None = None
-    for label, scenario in known.items():
-        if not results[label].fits:
-            continue
-        try:
-            results[label] = simulate(
-                scenario, keep_timelines=keep_timelines, progress=labelled(progress, label)
-            )
-        except (InputError, WorkLimitError) as error:
-            stopped, results[label] = error, refused(scenario, error)
-            if label not in scenarios:
-                del results[label]
-    if stopped is not None and not any(results[label].fits for label in scenarios):
-        raise stopped
     offers = {label: known[label] for label in scenarios}
-    search = NearerSearch(keep_timelines=nearer and keep_timelines, progress=progress).run(offers, results)
+    with watched_by(progress):
+        _simulate(known, results, offers, keep_timelines=keep_timelines)
+        search = NearerSearch(keep_timelines=nearer and keep_timelines).run(offers, results)
     for place in search.found if nearer else ():
         if place.label not in results:
             known[place.label], results[place.label] = place.scenario, place.result
@@ -283,6 +272,26 @@ def compare_scenarios(
         for label, result in results.items()
     }
     return replace(capacities, results=results, nearer=tuple(search.found), nearer_stopped=search.stopped)
+
+
+def _simulate(
+    known: Mapping[str, LoadedScenario],
+    results: dict[str, SimulationResult],
+    offers: Collection[str],
+    *,
+    keep_timelines: bool,
+) -> None:
+    """Add the times of the scenarios that fit to their results; raises why there are none of the offers."""
+    stopped: InputError | WorkLimitError | None = None
+    for label in steps([label for label in known if results[label].fits], str):
+        try:
+            results[label] = simulate(known[label], keep_timelines=keep_timelines)
+        except (InputError, WorkLimitError) as error:
+            stopped, results[label] = error, refused(known[label], error)
+            if label not in offers:
+                del results[label]
+    if stopped is not None and not any(results[label].fits for label in offers):
+        raise stopped
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:
@@ -299,7 +308,8 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
     results: dict[str, SimulationResult] = {}
     problems: list[Problem] = []
     stopped: WorkLimitError | None = None
-    for label, scenario in scenarios.items():
+    for label in steps(scenarios, str):
+        scenario = scenarios[label]
         try:
             results[label] = fit(scenario)
         except InputError as error:

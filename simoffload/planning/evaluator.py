@@ -14,7 +14,7 @@ from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Progress, Scope, simulate
+from simoffload.simulation import Scope, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -84,9 +84,7 @@ class Evaluator:
             self._scenarios[key] = self.scenario.edited(*edits)
         return self._scenarios[key]
 
-    def answer(
-        self, *edits: Edit, progress: Progress | None = None, scope: Scope = "all"
-    ) -> tuple[LoadedScenario, SimulationResult]:
+    def answer(self, *edits: Edit, scope: Scope = "all") -> tuple[LoadedScenario, SimulationResult]:
         """Return the scenario with edits and its simulation, as far as the question needs it.
 
         Raises InputError for edits that the scenario, its machine or the program refuses, SimulationError if
@@ -95,7 +93,7 @@ class Evaluator:
         key, scenario = self.identity(*edits), self.edited(*edits)
         known = self._results.get((key, "all")) or self._results.get((key, scope))
         if known is None:
-            known = self._results[key, scope] = simulate(scenario, progress=progress, scope=scope)
+            known = self._results[key, scope] = simulate(scenario, scope=scope)
         return scenario, known
 
     def timed(self) -> tuple[SimulationResult, float]:

@@ -21,9 +21,9 @@ from simoffload.planning.profile_parameters import (
     profile_parameters,
     scaled,
 )
+from simoffload.progress import Watcher, stage, watched_by
 from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ def sensitivity(
     scenario: ScenarioSource,
     *,
     change: float = CHANGE,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
     evaluator: Evaluator | None = None,
 ) -> Sensitivity:
     """Simulate a scenario with each number of its profiles lower and higher by ``change``.
@@ -105,13 +105,12 @@ def sensitivity(
     result, time = evaluator.timed()
     tried = deciding_parameters(machine, result)
     rows = []
-    for number in _with_effect(evaluator, tried, change, time):
-        if progress:
-            count = tried.index(number) + 1
-            progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
-        row = _row(number, change, time, evaluator)
-        if row.swing:
-            rows.append(row)
+    with watched_by(progress), stage(len(tried)) as trials:
+        for number in _with_effect(evaluator, tried, change, time):
+            trials.step(f"{number.profile} {number.key}")
+            row = _row(number, change, time, evaluator)
+            if row.swing:
+                rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
     total = sum(1 for _ in profile_parameters(machine))
     return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
@@ -213,12 +212,10 @@ class Explanation:
         return by_name(self, " ".join(("sensitivity storage", *more)))
 
 
-def explain(
-    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
-) -> Explanation:
+def explain(scenario: LoadedScenario, *, evaluator: Evaluator | None = None) -> Explanation:
     """Explain the result of a scenario. Raises InputError where it does not fit."""
     evaluator = evaluator or Evaluator(scenario)
-    found = sensitivity(scenario, progress=progress, evaluator=evaluator)
-    storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
+    found = sensitivity(scenario, evaluator=evaluator)
+    storage = storage_curve(scenario, evaluator=evaluator)
     prefix = prefix_loading(scenario, evaluator=evaluator)
     return Explanation(found, storage, prefix, None if prefix else cache_speed(scenario, evaluator=evaluator))

@@ -17,9 +17,10 @@ from simoffload.planning.baselines import in_place_of_target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import together
+from simoffload.progress import steps, working_on
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, labelled, simulate
+from simoffload.simulation import simulate
 from simoffload.strategies.tunables import moving
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
@@ -78,7 +79,6 @@ class NearerSearch:
     """A NearerSearch finds where the work of offers of storage would fit into memory of their machines."""
 
     keep_timelines: bool = False
-    progress: Progress | None = None
     found: list[NearerPlace] = field(default_factory=list)
     stopped: str = ""
     """The limit that kept it from trying all places; empty if it tried them."""
@@ -102,7 +102,7 @@ class NearerSearch:
 
     @limited
     def _search(self, offers: Mapping[str, LoadedScenario], timed: Mapping[str, float]) -> None:
-        for label in sorted(timed, key=timed.__getitem__):
+        for label in steps(sorted(timed, key=timed.__getitem__), str):
             keep(offers[label].scenario.engine.limits)
             now_doing("looking for memory that would do")
             evaluator = Evaluator(offers[label])
@@ -122,8 +122,8 @@ class NearerSearch:
         try:
             scenario = evaluator.edited(*change.edits)
             scenario = replace(scenario, remarks=(f"added for comparison: {change.description}",))
-            progress = labelled(self.progress, label)
-            result = simulate(scenario, keep_timelines=self.keep_timelines, progress=progress)
+            working_on(label)
+            result = simulate(scenario, keep_timelines=self.keep_timelines)
         except (InputError, SimulationError):
             return None
         except WorkLimitError as error:

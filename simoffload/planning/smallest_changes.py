@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, islice, product
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
+from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import (
     BOUGHT,
@@ -23,6 +25,7 @@ from simoffload.planning.remedies import (
     settings,
 )
 from simoffload.planning.replaced import replaced
+from simoffload.progress import steps
 from simoffload.results import Change, Remedies
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
@@ -62,24 +65,50 @@ def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
 
 
 def search_changes(scenario: LoadedScenario) -> Remedies:
-    """Return the changes of ``smallest_changes``, and a record of those tried."""
-    if all(use.fits for use in memory_footprint(scenario)):
-        return Remedies((), ())
-    evaluator = Evaluator(scenario)
-    found = [change for kind in (*KINDS, other_strategies) for change in kind(evaluator)]
-    barred = tuple(evaluator.effort.barred)  # by the unchanged scenario
-    if all(change.kind in BOUGHT for change in found):  # also report what costs nothing
-        found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
-    lora = list(adapters(evaluator))
-    if not lora and all(_parts(change) for change in found):
-        steps = list(adapters_of(evaluator))
-        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), len(steps)))
-        if not found and not lora:
-            both = product(steps[-1:], first_steps(evaluator))
-            lora = list(islice(_threes(evaluator, both, most=_LORA_THREES), _MOST))
-    changes = (*sorted(found, key=_first_to_last), *sorted(lora, key=_first_to_last))
-    kept = tuple(replaced(evaluator, one) for one in changes)
-    return Remedies(kept, tuple(evaluator.effort.tried), barred)
+    """Return the changes of ``smallest_changes`` that are found within the limits of the scenario, and a
+    record of those tried."""
+    found = _Found(Evaluator(scenario))
+    stopped = ""
+    try:
+        _search(found)
+    except WorkLimitError as error:
+        stopped = str(error)
+    changes = (*sorted(found.changes, key=_first_to_last), *sorted(found.adapters, key=_first_to_last))
+    kept = tuple(replaced(found.evaluator, one) for one in changes)
+    return Remedies(kept, tuple(found.evaluator.effort.tried), found.barred, stopped)
+
+
+@dataclass
+class _Found:
+    """What a search has found so far."""
+
+    evaluator: Evaluator
+    changes: list[Change] = field(default_factory=list)
+    adapters: list[Change] = field(default_factory=list)
+    barred: tuple[str, ...] = ()
+    """Sentences about changes of the unchanged scenario that are impossible."""
+
+
+@limited
+def _search(found: _Found) -> None:
+    evaluator, changes = found.evaluator, found.changes
+    keep(evaluator.scenario.scenario.engine.limits)
+    now_doing("planning")
+    if all(use.fits for use in memory_footprint(evaluator.scenario)):
+        return
+    for kind in steps((*KINDS, other_strategies), lambda kind: kind.__name__.replace("_", " ")):
+        changes += kind(evaluator)
+    found.barred = tuple(evaluator.effort.barred)
+    if all(change.kind in BOUGHT for change in changes):  # also report what costs nothing
+        several = _of_several(evaluator)
+        changes += [one for one in several if not changes or not _is_bought(one)]
+    found.adapters += adapters(evaluator)
+    if not found.adapters and all(_parts(change) for change in changes):
+        first = list(adapters_of(evaluator))
+        found.adapters += islice(_pairs(evaluator, first, KINDS, most=_LORA_PAIRS), len(first))
+        if not changes and not found.adapters:
+            both = product(first[-1:], first_steps(evaluator))
+            found.adapters += islice(_threes(evaluator, both, most=_LORA_THREES), _MOST)
 
 
 def _of_several(evaluator: Evaluator) -> list[Change]:

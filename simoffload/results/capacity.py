@@ -267,6 +267,8 @@ class Remedies(NamedTuple):
     """Descriptions of the tried changes, each listed once."""
     barred: tuple[str, ...] = ()
     """Sentences about changes that would help but are impossible, with the reason."""
+    stopped: str = ""
+    """The limit that kept it from trying more; empty if none was reached."""
 
 
 _SCOPES: Mapping[TierKind, str] = {

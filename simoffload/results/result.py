@@ -286,6 +286,7 @@ class SimulationResult(ABC):
         if remedies is not None:
             found["changes"] = [_change(one) for one in remedies.changes]
             found["changes_tried"] = list(remedies.tried)
+            found |= {"changes_stopped": remedies.stopped} if remedies.stopped else {}
             found["warnings"] = list(self.all_warnings)
         if self.caches:
             found["caches"] = [one.to_dict() for one in self.caches]

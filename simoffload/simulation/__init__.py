@@ -10,18 +10,14 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Progress, Runner, Scope, labelled
+from simoffload.simulation.runner import Runner, Scope
 
-__all__ = ["Progress", "Scope", "fit", "labelled", "simulate"]
+__all__ = ["Scope", "fit", "simulate"]
 
 
 @limited
 def simulate(
-    scenario: LoadedScenario,
-    *,
-    keep_timelines: bool = False,
-    progress: Progress | None = None,
-    scope: Scope = "all",
+    scenario: LoadedScenario, *, keep_timelines: bool = False, scope: Scope = "all"
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 
@@ -35,9 +31,8 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    result = measures.timed(
-        plan, result, Runner(scenario, keep=keep_timelines, progress=progress, scope=scope)
-    )
+    runner = Runner(scenario, keep=keep_timelines, scope=scope)
+    result = measures.timed(plan, result, runner)
     if scope != "all":
         return result
     basis = plan.basis

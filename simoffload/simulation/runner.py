@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
+from simoffload.progress import working_on
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
@@ -27,22 +28,12 @@ Scope = Literal["all", "steps", "compared"]
 """What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
 named in answers; or no more than ``compared_s``."""
 
-Progress = Callable[[str], None]
-"""Function that is called with a line of text when a pass begins."""
-
-
-def labelled(progress: Progress | None, label: str) -> Progress | None:
-    """Return a progress function that puts a label before each line."""
-    return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
-
 
 class Runner:
     """A Runner executes the passes of one scenario."""
 
-    def __init__(
-        self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None, scope: Scope = "all"
-    ) -> None:
-        self._scenario, self._keep, self._progress = scenario, keep, progress
+    def __init__(self, scenario: LoadedScenario, *, keep: bool, scope: Scope = "all") -> None:
+        self._scenario, self._keep = scenario, keep
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
@@ -138,8 +129,7 @@ class Runner:
         changes the timeline.
         """
         now_doing(f"simulating {name}")
-        if self._progress:
-            self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
+        working_on(f"{name}, {schedule.operations:,} operations")
         timeline = self._executed(schedule)
         self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
         if self._keep:

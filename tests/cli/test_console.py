@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from simoffload import simulation
-from simoffload.cli.console import Console, Progress
+from simoffload.cli.console import Console, Waiting
 from simoffload.errors import Problem
+from simoffload.progress import steps, working_on
 
 
 def process(*argv: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
@@ -275,27 +276,63 @@ def test_names_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "\\x1b[31mred\\x07\nerror: a\\nb:1:2: k\\x1b: m\\r\n"
 
 
-def test_progress_is_shown_to_a_watcher_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress appears soon and is drawn often."""
     monkeypatch.setattr("simoffload.cli.console._PATIENCE", 0.05)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress(Console(as_json=False)) as progress:
-        progress("prefill")
-        assert capsys.readouterr().err == ""
-        time.sleep(0.2)
-        progress("decode 1")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition("] ")[2] for line in lines] == ["prefill …", "decode 1 …"]
+    monkeypatch.setattr("simoffload.cli.console._OFTEN", 0.01)
 
 
-def test_progress_is_silent_without_a_watcher(
+@pytest.mark.usefixtures("_soon")
+def test_progress_is_one_line_that_appears_after_a_while_and_goes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("simoffload.cli.console._PATIENCE", 0.01)
-    with Progress(Console(as_json=False)) as progress:
-        progress("prefill")
-        time.sleep(0.05)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    console = Console(as_json=False)
+    with Waiting(console):
+        for name in steps(["first", "second"], str):
+            working_on("prefill")
+            assert (capsys.readouterr().err == "") == (name == "first")
+            time.sleep(0.2)
+        console.note("one")
+    *drawn, last = capsys.readouterr().err.split("\r")
+    lines = [line for line in drawn if line.strip()]
+    half, empty = "#" * 12, "." * 12
+    assert lines[0].startswith(f"[{half}{empty}] 1/2  0:00, 0:00 left  second: prefill")
+    assert "\n" not in "".join(drawn)
+    assert last == "one\n", "what is printed takes the place of the line"
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("columns", [20, 50])
+def test_progress_is_cut_to_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("simoffload.cli.console._terminal_width", lambda: columns)
+    with Waiting(Console(as_json=False)):
+        working_on("simulating " * 30)
+        time.sleep(0.2)
+    assert max(map(len, capsys.readouterr().err.split("\r"))) == columns - 1
+
+
+@pytest.mark.usefixtures("_soon")
+def test_progress_on_a_terminal_that_cannot_overwrite_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Waiting(Console(as_json=False)):
+        working_on("prefill")
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "0:00  prefill\n"
+
+
+@pytest.mark.usefixtures("_soon")
+def test_progress_is_silent_without_a_watcher(capsys: pytest.CaptureFixture[str]) -> None:
+    with Waiting(Console(as_json=False)):
+        working_on("prefill")
+        time.sleep(0.1)
     assert capsys.readouterr().err == ""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
-from simoffload.errors import WorkLimitError
 from simoffload.planning import smallest_changes as changes
+from simoffload.report.sections.capacity import remedies_section
 from tests.cli.conftest import SCENARIO
 
 TOO_LARGE = ["strategy.weights=hbm"]
@@ -80,11 +80,14 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_search_for_remedies_keeps_the_limits_of_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     so.fit(so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE))  # what is read once is no part of it
-    hurried = so.load_scenario("ddn/bloom-176b", overrides=[*TOO_LARGE, "engine.timeout=1 s"])
+    hurried = so.load_scenario("ddn/bloom-176b", overrides=[*TOO_LARGE, "engine.timeout=2 s"])
     result = so.fit(hurried)
-    monkeypatch.setattr(changes, "search_changes", lambda _: [time.sleep(0.001) for _ in range(60_000)])
-    with pytest.raises(WorkLimitError, match=r"engine\.timeout"):
-        _ = result.remedies
+    monkeypatch.setattr(changes, "adapters", lambda _: [time.sleep(0.001) for _ in range(60_000)])
+    remedies = result.remedies
+    assert remedies is not None
+    assert remedies.stopped.startswith("stopped by engine.timeout (--timeout) after 2 s while planning")
+    assert remedies.changes, "what was found until then"
+    assert f"the search is not complete: {remedies.stopped}" in remedies_section(remedies).sentences
 
 
 def test_a_comparison_says_of_each_what_it_says_itself(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_shares_a_link_is_told_to_be_estimated() -> None:
 def test_three_steps_on_a_line_are_enough() -> None:
     """The attention is hidden no more, but nothing says so."""
 
-    def later(low: Simulated, step: int) -> int | None:
+    def later(_low: Simulated, _step: int) -> int | None:
         return None
 
     def long(step: int) -> int:

@@ -20,9 +20,9 @@ from simoffload.planning.advise.options import options_of
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
-from simoffload.simulation import Progress, labelled
 
 SCHEMA = "simoffload/advice/1"
 TOGETHER = "settings"
@@ -178,7 +178,7 @@ def advise(
     *,
     objective: Objective | None = None,
     costs: CostList | None = None,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
     evaluator: Evaluator | None = None,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
@@ -192,13 +192,14 @@ def advise(
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
-    trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective), progress)
-    try:
-        options = limited(options_of)(evaluator, trial.result, known)
-    except WorkLimitError as error:
-        options, trial.stopped = (), str(error)
-    for option in options:
-        trial.evaluate(option)
+    with watched_by(progress):
+        trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
+        try:
+            options = limited(options_of)(evaluator, trial.result, known)
+        except WorkLimitError as error:
+            options, trial.stopped = (), str(error)
+        for option in steps(options, lambda option: option.key):
+            trial.evaluate(option)
     together = _together(trial.tried)
     if together is not None:
         trial.evaluate(together)
@@ -224,12 +225,10 @@ def advise(
 class _Trial:
     """A _Trial simulates one change of a scenario after the other."""
 
-    def __init__(
-        self, evaluator: Evaluator, costs: CostList, objective: Objective, progress: Progress | None
-    ) -> None:
-        self._evaluator, self._costs, self._progress = evaluator, costs, progress
+    def __init__(self, evaluator: Evaluator, costs: CostList, objective: Objective) -> None:
+        self._evaluator, self._costs = evaluator, costs
         self.scenario, self.objective = evaluator.scenario, objective
-        _, self.result = evaluator.answer(progress=progress)
+        _, self.result = evaluator.answer()
         self.now = economics(self.scenario, self.result, costs)
         self.tried: list[Tried] = []
         self.impossible: list[Change] = []
@@ -242,8 +241,7 @@ class _Trial:
         why = change.barred
         if not why:
             try:
-                progress = labelled(self._progress, change.key)
-                found, answer = self._evaluator.answer(*change.edits, progress=progress)
+                found, answer = self._evaluator.answer(*change.edits)
                 why = "; ".join(answer.advice)
             except WorkLimitError as error:
                 self.stopped = self.stopped or str(error)

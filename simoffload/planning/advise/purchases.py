@@ -17,9 +17,10 @@ from simoffload.planning.advise.objective import Objective, objective_of, rankin
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, by_name
 from simoffload.scenario import ScenarioSource, loaded
-from simoffload.simulation import Progress, fit
+from simoffload.simulation import fit
 
 if TYPE_CHECKING:
     import optuna
@@ -179,7 +180,7 @@ def search_catalogue(
     method: Method | None = None,
     trials: int = 200,
     costs: CostList | None = None,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
     evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
@@ -194,17 +195,18 @@ def search_catalogue(
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     objective = objective_of(evaluator.scenario, objective)
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), progress, objective)
+    run = _PurchaseSearch(evaluator, known, budget, tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     spaces = [dimensions(evaluator.scenario, name, known) for name in names]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     if chosen == "optuna":
         _check_optuna()  # before anything is simulated
-    _, unchanged = evaluator.answer(progress=progress)
+    with watched_by(progress):
+        _, unchanged = evaluator.answer()
     stopped = ""
     try:
-        with sharing(time_left() / 2):  # the other half is for what follows the search
+        with sharing(time_left() / 2), watched_by(progress):  # the other half is for what follows
             _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
     except WorkLimitError as error:
         stopped = str(error)
@@ -242,7 +244,8 @@ def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, tri
         if trials is not None:
             explore(space, run.point, trials=trials)
             continue
-        for choice in itertools.product(*(range(len(one.choices)) for one in space)):
+        choices = itertools.product(*(range(len(one.choices)) for one in space))
+        for choice in steps(choices, total=math.prod(len(one.choices) for one in space)):
             run.point(space, choice)
 
 
@@ -260,11 +263,10 @@ class _PurchaseSearch:
         costs: CostList,
         budget: float | None,
         service: tuple[ServiceLevel, ...],
-        progress: Progress | None,
         objective: Objective,
     ) -> None:
         self._evaluator, self._costs, self._objective = evaluator, costs, objective
-        self._budget, self._service, self._progress = budget, service, progress
+        self._budget, self._service = budget, service
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
@@ -311,9 +313,7 @@ class _PurchaseSearch:
                 self.unpriced += bool(cost.bill.missing)
                 self.over_budget += not cost.bill.missing
                 return None
-            if self._progress is not None:
-                description = ", ".join(one.description for one in changes if one.description)
-                self._progress(f"{len(self._known) + 1}: {description or 'no change'}")
+            working_on(", ".join(one.description for one in changes if one.description) or "no change")
             scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1

@@ -156,12 +156,14 @@ def _most(one: Limit) -> Entry:
 def remedies_section(remedies: Remedies) -> ReportSection:
     """Return each change with the memory that is then free and its options; or the changes that were
     tried."""
+    stopped = (f"the search is not complete: {remedies.stopped}",) if remedies.stopped else ()
     if remedies.changes:
         listings = tuple(map(_change, remedies.changes))
-        return ReportSection(CHANGES, ("each of these changes makes it fit",), listings=listings)
-    text = "no change that was tried makes it fit, neither alone nor in combinations of two or three"
+        return ReportSection(CHANGES, ("each of these changes makes it fit", *stopped), listings=listings)
+    text = "no change that was tried makes it fit"
+    text += "" if stopped else ", neither alone nor in combinations of two or three"
     tried = f"; tried: {'; '.join(remedies.tried)}" if remedies.tried else ""
-    return ReportSection(CHANGES, (text + tried,))
+    return ReportSection(CHANGES, (text + tried, *stopped))
 
 
 def _change(change: Change) -> Listing:
