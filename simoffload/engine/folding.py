@@ -52,9 +52,8 @@ def fold_ranks(schedule: Schedule) -> Folding:
     """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
     shape = tuple(route.hops for route in schedule.routes)
     programs = tuple(program.ranks for program in schedule.parts)
-    classes, links, hops, peers = _quotient(
-        programs, schedule.links, shape, schedule.distinct, schedule.peers
-    )
+    alike = tuple(_numbered([(link.capacity, link.scale) for link in schedule.links]))
+    classes, links, hops, peers = _quotient(programs, alike, shape, schedule.distinct, schedule.peers)
     firsts: dict[int, Link] = {}
     for number, link in zip(links, schedule.links, strict=True):
         firsts.setdefault(number, link)
@@ -81,12 +80,15 @@ def _folded_programs(schedule: Schedule, classes: Sequence[Sequence[int]]) -> tu
 @lru_cache(maxsize=64)
 def _quotient(
     programs: tuple[range, ...],
-    links: tuple[Link, ...],
+    links: tuple[int, ...],
     shape: tuple[tuple[_Hops, ...], ...],
     distinct: tuple[int, ...],
     peers: tuple[Peers, ...],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[_Hops, ...], ...], tuple[Peers, ...]]:
-    """Return classes of ranks, the class of every link, and hops and peers by class of ranks."""
+    """Return classes of ranks, the class of every link, and hops and peers by class of ranks.
+
+    ``links`` has an equal number for links of equal capacity: other rates of the same links fold alike.
+    """
     numbers = [number for number, ranks in enumerate(programs) for _ in ranks]
     own = [tuple(hops[rank] for hops in shape) for rank in range(len(numbers))]
     start = [*zip(numbers, distinct, strict=True)] if distinct else numbers
@@ -108,14 +110,14 @@ def _seen(peers: Peers, rank: int, colours: Sequence[int]) -> tuple[int, ...]:
 
 def _refined(
     own: Sequence[tuple[_Hops, ...]],
-    links: Sequence[Link],
+    links: Sequence[int],
     start: Sequence[Hashable],
     peers: Sequence[Peers],
 ) -> tuple[list[int], list[int]]:
     """Return the final colours of ranks and of links, which no neighbourhood can refine, numbered in
     order."""
     rank_colours = _numbered(start)
-    link_colours = _numbered([(link.capacity, link.scale) for link in links])
+    link_colours = list(links)
     while True:
         found = max(rank_colours, default=0), max(link_colours, default=0)
         rank_colours = _numbered(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from simoffload.errors import InputError
@@ -303,16 +303,29 @@ class Machine:
         pcie_link = topology.gpu_pcie_links[gpu % self.gpus_per_node]
         cpu, device = topology.cpus[node], topology.gpus[gpu]
         start, end = (cpu, device) if to_device else (device, cpu)
-        curve = pcie_link.pcie.copy_curve(to_device=to_device, lanes=pcie_link.lanes)
-        if not pinned:
-            own = self.host.pageable_rate
-            curve = curve.lower(Curve.flat(own.value) if own else Curve(pcie_link.pcie.pageable.points))
         load = Load()
         for index in topology.graph.route(start, end):
             load.put((index,), self.resources[index].share(size))
         load.put((topology.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
         name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
+        curve = self._copy_curve(gpu % self.gpus_per_node, to_device, pinned)
         return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
+
+    @cached_property
+    def _copy_curve(self) -> Callable[[int, bool, bool], Curve]:
+        """Function from a GPU of a host, a direction and whether memory is pinned to the rate of copies [B/s]
+        by their size; all hosts are equal."""
+
+        @cache
+        def curve(gpu: int, to_device: bool, pinned: bool) -> Curve:
+            pcie, lanes = self.topology.gpu_pcie_links[gpu]
+            copies = pcie.copy_curve(to_device=to_device, lanes=lanes)
+            if pinned:
+                return copies
+            own = self.host.pageable_rate
+            return copies.lower(Curve.flat(own.value) if own else Curve(pcie.pageable.points))
+
+        return curve
 
     def _memory_traffic(self, *, to_device: bool, pinned: bool) -> Fraction:
         """Return the bytes of host memory traffic per copied byte; in unified memory the other end of the

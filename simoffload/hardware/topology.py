@@ -163,6 +163,13 @@ class _Builder:
 
     def __init__(self, platform: Platform, nodes: int) -> None:
         self._platform, self._nodes = platform, nodes
+        # Hosts are equal, so that what their cables and adapters carry is worked out once.
+        self._links = platform.gpu_pcie_links
+        self._cables = [link.cable for link in self._links]
+        self._switches = {name: platform.switch(name) for name in platform.profile.switches}
+        self._nic_rates = {
+            name: adapter_rate(nic, platform.nic_pcie_link(name)) for name, (nic, _) in platform.nics.items()
+        }
         self._graph = Graph()
         self.resources = Resources()
 
@@ -175,13 +182,9 @@ class _Builder:
         gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))
         for index, vertex in enumerate(gpus):
             prefix = prefixes[index // count]
-            slot = platform.gpu_pcie_links[index % count]
-            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, slot.cable)
+            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, self._cables[index % count])
         adapters = [
-            {
-                name: self._adapter(f"{prefix}{name}", nic, platform.nic_pcie_link(name))
-                for name, (nic, _) in platform.nics.items()
-            }
+            {name: self._adapter(f"{prefix}{name}", rate) for name, rate in self._nic_rates.items()}
             for prefix in prefixes
         ]
         access = {name: self._accesses(name, prefixes, adapters) for name in profile.tiers}
@@ -195,7 +198,7 @@ class _Builder:
             network_latency=max(
                 (platform.nics[name][0].latency.value for name in profile.network), default=0.0
             ),
-            gpu_pcie_links=platform.gpu_pcie_links,
+            gpu_pcie_links=self._links,
             targets=platform.targets,
             access=access,
         )
@@ -203,7 +206,7 @@ class _Builder:
     def _host(self, prefix: str, profile: PlatformProfile) -> int:
         memory = self.resources.add(f"{prefix}dram", self._platform.host.memory_rate, "dram")
         for name, switch in profile.switches.items():
-            self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._platform.switch(name))
+            self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._switches[name])
         return memory
 
     def _cable(self, near: str, far: str, cable: Cable) -> None:
@@ -220,9 +223,9 @@ class _Builder:
             back.append(shared)
         self._graph.connect(near, far, there=tuple(away), back=tuple(back))
 
-    def _adapter(self, name: str, nic: Nic, pcie_link: PcieLink) -> tuple[int, int]:
-        """Add an adapter and its slot in series: the slower of both limits each direction."""
-        rate = adapter_rate(nic, pcie_link)
+    def _adapter(self, name: str, rate: int) -> tuple[int, int]:
+        """Add an adapter and its slot in series: the slower of both limits each direction, to ``rate``
+        [B/s]."""
         return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
 
     def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:

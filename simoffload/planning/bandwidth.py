@@ -293,12 +293,15 @@ class _Storage:
         """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
         faster storage, so that storage between known ones is not always simulated."""
 
+        known = {factor: holds(run) for factor, run in self._runs.items()}
+
         def at(factor: float) -> bool:
-            known = {other: holds(run) for other, run in self._runs.items()}
             if any(held for other, held in known.items() if other <= factor):
                 return True
-            slower = all(held for other, held in known.items() if other >= factor)
-            return slower and holds(self.at(factor))
+            if not all(held for other, held in known.items() if other >= factor):
+                return False
+            known[factor] = holds(self.at(factor))
+            return known[factor]
 
         low, high = (_SLOWEST, 1.0) if at(1.0) else (1.0, _FASTEST)
         high = low if at(low) else least_factor(low, high, at)

@@ -121,7 +121,11 @@ def _with_effect(
 ) -> Iterator[ProfileParameter]:
     """Yield the numbers of a result that takes ``time`` [s], without those parts of profiles that change
     nothing when all their numbers change at once, each for the worse, or, where this is not known, in both
-    directions."""
+    directions.
+
+    Each changes by a ratio of its own, because costs of other machines are multiplied by the ratio of two
+    numbers, which is unchanged if both grow alike.
+    """
 
     def part_of(number: ProfileParameter) -> tuple[str, str]:
         return number.profile, number.key.rpartition(".")[0]
@@ -129,8 +133,15 @@ def _with_effect(
     for _, part in groupby(numbers, part_of):
         group = tuple(part)
         undirected = any(_worse(one) is None for one in group)
+        amounts = [change * (1 + place / len(group)) for place in range(len(group))]
         ends = (
-            _end(evaluator, [(one, 1 + change * (_worse(one) or way)) for one in group])
+            _end(
+                evaluator,
+                [
+                    (one, 1 + amount * (_worse(one) or way))
+                    for one, amount in zip(group, amounts, strict=True)
+                ],
+            )
             for way in ((-1, 1) if undirected else (-1,))
         )
         if len(group) == 1 or any(end is None or end.time != time for end in ends):

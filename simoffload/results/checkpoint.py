@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -142,7 +143,7 @@ class Checkpoints:
         """Number of files of one checkpoint, without those that hold only names and shapes."""
         return sum(part.files for part in self.parts)
 
-    @property
+    @cached_property
     def saved(self) -> PassResult | None:
         """All phases of saving as one pass."""
         if not self.saving:
@@ -164,7 +165,7 @@ class Checkpoints:
             | {
                 "save_s": outlook.commit_s,
                 "bytes_per_s": self.size / outlook.commit_s,
-                "restore_bytes_per_s": self.size / outlook.restore_s,
+                "restore_bytes_per_s": self.size / outlook.restore_s if self.restoring else None,
                 "stall_share": outlook.share,
             }
         )
