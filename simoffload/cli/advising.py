@@ -49,7 +49,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console):
+    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:

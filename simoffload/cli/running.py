@@ -52,7 +52,7 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
     prices = load_costs(arguments.costs)
     shared = scenario.scenario.engine.timeout if arguments.explain else None
     with sharing(shared):
-        with Waiting(console):
+        with Waiting(console, partial=True):
             result = simulate(
                 scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
             )
@@ -121,7 +121,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Waiting(console):
+    with Waiting(console, partial=True):
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
