@@ -78,7 +78,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         console.note(f"the advice is not complete, {advice.extent}")
     if missing:
         console.note(f"storage bandwidth is left out: {missing}")
-    answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
+    with Waiting(console):
+        answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show()
     answer.list_files(console)
     return _status(advice, found)
