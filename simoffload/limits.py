@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from simoffload.errors import WorkLimitError
+from simoffload.progress import working_on
 
 __all__ = [
     "DEFAULT_MEMORY",
@@ -346,7 +347,8 @@ def keep(limits: Limits) -> None:
 
 
 def now_doing(what: str) -> None:
-    """Set the activity that a message about a limit names, such as "reading the scenario"."""
+    """Set the activity that progress shows and a message about a limit names, such as "planning"."""
+    working_on(what)
     if _current.watch is not None:
         _current.watch.doing = what
 

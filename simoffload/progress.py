@@ -1,8 +1,8 @@
 """Progress of a question that takes long: how many steps of its loops are done, and what it does now.
 
 A loop that may take long goes through :func:`steps`, a search that is no loop has a :func:`stage`, and
-:func:`working_on` names what happens within a step. Whoever waits for the answer asks within
-:func:`watched_by`; where nobody does, nothing is recorded.
+:func:`working_on`, as ``limits.now_doing``, names what happens within a step. Whoever waits for the answer
+asks within :func:`watched_by`; where nobody does, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -169,7 +169,13 @@ def steps(
 
     ``name`` returns what a step is about. ``total`` is the number of items, by default that of a sequence.
     """
-    with stage(len(items) if total is None and isinstance(items, Sized) else total) as one:
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    if total == 1:  # nothing to count
+        for item in items:
+            working_on(name(item))
+            yield item
+        return
+    with stage(total) as one:
         for item in items:
             one.step(name(item))
             yield item

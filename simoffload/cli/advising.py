@@ -49,7 +49,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console):
+    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
@@ -78,7 +78,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         console.note(f"the advice is not complete, {advice.extent}")
     if missing:
         console.note(f"storage bandwidth is left out: {missing}")
-    answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
+    with Waiting(console):
+        answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
     answer.show()
     answer.list_files(console)
     return _status(advice, found)

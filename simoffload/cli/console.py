@@ -21,7 +21,7 @@ from simoffload.progress import Progress, watched_by
 
 _ERROR_SCHEMA = "simoffload/error/1"
 _PATIENCE = 1.0  # [s] shorter work shows no progress
-_UNKNOWN_WIDTH = 80  # [characters]
+_BAR, _UNKNOWN_WIDTH = 24, 80  # [characters]
 _OFTEN, _SELDOM = 0.2, 10.0  # [s] between two lines of progress: in place of each other, and below each other
 
 
@@ -94,6 +94,11 @@ class Console:
         with self._lock:
             self._write(self._blank() + text)
             self._drawn = 0
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether standard error is a terminal on which a line can take the place of another."""
+        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def overwrite(self, line: str) -> None:
         """Write a line to standard error, cut to the width of the terminal, that the next output replaces."""
@@ -172,15 +177,15 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 class Waiting:
-    """Shows how far a question is to whoever waits for its answer, and lets Ctrl-C end it with what was found
-    so far.
+    """Shows how far a question is to whoever waits for its answer.
 
     A context manager around the question. On a terminal, one line on standard error appears after a second
-    and is erased at the end. After Ctrl-C the first line of the answer says how far the question was.
+    and is erased at the end. With ``partial`` the first Ctrl-C ends the question with what it found so far;
+    the first line of the answer then says how far it was.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, partial: bool = False) -> None:
+        self._console, self._partial = console, partial
         self._progress = Progress()
         self._reached = ""
         """How far the question was when it was interrupted."""
@@ -191,7 +196,8 @@ class Waiting:
 
     def __enter__(self) -> Self:
         self._open.enter_context(watched_by(self._progress))
-        self._open.enter_context(interruptible(self._interrupt))
+        if self._partial:
+            self._open.enter_context(interruptible(self._interrupt))
         if sys.stderr.isatty():
             self._thread.start()
         return self
@@ -212,25 +218,26 @@ class Waiting:
         self._reached = f"stopped by Ctrl-C at {at}" if at else "stopped by Ctrl-C"
 
     def _follow(self) -> None:
-        dumb = os.environ.get("TERM") == "dumb"
-        show, pause = (self._console.note, _SELDOM) if dumb else (self._console.overwrite, _OFTEN)
-        wait = _PATIENCE
+        console, wait = self._console, _PATIENCE
+        show, pause = (console.overwrite, _OFTEN) if console.overwrites else (console.note, _SELDOM)
         while not self._over.wait(wait):
             line = waiting_line(self._progress, time.monotonic() - self._began)
             show("stopping; Ctrl-C again ends at once" if self._reached else line)
             wait = pause
 
 
-_BAR = 24  # [characters]
-
-
 def waiting_line(progress: Progress, elapsed: float) -> str:
     """Return what is done of what, the time so far and the time left, and what happens now."""
     total, left = progress.total, progress.time_left()
-    filled = int(_BAR * progress.share)
-    done = f"[{'#' * filled}{'.' * (_BAR - filled)}] {progress.done:,}/{total:,}  " if total else ""
+    done = f"{bar(progress.share)} {progress.done:,}/{total:,}  " if total else ""
     times = clock(elapsed) if left is None else f"{clock(elapsed)}, {clock(left)} left"
     return f"{done}{times}  {progress.now or 'working'}"
+
+
+def bar(share: float) -> str:
+    """Return a bar of which a part is filled."""
+    filled = int(_BAR * share)
+    return f"[{'#' * filled}{'.' * (_BAR - filled)}]"
 
 
 def clock(seconds: float) -> str:

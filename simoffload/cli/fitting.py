@@ -61,7 +61,7 @@ def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
     from simoffload.planning.answers import fit
 
     with sharing(scenario.scenario.engine.timeout):
-        with Waiting(console):
+        with Waiting(console, partial=True):
             result = fit(scenario)
             missing = _planned(result)
         if missing:
@@ -91,7 +91,7 @@ def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
     from simoffload.planning.compare import compare_fit
     from simoffload.report.from_comparison import comparison_document
 
-    with Waiting(console):
+    with Waiting(console, partial=True):
         comparison = compare_fit(found)
         results = tuple(comparison.results.values())
         _ = [result.remedies for result in results]  # worked out here, and kept for the report
@@ -122,7 +122,7 @@ def _each(
     limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
-    with Waiting(console):
+    with Waiting(console, partial=True):
         for label in steps(found, str):
             try:
                 answers.append(limited_question(found[label]))

@@ -52,7 +52,7 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
     prices = load_costs(arguments.costs)
     shared = scenario.scenario.engine.timeout if arguments.explain else None
     with sharing(shared):
-        with Waiting(console):
+        with Waiting(console, partial=True):
             result = simulate(
                 scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
             )
@@ -60,7 +60,8 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
         if missing:
             console.note(f"the explanation is left out: {missing}")
             result = replace(result, planner=ScenarioPlanner(scenario, prices))
-        return _reported(scenario, result, folder, arguments, console)
+        with Waiting(console):
+            return _reported(scenario, result, folder, arguments, console)
 
 
 def _explained(result: SimulationResult) -> str:
@@ -121,7 +122,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Waiting(console):
+    with Waiting(console, partial=True):
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
@@ -131,7 +132,8 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             unoffloaded=bool(arguments.on or arguments.strategy),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
-    answer = _compared(comparison, scenarios, folder, arguments, console)
+    with Waiting(console):
+        answer = _compared(comparison, scenarios, folder, arguments, console)
     answer.show()
     if console.as_json:
         for label, result in comparison.results.items():

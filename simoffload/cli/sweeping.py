@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.cli.console import Console, ExitCode
+from simoffload.cli.console import Console, ExitCode, Waiting, bar, clock
 from simoffload.cli.option_types import add_json, add_overrides, count
 from simoffload.cli.sources import STDIN, read, refusal
 from simoffload.errors import InputError
+from simoffload.progress import working_on
 
 if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep
@@ -64,19 +64,22 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         raise refusal("sweep", "--resume keeps what --overwrite would replace; give one of them")
     outputs = arguments.outputs or [_default_output(arguments.scenario)]
     document = _document(arguments)
-    defined = define_sweep(
-        document,
-        axes=arguments.axes,
-        constraints=arguments.constraints,
-        most=arguments.max_points or MOST_POINTS,
-    )
-    if not arguments.dry_run:  # errors in the sweep itself come first
-        check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
-    console.warn(defined.warnings)
-    points = find_points(defined)
+    with Waiting(console):
+        working_on("reading the sweep")
+        defined = define_sweep(
+            document,
+            axes=arguments.axes,
+            constraints=arguments.constraints,
+            most=arguments.max_points or MOST_POINTS,
+        )
+        if not arguments.dry_run:  # errors in the sweep itself come first
+            check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
+        console.warn(defined.warnings)
+        working_on("looking for equal points")
+        points = find_points(defined)
     if arguments.dry_run:
         return _dry_run(defined, points, console)
-    bar = ProgressBar(console, quiet=arguments.quiet)
+    shown = ProgressBar(console, quiet=arguments.quiet)
     try:
         summary = run_sweep(
             defined,
@@ -87,14 +90,14 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
             cluster=arguments.cluster,
             resume=arguments.resume,
             overwrite=arguments.overwrite,
-            progress=bar,
+            progress=shown,
         )
     except BaseException as error:
-        bar.end()
-        if bar.counts is not None and not isinstance(error, InputError):
-            _print_resume_command(arguments, bar.counts, console)
+        console.erase()
+        if shown.counts is not None and not isinstance(error, InputError):
+            _print_resume_command(arguments, shown.counts, console)
         raise
-    bar.end()
+    console.erase()
     return _answer(summary, console)
 
 
@@ -176,15 +179,13 @@ def _print_resume_command(arguments: Namespace, counts: Counts, console: Console
 
 
 class ProgressBar:
-    """Shows the progress of a sweep: a bar on a terminal, a few lines elsewhere."""
+    """Shows the progress of a sweep: a bar on a terminal, until it is erased, and a few lines elsewhere."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.counts: Counts | None = None
         self._console, self._quiet = console, quiet
-        self._terminal = sys.stderr.isatty()
-        self._began = self._drawn = time.monotonic()
+        self._began, self._drawn = time.monotonic(), 0.0
         self._printed_steps = 0
-        self._visible = False
 
     def __call__(self, counts: Counts) -> None:
         """Show the progress that the counts give."""
@@ -194,7 +195,7 @@ class ProgressBar:
         self.counts = counts
         if self._quiet:
             return
-        if self._terminal:
+        if self._console.overwrites:
             self._draw(counts)
         else:
             self._print_progress(counts)
@@ -209,16 +210,9 @@ class ProgressBar:
         now = time.monotonic()
         if now - self._drawn < 0.1 and counts.done < counts.total:
             return
-        self._drawn, self._visible = now, True
-        filled = 24 * counts.done // max(1, counts.total)
+        self._drawn = now
         line = progress_line(counts, now - self._began)
-        self._console.draw(f"\r[{'#' * filled}{'.' * (24 - filled)}] {line}\x1b[K")
-
-    def end(self) -> None:
-        """End the line of the progress bar."""
-        if self._visible:
-            self._console.draw("\n")
-            self._visible = False
+        self._console.overwrite(f"{bar(counts.done / max(1, counts.total))} {line}")
 
 
 def progress_line(counts: Counts, elapsed: float) -> str:
@@ -228,8 +222,6 @@ def progress_line(counts: Counts, elapsed: float) -> str:
     line = f"{counts.done:,}/{counts.total:,}"
     rate = (counts.done - counts.resumed) / elapsed if elapsed > 0 else 0.0
     if rate:
-        left = round((counts.total - counts.done) / rate)
-        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-        line += f"  {format_number(rate)}/s" + (f"  {clock} left" if left else "")
+        left = (counts.total - counts.done) / rate
+        line += f"  {format_number(rate)}/s" + (f"  {clock(left)} left" if left > 0.5 else "")
     return line + (f"  {counts.failed:,} failed" if counts.failed else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from simoffload.errors import InputError, SimulationError, WorkLimitError
@@ -17,7 +18,7 @@ from simoffload.planning.baselines import in_place_of_target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
 from simoffload.planning.serving import together
-from simoffload.progress import steps, working_on
+from simoffload.progress import steps
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
@@ -109,10 +110,12 @@ class NearerSearch:
             candidates = [one for one in _candidates(evaluator) if evaluator.fits(*one.edits)]
             same = [one for one in candidates if one.same_work]
             fewer = [one for one in candidates if not one.same_work]
-            places = [one for each in same if (one := self._place(evaluator, each, label, timed[label]))]
+            named = steps(same, attrgetter("description"))
+            places = [one for each in named if (one := self._place(evaluator, each, label, timed[label]))]
             best = sorted(places, key=lambda one: -one.gain)[:1]
             if not any(one.result.targets[0] == "hbm" for one in places):
-                fitting = (self._place(evaluator, each, label, timed[label]) for each in fewer)
+                named = steps(fewer, attrgetter("description"))
+                fitting = (self._place(evaluator, each, label, timed[label]) for each in named)
                 best += list(islice((one for one in fitting if one), 1))
             self.found += [one for one in best if not any(one.is_as(other) for other in self.found)]
 
@@ -122,7 +125,6 @@ class NearerSearch:
         try:
             scenario = evaluator.edited(*change.edits)
             scenario = replace(scenario, remarks=(f"added for comparison: {change.description}",))
-            working_on(label)
             result = simulate(scenario, keep_timelines=self.keep_timelines)
         except (InputError, SimulationError):
             return None

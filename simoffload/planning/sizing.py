@@ -9,6 +9,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
+from simoffload.progress import steps
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
@@ -209,7 +210,7 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
         gpus=machine.gpus_per_node,
         hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
         states=_states(scenario),
-        counts=tuple(_count(scenario, tier) for tier in named),
+        counts=tuple(_count(scenario, tier) for tier in steps(named, str)),
         gathers=scenario.scenario.strategy.gathers,
         warnings=not_simulated(scenario),
     )

@@ -9,7 +9,6 @@ from typing import Literal
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
-from simoffload.progress import working_on
 from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
@@ -129,7 +128,6 @@ class Runner:
         changes the timeline.
         """
         now_doing(f"simulating {name}")
-        working_on(f"{name}, {schedule.operations:,} operations")
         timeline = self._executed(schedule)
         self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
         if self._keep:

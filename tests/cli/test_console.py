@@ -281,6 +281,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress appears soon and is drawn often."""
     monkeypatch.setattr("simoffload.cli.console._PATIENCE", 0.05)
     monkeypatch.setattr("simoffload.cli.console._OFTEN", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
 
 
 @pytest.mark.usefixtures("_soon")

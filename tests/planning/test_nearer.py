@@ -126,4 +126,6 @@ def test_rows_of_nearer_places_are_simulated_once_and_report_progress() -> None:
     told: list[str] = []
     found = so.compare("storage/llama-3.1-405b", ["raid0"], nearer=True, progress=told.append)
     assert all(found.results[one.label].metrics() == one.result.metrics() for one in found.nearer)
-    assert {one.label for one in found.nearer} <= {part for text in told for part in text.split(": ")}
+    assert {one.change.description for one in found.nearer} <= {
+        part for text in told for part in text.split(": ")
+    }

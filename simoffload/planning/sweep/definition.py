@@ -28,6 +28,7 @@ from simoffload.errors import InputError, Problem, WorkLimitError, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
+from simoffload.progress import steps
 from simoffload.results import interval_columns
 from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
@@ -387,7 +388,7 @@ def find_points(sweep: Sweep) -> Points:
     combination, first = array("q"), array("q")
     known: dict[bytes, int] = {}
     hashed = hashlib.sha256(canonical(sweep.description()).encode("utf-8", "surrogatepass"))
-    for index in sweep.combinations():
+    for index in steps(sweep.combinations(), total=sweep.grid.size):
         identity = bytes.fromhex(sweep.identity(index))
         point = len(combination)
         combination.append(index)
