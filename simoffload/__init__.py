@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from simoffload.exchange.measured_profiles import import_profile
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
-    from simoffload.planning.advise import advise, parse_service, search_catalogue
+    from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.cache_speed import cache_speed
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.prefix import prefix_loading
+    from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.smallest_changes import smallest_changes
     from simoffload.planning.targets import on_targets
@@ -109,7 +110,7 @@ _HOME = {
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.targets",
-    "parse_service": "simoffload.planning.advise",
+    "parse_service": "simoffload.planning.service_levels",
     "prefix_loading": "simoffload.planning.prefix",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
