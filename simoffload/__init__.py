@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.prefix import prefix_loading
+    from simoffload.planning.reach import reach
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.smallest_changes import smallest_changes
@@ -66,6 +67,7 @@ __all__ = [
     "on_targets",
     "parse_service",
     "prefix_loading",
+    "reach",
     "search_catalogue",
     "sensitivity",
     "simulate",
@@ -112,6 +114,7 @@ _HOME = {
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
     "prefix_loading": "simoffload.planning.prefix",
+    "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
