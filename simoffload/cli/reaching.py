@@ -35,13 +35,13 @@ def find_values(arguments: Namespace, console: Console) -> ExitCode:
 
 def _refuse_both(arguments: Namespace) -> None:
     """Raise InputError where ``--set`` sets the number that ``--by`` varies, or something within it."""
-    from simoffload.documents import Location, parse_path, split_assignment
+    from simoffload.documents import parse_path, split_assignment
 
-    def keys(path: str) -> Location:
+    def keys(path: str) -> str:
         section, *inner = parse_path(path)
-        if section == "profiles" and inner:  # by kind/id or id
+        if section == "profiles" and inner:  # by kind/id or id, whose dots need no quotes in --by
             inner[0] = str(inner[0]).rpartition("/")[2]
-        return section, *inner
+        return ".".join(map(str, (section, *inner, "")))
 
     try:
         varied = keys(arguments.by)
@@ -49,7 +49,7 @@ def _refuse_both(arguments: Namespace) -> None:
         return  # which is told with what can be varied
     for assignment in arguments.overrides:
         path = split_assignment(assignment)[0]
-        if keys(path)[: len(varied)] == varied:
+        if keys(path).startswith(varied):
             raise InputError.at(arguments.by, f"is also set by --set {path}; give one of them", path="--by")
 
 

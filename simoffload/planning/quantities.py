@@ -52,32 +52,32 @@ class Quantity:
     """Present value [unit]; None where the scenario does not state one."""
     unit: str
     """Unit as written; empty for a plain number."""
-    whole: bool
-    """Whether it counts something."""
+    is_count: bool
+    """Whether it counts something, so that it is a whole number."""
     edits: Callable[[Any], tuple[Edit, ...]]
     """Function that returns the edits to a value as a scenario writes it."""
 
     def written(self, index: int) -> Any:
         """Return a value as a scenario writes it."""
-        if self.whole:
+        if self.is_count:
             return index
         number = _number(index)
         return f"{number:f} {self.unit}" if self.unit else float(number)
 
     def text(self, index: int) -> str:
         """Return a value for people."""
-        return f"{index:,}" if self.whole else str(self.written(index))
+        return f"{index:,}" if self.is_count else str(self.written(index))
 
     @property
     def now_text(self) -> str:
         """Return the present value for people; empty where there is none."""
         if self.now is None:
             return ""
-        return f"{int(self.now):,}" if self.whole else f"{self.now:.6g} {self.unit}".rstrip()
+        return f"{int(self.now):,}" if self.is_count else f"{self.now:.6g} {self.unit}".rstrip()
 
     def index(self, value: float) -> int:
         """Return the number of the largest value up to the given one [unit]."""
-        if self.whole:
+        if self.is_count:
             return int(value)
         exponent = Decimal(value).adjusted()
         rest = Decimal(value).scaleb(2 - exponent)
@@ -87,7 +87,7 @@ class Quantity:
         """Return the numbers of the first and the last value of a range ``MIN..MAX``, by default a thousandth
         and a thousand times the present value. Raises InputError."""
         if within is None:
-            if self.whole and self.now is not None:
+            if self.is_count and self.now is not None:
                 return min(1, int(self.now)), _SPAN * max(1, int(self.now))
             if not self.now:
                 raise _refusal(
@@ -106,9 +106,9 @@ class Quantity:
         except ValueError as error:
             why = str(error) if is_unit(self.unit) else f"{quoted(text)} is not a number; {_RANGE}"
             raise _refusal(self.path, why, WITHIN) from None
-        if self.whole and not value.is_integer():
+        if self.is_count and not value.is_integer():
             raise _refusal(self.path, f"must be a whole number, got {quoted(text)}", WITHIN)
-        if not (0 <= value < float("inf")) or (value == 0 and not self.whole):
+        if not (0 <= value < float("inf")) or (value == 0 and not self.is_count):
             raise _refusal(self.path, f"must be above 0 and finite, got {quoted(text)}", WITHIN)
         return value
 
@@ -117,7 +117,7 @@ class Quantity:
         the next, others have the same ratio."""
         if high - low <= _FINE:
             return list(range(low, high + 1))
-        if self.whole:
+        if self.is_count:
             powers = (1 << power for power in range(high.bit_length()))
             found = {low, high, *(one for one in powers if low < one < high)}
         else:
@@ -159,9 +159,9 @@ def quantity_at(evaluator: Evaluator, path: str, *, within: str | None = None) -
     if location[0] == "engine":
         raise _refusal(path, f"is an option of the simulator, which changes no answer; {_EXAMPLE}")
     value = _value_at(evaluator, location)
-    now, unit, whole = _read(value, location, within)
+    now, unit, counts = _read(value, location, within)
     return Quantity(
-        path=key_path(location), now=now, unit=unit, whole=whole, edits=_edits(evaluator, location, now)
+        path=key_path(location), now=now, unit=unit, is_count=counts, edits=_edits(evaluator, location, now)
     )
 
 
@@ -282,14 +282,14 @@ def _of_profile(evaluator: Evaluator, location: Location) -> Quantity:
             change = scaled(number, value)
             return (edit_of(number.profile, number.key, None if change is None else change[0]),)
 
-        return Quantity(path=path, now=1.0, unit="", whole=False, edits=faster)
+        return Quantity(path=path, now=1.0, unit="", is_count=False, edits=faster)
     match = _QUANTITY.fullmatch(number.text)
     assert match is not None, number.text
     return Quantity(
         path=path,
         now=float(match[1]),
         unit=match[2] or "",
-        whole=number.text.isdecimal(),
+        is_count=number.text.isdecimal(),
         edits=lambda value: (edit_of(number.profile, number.key, value),),
     )
 

@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     value: str
     """Value of the number as text, with its unit."""
     edits: tuple[Edit, ...]
-    """Edits that set it."""
+    """Edits that give the scenario this value."""
     result: SimulationResult | None
     """Result of the simulation; None for a value that is refused or does not fit."""
     missed: float
@@ -81,7 +81,7 @@ class Reach:
     path: str
     """Path of the number, as ``--set`` names it."""
     now: Trial
-    """The unchanged scenario."""
+    """Trial of the unchanged scenario, with its present value."""
     trials: tuple[Trial, ...]
     """All values that were tried, in their order; the first and the last are the ends of the range."""
     least: Trial | None
