@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
+    from simoffload.planning.best_batch import best_batch
     from simoffload.planning.cache_speed import cache_speed
     from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
@@ -45,6 +46,7 @@ __all__ = [
     "SimulationResult",
     "TrainingResult",
     "advise",
+    "best_batch",
     "break_even_points",
     "cache_limits",
     "cache_speed",
@@ -92,6 +94,7 @@ _HOME = {
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
+    "best_batch": "simoffload.planning.best_batch",
     "break_even_points": "simoffload.planning.costs.economics",
     "cache_limits": "simoffload.planning.caches",
     "cache_speed": "simoffload.planning.cache_speed",

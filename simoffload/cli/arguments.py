@@ -43,8 +43,8 @@ Documentation: README.md and the folder docs of the source; docs/tutorial.md is 
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid; platform:tier "
-    "selects another platform from there on"
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
+    "platform:tier selects another platform from there on"
 )
 
 
@@ -277,6 +277,12 @@ def _add_fit(parser: _Parser) -> None:
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"
     )
+    questions.add_argument(
+        "--best-batch",
+        action="store_true",
+        help="the batch with the highest throughput of those that fit (simulated)",
+    )
+    _add_service(parser, "with --best-batch: service level that the batch must keep")
     add_overrides(parser)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
