@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from simoffload.exchange.measured_profiles import import_profile
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
-    from simoffload.planning.advise import advise, parse_service, search_catalogue
+    from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
+    from simoffload.planning.best_batch import best_batch
     from simoffload.planning.cache_speed import cache_speed
     from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.prefix import prefix_loading
+    from simoffload.planning.reach import reach
+    from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.smallest_changes import smallest_changes
     from simoffload.planning.targets import on_targets
@@ -43,6 +46,7 @@ __all__ = [
     "SimulationResult",
     "TrainingResult",
     "advise",
+    "best_batch",
     "break_even_points",
     "cache_limits",
     "cache_speed",
@@ -65,6 +69,7 @@ __all__ = [
     "on_targets",
     "parse_service",
     "prefix_loading",
+    "reach",
     "search_catalogue",
     "sensitivity",
     "simulate",
@@ -89,6 +94,7 @@ _HOME = {
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
+    "best_batch": "simoffload.planning.best_batch",
     "break_even_points": "simoffload.planning.costs.economics",
     "cache_limits": "simoffload.planning.caches",
     "cache_speed": "simoffload.planning.cache_speed",
@@ -109,8 +115,9 @@ _HOME = {
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.targets",
-    "parse_service": "simoffload.planning.advise",
+    "parse_service": "simoffload.planning.service_levels",
     "prefix_loading": "simoffload.planning.prefix",
+    "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",

@@ -30,6 +30,8 @@ __all__ = [
     "format_rate",
     "format_seconds",
     "format_watts",
+    "in_unit",
+    "is_unit",
     "parse_bytes",
     "parse_flops",
     "parse_flops_rate",
@@ -236,6 +238,18 @@ def parse_flops_rate(text: str) -> float:
 def parse_watts(text: str) -> float:
     """Parse a power such as "400 W" [W]. Raises ValueError."""
     return float(_parse(text, _POWER))
+
+
+def in_unit(text: str, unit: str) -> float:
+    """Parse a quantity and return its number in a unit. Raises ValueError for what that unit cannot measure,
+    and for a number without a unit."""
+    quantity = next(one for one in _QUANTITIES if unit in one.units)
+    return float(_parse(text, quantity._replace(integer=False)) / quantity.units[unit])
+
+
+def is_unit(text: str) -> bool:
+    """Return whether a text is the unit of a quantity."""
+    return any(text in one.units for one in _QUANTITIES)
 
 
 def format_number(value: float, *, digits: int = 3) -> str:

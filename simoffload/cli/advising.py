@@ -22,9 +22,10 @@ from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice, Search, ServiceLevel
+    from simoffload.planning.advise import Advice, Search
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.service_levels import ServiceLevel
     from simoffload.scenario import LoadedScenario
 
 
@@ -38,9 +39,10 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
         scenario = _retargeted(scenario, arguments.on, arguments.overrides)
-    from simoffload.planning.advise import advise, parse_service, search_catalogue
+    from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.service_levels import parse_service
     from simoffload.simulation import fit
 
     evaluator = Evaluator(scenario)

@@ -35,15 +35,16 @@ example:
   simoffload compare ddn/bloom-7b1 --on hbm,dram,raid,nfs,ai400x2
 
 A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
-standard input or, for run, compare, fit and advise, the name of a model (simoffload models list).
-Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit, 130 interrupted.
+standard input or, for run, compare, fit, advise and reach, the name of a model (simoffload models list).
+Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit or no value keeps
+the service levels, 130 interrupted.
 Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid; platform:tier "
-    "selects another platform from there on"
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
+    "platform:tier selects another platform from there on"
 )
 
 
@@ -198,13 +199,7 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--budget", type=amount, metavar="AMOUNT", help="largest amount that a purchase may cost"
     )
-    parser.add_argument(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="METRIC=LIMIT",
-        help="service level that purchases must meet, such as tpot=200ms; may be repeated",
-    )
+    _add_service(parser, "service level that purchases must meet")
     parser.add_argument(
         "--objective",
         choices=("throughput", "latency", "cost"),
@@ -230,6 +225,40 @@ def _add_advise(parser: _Parser) -> None:
     parser.set_defaults(command=advising.advise)
 
 
+def _add_reach(parser: _Parser) -> None:
+    from simoffload.cli import reaching
+
+    parser.add_argument("scenario", metavar="SCENARIO")
+    _add_service(parser, "service level to keep", required=True)
+    parser.add_argument(
+        "--by",
+        required=True,
+        metavar="KEY",
+        help="the number to vary, as in --set: workload.batch_size, nodes, strategy.ranks, profiles.ID.read",
+    )
+    parser.add_argument(
+        "--within",
+        metavar="MIN..MAX",
+        help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
+        "value to a thousand times that)",
+    )
+    add_overrides(parser)
+    add_json(parser)
+    _add_output(parser, _WRITTEN)
+    parser.set_defaults(command=reaching.find_values)
+
+
+def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        required=required,
+        metavar="METRIC=LIMIT",
+        help=f"{what}, such as tpot=200ms; may be repeated",
+    )
+
+
 def _add_sweep(parser: _Parser) -> None:
     from simoffload.cli import sweeping
 
@@ -248,6 +277,12 @@ def _add_fit(parser: _Parser) -> None:
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"
     )
+    questions.add_argument(
+        "--best-batch",
+        action="store_true",
+        help="the batch with the highest throughput of those that fit (simulated)",
+    )
+    _add_service(parser, "with --best-batch: service level that the batch must keep")
     add_overrides(parser)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
@@ -363,6 +398,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
         "find changes that help, with their costs: drives, memory, cables, batch, settings",
         _add_advise,
     ),
+    "reach": ("find the values of a number with which a scenario keeps service levels", _add_reach),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
     "profiles": ("list, show, check or import hardware profiles", _add_profiles),
     "scenarios": ("list the shipped scenarios", _add_scenarios),

@@ -34,7 +34,8 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """A file, an option or a value is wrong."""
     DOES_NOT_FIT = 3
-    """The input is valid, and the answer is that the memory is too small."""
+    """The input is valid, and the answer is that the memory is too small, or that no value keeps the service
+    levels."""
     INTERRUPTED = 130
     """The status after Ctrl-C, as shells count it."""
     PIPE_CLOSED = 141

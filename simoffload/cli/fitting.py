@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.sources import scenario_set
+from simoffload.cli.sources import refusal, scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited, sharing
 from simoffload.progress import steps
@@ -38,6 +38,8 @@ class _FitAnswer(NamedTuple):
 
 
 def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Console) -> _FitAnswer:
+    if arguments.slo and not arguments.best_batch:
+        raise refusal("fit", "--slo needs --best-batch; reach finds other numbers that keep service levels")
     found = scenario_set(
         arguments.scenarios, targets, overrides=arguments.overrides, command="fit", console=console
     )
@@ -45,6 +47,8 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
         return _machines(found, arguments.on, console)
     if arguments.largest:
         return _largest(found, console)
+    if arguments.best_batch:
+        return _best_batch(found, arguments.slo, console)
     if len(found) > 1 or targets:
         return _several(found, console)
     ((_, scenario),) = found.items()
@@ -118,7 +122,7 @@ class _Each(NamedTuple, Generic[T]):
 def _each(
     found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], T], console: Console
 ) -> _Each[T]:
-    """Ask a question about each scenario. Raises WorkLimitError if all reach their limits."""
+    """Ask a question about each scenario. Raises InputError or WorkLimitError if none has an answer."""
     limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
@@ -126,10 +130,14 @@ def _each(
         for label in steps(found, str):
             try:
                 answers.append(limited_question(found[label]))
-            except WorkLimitError as error:
+            except (InputError, WorkLimitError) as error:
                 if len(stopped) == len(found) - 1:
                     raise
-                stopped[label] = str(error)
+                stopped[label] = (
+                    "; ".join(one.message for one in error.problems)
+                    if isinstance(error, InputError)
+                    else str(error)
+                )
     return _Each(answers, stopped)
 
 
@@ -166,3 +174,17 @@ def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
     text = _text(largest_document(each.answers, stopped=each.reasons), console)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
     return each.as_answer("largest", text, [one.to_dict() for one in each.answers], fits=fits)
+
+
+def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: Console) -> _FitAnswer:
+    from simoffload.planning.best_batch import BestBatch, best_batch
+    from simoffload.report.from_fit import best_batch_document
+
+    def best(scenario: LoadedScenario) -> BestBatch:
+        keep(scenario.scenario.engine.limits)
+        return best_batch(scenario, slo=slo)
+
+    each = _each(found, best, console)
+    text = _text(best_batch_document(each.answers, stopped=each.reasons), console)
+    fits = any(one.best is not None for one in each.answers)
+    return each.as_answer("best_batch", text, [one.to_dict() for one in each.answers], fits=fits)

@@ -19,6 +19,9 @@ from simoffload.scenario import (
 )
 from simoffload.strategies import Plan
 
+ALL = "all"
+"""The target that stands for every placement."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Misplaced(LoadedScenario):
@@ -49,6 +52,7 @@ def on_targets(
     ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
     the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
     a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
+    "all" stands for every placement that the strategy has on the platform.
     ``overrides`` are assignments ``a.b=value`` in the sections ``equipment`` and ``profiles``; each holds on
     the targets whose platform has what it changes, and the others have a remark.
     Raises InputError for unknown targets and for overrides that no platform has a place for, all of them at
@@ -59,11 +63,7 @@ def on_targets(
     retargeted: dict[str, LoadedScenario] = {}
     written: dict[str, str] = {}
     there = _Platforms(scenario, overrides)
-    platform = ""
-    for target in targets:
-        before, colon, tier = target.rpartition(":")
-        if colon:
-            platform = "" if _is_own(before, scenario) else before
+    for platform, tier in _every(there, tuple(_placed(targets, scenario))):
         label = canonical_target(f"{platform}:{tier}" if platform else tier)
         if label in retargeted:
             names = f", as {written[label]} and {tier}" if written[label] != tier else ""
@@ -78,6 +78,29 @@ def on_targets(
     if problems:
         raise InputError(dict.fromkeys(problems))
     return retargeted
+
+
+def _placed(targets: Sequence[str], scenario: LoadedScenario) -> Iterator[tuple[str, str]]:
+    """Yield the platform of each target, "" for the scenario's own, and the tiers."""
+    platform = ""
+    for target in targets:
+        before, colon, tier = target.rpartition(":")
+        if colon:
+            platform = "" if _is_own(before, scenario) else before
+        yield platform, tier
+
+
+def _every(there: _Platforms, given: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the given platforms and tiers; in place of "all", every placement that is not given itself."""
+    named = {(platform, canonical_target(tier)) for platform, tier in given}
+    for platform, tier in given:
+        try:
+            possible = there.on(platform).placements.possible if tier == ALL else ()
+        except InputError:  # which is told of this platform's targets
+            possible = ()
+        yield from ((platform, str(one)) for one in possible if (platform, str(one)) not in named)
+        if not possible:
+            yield platform, tier
 
 
 def _is_own(platform: str, scenario: LoadedScenario) -> bool:

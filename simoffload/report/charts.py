@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
+    from simoffload.planning.reach import Reach
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""
@@ -253,6 +254,38 @@ def bandwidth(curve: StorageCurve) -> Figure:
         xaxis=draw.axis(f"{draw.plain(curve.tier)} {curve.verb} [GB/s]", type="log", dtick="D2"),
         yaxis=draw.axis(f"{curve.unit}s/s", type="log", dtick="D2"),
         shapes=[draw.rule(one.rate / _GIGA, color=draw.BLACK, dash="dot", width=1) for one in needed],
+    )
+
+
+def reached(found: Reach) -> Figure:
+    """Draw the metric of each service level over the values that were tried, relative to its limit: at most 1
+    where a time is kept, and at least 1 for a rate."""
+    timed = [(at, one.result) for at, one in enumerate(found.trials) if one.result is not None]
+    data = []
+    for number, level in enumerate(found.service):
+        values = [(result.metrics()[level.metric] or 0.0) for _, result in timed]
+        hover = [
+            f"{draw.plain(found.trials[at].value)}: {level.name} {level.shown(value)}"
+            for (at, _), value in zip(timed, values, strict=True)
+        ]
+        data.append(
+            draw.points(
+                f"{level.text}",
+                x=[at for at, _ in timed],
+                y=[value / level.limit for value in values],
+                hover=hover,
+                mode="lines+markers",
+                line={"color": draw.CYCLE[number % len(draw.CYCLE)]},
+            )
+        )
+    names = [draw.plain(one.value) for one in found.trials]
+    return draw.figure(
+        data,
+        _HEIGHT,
+        showlegend=True,
+        xaxis=draw.axis(draw.plain(found.path), tickvals=list(range(len(names))), ticktext=names),
+        yaxis=draw.axis("over the limit", type="log"),
+        shapes=[],
     )
 
 

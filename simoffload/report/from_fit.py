@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from simoffload.planning.best_batch import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst
+from simoffload.report.formatting import NameFirst, largest
+from simoffload.report.presentation import presentation, ranged
 from simoffload.units import format_bytes, format_number, plural
 
 _NONE = "–"
@@ -19,6 +21,11 @@ _LIMITS = (
     "each limit holds with all other settings unchanged",
     "context = prompt and output, or the sequence length of training",
     f"layers = layers of the same width; {_NONE} = not even 1 fits",
+)
+
+_BEST = (
+    "best batch = sequences per GPU with the highest throughput of those that fit; the smallest of several",
+    "fits = the largest batch that fits, all other settings unchanged",
 )
 
 
@@ -90,6 +97,51 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     warnings = (*_warnings(found), *made_for, *stopped)
     return ReportDocument(("Largest batch, context and model that fit",), None, (), warnings, (section,))
+
+
+def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = ()) -> ReportDocument:
+    """Return a table with a row for each scenario and placement; ``stopped`` has the reasons why others have
+    none."""
+    levels = tuple(dict.fromkeys(one.text for each in found for one in each.service))
+    timed = [one.best.result for one in found if one.best is not None and one.best.result is not None]
+    heads = tuple(dict.fromkeys(head for result in timed for head in presentation(result).cells))
+    rows = tuple(tuple(_best(one, heads)) for one in found)
+    head = ("model", "weights", "best batch", "fits", *heads, "bottleneck")
+    numbers = tuple(range(2, 4 + len(heads)))
+    keeps = (f"with {' and '.join(levels)}",) if levels else ()
+    table = ReportTable("", head, rows, numbers, keys=2).without_empty_columns()
+    missing = tuple(
+        NameFirst(f"{one.model}, {one.target}: no batch that fits keeps it; nearest: {_missed(one)}")
+        for one in found
+        if one.nearest is not None
+    )
+    section = ReportSection(
+        "Current → highest throughput", (*keeps, *missing), (table,), _BEST, notes_on_terminal=True
+    )
+    return ReportDocument(("Best batch",), None, (), tuple(stopped), (section,))
+
+
+def _best(one: BestBatch, heads: Sequence[str]) -> Iterator[Entry]:
+    """Return the cells of a row: the best batch, the largest one that fits, what it gives and what binds."""
+    result = None if one.best is None else one.best.result
+    yield from (one.model, one.target)
+    yield f"{one.batch.now:,} → {_NONE if one.best is None else one.best.value}"
+    yield _NONE if one.batch.most is None else f"{one.batch.most:,}"
+    cells = {} if result is None else presentation(result).cells
+    yield from (cells.get(head, "") for head in heads)
+    if result is not None and result.step is not None:
+        yield largest(result.step)
+    else:
+        yield "does not fit" if one.batch.most is None else "missed"
+
+
+def _missed(one: BestBatch) -> str:
+    """Return what the batch gives that misses the service levels least."""
+    result = None if one.nearest is None else one.nearest.result
+    assert one.nearest is not None
+    assert result is not None
+    values = (f"{level.name} {ranged(result, level.metric, level.shown)}" for level in one.service)
+    return f"{', '.join(values)} with {one.nearest.value}"
 
 
 def _limit(one: Limit) -> str:

@@ -17,8 +17,9 @@ from simoffload.report.timeline import timeline
 from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice, Search, ServiceLevel
+    from simoffload.planning.advise import Advice, Search
     from simoffload.planning.bandwidth import StorageCurve
+    from simoffload.planning.service_levels import ServiceLevel
 
 MOST_BARS = 12_000
 """Number of operations drawn on a page, about 2 MB."""

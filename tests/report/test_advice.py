@@ -16,12 +16,12 @@ from simoffload.planning.advise import (
     Search,
     advise,
     evaluate,
-    parse_service,
     purchases,
     search_catalogue,
 )
 from simoffload.planning.advise.files import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
+from simoffload.planning.service_levels import parse_service
 from simoffload.report.charts import front, gains
 from simoffload.report.document import Datum, ReportDocument
 from simoffload.report.from_result import advice_document

@@ -10,7 +10,6 @@ from simoffload.planning.advise.purchases import (
     SimulatedPurchase,
     search_catalogue,
 )
-from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
     "WORTH",
@@ -18,10 +17,8 @@ __all__ = [
     "Method",
     "Objective",
     "Search",
-    "ServiceLevel",
     "SimulatedPurchase",
     "Tried",
     "advise",
-    "parse_service",
     "search_catalogue",
 ]

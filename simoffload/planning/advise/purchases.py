@@ -14,9 +14,9 @@ from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
-from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.planning.service_levels import ServiceLevel
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, by_name
 from simoffload.scenario import ScenarioSource, loaded

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
+from simoffload.planning.advise import WORTH, Advice, Search, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import confidence
+from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest, limited_by, per_second, span

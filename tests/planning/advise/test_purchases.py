@@ -12,7 +12,7 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
-from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
+from simoffload.planning.advise import Search, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import Dimension, dimensions, limits_of
 from simoffload.planning.advise.drives import drives
 from simoffload.planning.advise.options import options_of
@@ -20,6 +20,7 @@ from simoffload.planning.advise.purchases import SimulatedPurchase
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult

@@ -1,4 +1,4 @@
-"""Service levels that purchases must keep: limits of times and rates."""
+"""Service levels that a run must keep: limits of times and rates."""
 
 from __future__ import annotations
 
@@ -27,9 +27,21 @@ class ServiceLevel(NamedTuple):
     @property
     def text(self) -> str:
         """Return the limit as text, such as "tpot ≤ 200 ms"."""
-        if self.metric in _RATES:
-            return f"{self.metric} ≥ {format_number(self.limit)}"
-        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
+        return f"{self.name} {'≥' if self.is_rate else '≤'} {self.shown(self.limit)}"
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether the limit is a lower one of a rate, and not an upper one of a time."""
+        return self.metric in _RATES
+
+    @property
+    def name(self) -> str:
+        """Name of the metric as people write it: "tpot", "tokens_per_s"."""
+        return self.metric if self.is_rate else self.metric.removesuffix("_s")
+
+    def shown(self, value: float) -> str:
+        """Return a value of the metric as text."""
+        return format_number(value) if self.is_rate else format_seconds(value)
 
     def kept(self, result: SimulationResult) -> bool:
         """Return whether a result keeps the limit; a result without this metric does not."""
@@ -40,7 +52,7 @@ class ServiceLevel(NamedTuple):
         value = result.metrics().get(self.metric)
         if not value:
             return math.inf
-        return self.limit / value if self.metric in _RATES else value / self.limit
+        return self.limit / value if self.is_rate else value / self.limit
 
 
 def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:

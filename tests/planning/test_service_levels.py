@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.advise import ServiceLevel, parse_service
+from simoffload.planning.service_levels import ServiceLevel, parse_service
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult

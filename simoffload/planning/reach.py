@@ -1,0 +1,393 @@
+"""The inverse question: which values of one number of a scenario keep its service levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import Any, Literal, NamedTuple
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError, WorkLimitError
+from simoffload.planning.confidence import confidence
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.quantities import Quantity, quantity_at
+from simoffload.planning.service_levels import ServiceLevel, parse_service
+from simoffload.progress import Watcher, stage, watched_by, working_on
+from simoffload.results import SimulationResult, by_name
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.simulation import fit
+from simoffload.simulation.metrics import refused
+
+SCHEMA = "simoffload/reach/1"
+_TIMED = 7
+"""Number of values that are simulated before the search begins; of counts that double it is the least."""
+_HALVINGS = 8
+"""Steps of the search between values that all miss, for one in the middle: our choice."""
+_FLAT = 1.001
+"""Ratio by which a service level is missed by more, from which a value counts as worse: our choice."""
+_ASIDE = 32
+"""Number of refused values beside which one is looked for that is not refused: our choice."""
+
+
+class Trial(NamedTuple):
+    """A Trial is one value that was tried, with its result or the reason why it has none."""
+
+    value: str
+    """Value of the number as text, with its unit."""
+    edits: tuple[Edit, ...]
+    """Edits that give the scenario this value."""
+    result: SimulationResult | None
+    """Result of the simulation; None for a value that is refused or does not fit."""
+    missed: float
+    """How many times too long a time is, or too small a rate: the largest ratio of all service levels. At
+    most 1 if all are kept, infinite without a result."""
+    status: Literal["", "does not fit", "refused", "stopped"] = ""
+    """What became of a value without a result."""
+    why: str = ""
+    """Reason why there is no result; empty where there is one."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether all service levels are kept."""
+        return self.missed <= 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What ``--set`` takes to get this value."""
+        return tuple(one.assignment for one in self.edits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; ``set`` is what ``--set`` takes."""
+        found: dict[str, Any] = {"value": self.value, "set": list(self.options), "kept": self.kept}
+        if self.result is None:
+            return {**found, "status": self.status, "reason": self.why}
+        intervals = confidence(self.result).intervals()
+        return {
+            **found,
+            "metrics": self.result.metrics(),
+            "intervals": {name: list(ends) for name, ends in intervals.items()},
+            **by_name(self.result, "bottleneck bottleneck_share limit"),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """A Reach holds the values of one number that keep all service levels, and those around them that do
+    not."""
+
+    scenario: LoadedScenario
+    service: tuple[ServiceLevel, ...]
+    path: str
+    """Path of the number, as ``--set`` names it."""
+    now: Trial
+    """Trial of the unchanged scenario, with its present value."""
+    trials: tuple[Trial, ...]
+    """All values that were tried, in their order; the first and the last are the ends of the range."""
+    least: Trial | None
+    """Smallest value that keeps them; None if none was found."""
+    most: Trial | None
+    """Largest value up to which all values that were tried from ``least`` on keep them."""
+    below: Trial | None
+    """Next smaller value than ``least``, which does not; None at the end of the range."""
+    above: Trial | None
+    """Next larger value than ``most``, which does not; None at the end of the range."""
+    others: tuple[Trial, ...] = ()
+    """Values elsewhere that keep them, too."""
+    best: Trial
+    """Value that comes nearest; one that keeps them where there is one."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether a value keeps all service levels."""
+        return self.least is not None
+
+    @property
+    def rises(self) -> bool:
+        """Whether larger values are better: the limit that matters is the smallest value and not the largest
+        one."""
+        below, above = self.below, self.above
+        if below is None:
+            return above is None
+        return above is None or above.result is None or below.result is not None
+
+    @property
+    def value(self) -> Trial | None:
+        """The least demanding value that keeps them: the smallest one, or if smaller values are better, the
+        largest one."""
+        return self.least if self.rises else self.most
+
+    @property
+    def beyond(self) -> Trial | None:
+        """The value next to it that does not; None at the end of the range."""
+        return self.below if self.rises else self.above
+
+    @property
+    def matters(self) -> bool:
+        """Whether the service levels are missed by more with some values than with others."""
+        found = [one.missed for one in self.trials if one.result is not None]
+        return not found or max(found) > _FLAT * min(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+
+        def plain(one: Trial | None) -> dict[str, Any] | None:
+            return None if one is None else one.to_dict()
+
+        return {
+            "schema": SCHEMA,
+            "scenario": self.scenario.name,
+            "by": self.path,
+            "slo": [one.text for one in self.service],
+            "reached": self.reached,
+            "value": plain(self.value),
+            "beyond": plain(self.beyond),
+            "least": plain(self.least),
+            "most": plain(self.most),
+            "below": plain(self.below),
+            "above": plain(self.above),
+            "best": self.best.to_dict(),
+            "now": self.now.to_dict(),
+            "trials": [one.to_dict() for one in self.trials],
+        }
+
+
+def reach(
+    scenario: ScenarioSource,
+    *,
+    slo: str | Sequence[str],
+    by: str,
+    within: str | None = None,
+    progress: Watcher | None = None,
+    evaluator: Evaluator | None = None,
+) -> Reach:
+    """Find the values of one number of a scenario that keep service levels.
+
+    ``slo`` is a limit such as ``tpot=1s``, or several that are all kept; ``by`` is the path of the number,
+    such as ``workload.batch_size`` or ``profiles.drive/ID.read``, and ``within`` its range, such as ``1..64``
+    or ``1 GB/s..20 GB/s``: by default from a thousandth of the present value to a thousand times that.
+    Counts are found exactly, other numbers to three significant digits. Nothing is assumed about which
+    direction is better: values from the whole range are tried first, and then those between one that keeps
+    the service levels and one that does not. A value that is refused, does not fit or needs more work than
+    allowed does not keep them.
+
+    Raises InputError for a path that is no number, a unit that does not match and an unknown service level.
+    """
+    evaluator = evaluator or Evaluator(loaded(scenario))
+    kind = _kind(evaluator.scenario)
+    texts = (slo,) if isinstance(slo, str) else tuple(slo)
+    if not texts:
+        raise InputError.at("", "no service level is given; write e.g. tpot=1s", path="--slo")
+    service = tuple(parse_service(text, kind) for text in texts)
+    quantity = quantity_at(evaluator, by, within=within)
+    low, high = quantity.ends(within)
+    with watched_by(progress), stage():
+        return _Search(evaluator, quantity, service).from_to(low, high)
+
+
+def _kind(scenario: LoadedScenario) -> type[SimulationResult]:
+    """Return the kind of result of a scenario, whose program may refuse it as it is."""
+    try:
+        return type(fit(scenario))
+    except InputError as error:
+        return type(refused(scenario, error))
+
+
+class Trials:
+    """Trials try values of a quantity, each once: first whether it fits, then how fast it is."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        quantity: Quantity,
+        missed: Callable[[SimulationResult], float],
+    ) -> None:
+        self._evaluator, self._missed = evaluator, missed
+        self.quantity = quantity
+        self._tried: dict[int, Trial] = {}
+
+    def refused(self, index: int) -> bool:
+        """Return whether a value is refused, which says nothing about its neighbours."""
+        return bool(self._evaluator.refusal(*self._edits(index)))
+
+    def fits(self, index: int) -> bool:
+        """Return whether a value is not refused and everything fits with it."""
+        return self._evaluator.fits(*self._edits(index))
+
+    def _edits(self, index: int) -> tuple[Edit, ...]:
+        return self.quantity.edits(self.quantity.written(index))
+
+    def at(self, index: int) -> Trial:
+        """Return the trial of a value, simulated if it fits."""
+        if index not in self._tried:
+            text = self.quantity.text(index)
+            working_on(f"{self.quantity.path} = {text}")
+            self._tried[index] = self.of(text, *self._edits(index))
+        return self._tried[index]
+
+    def of(self, value: str, *edits: Edit) -> Trial:
+        """Return the trial of a value given by its edits."""
+        uses = self._evaluator.needs(*edits)
+        if uses is None:
+            return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
+        if lacking := [use.sentence() for use in uses if not use.fits]:
+            return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
+        try:
+            _, result = self._evaluator.answer(*edits)
+        except InputError as error:
+            return Trial(value, edits, None, inf, "refused", error.problems[0].message)
+        except WorkLimitError as error:
+            return Trial(value, edits, None, inf, "stopped", str(error))
+        return Trial(value, edits, result, self._missed(result))
+
+    # -- where something holds ------------------------------------------------------------------
+
+    def that_fit(self, coarse: Sequence[int]) -> list[int]:
+        """Return those of some values that fit, and the outermost values that fit between them and those that
+        do not."""
+        edges = [
+            self.edge(inner, outer, self.fits)[0]
+            for pair in pairwise(coarse)
+            for inner, outer in (pair, pair[::-1])
+            if self.fits(inner) and not self.fits(outer)
+        ]
+        return sorted({*filter(self.fits, coarse), *edges})
+
+    def edge(self, inner: int, outer: int, holds: Callable[[int], bool]) -> tuple[int, int]:
+        """Return the two values between ``inner``, for which a condition holds, and ``outer``, for which it
+        does not, where that changes; refused values between them are passed over."""
+        while (middle := self.between(inner, outer)) is not None:
+            if holds(middle):
+                inner = middle
+            else:
+                outer = middle
+        return inner, outer
+
+    def between(self, one: int, other: int) -> int | None:
+        """Return the value nearest to the middle of two that is not refused; None if there is none."""
+        low, high = sorted((one, other))
+        middle = (low + high) // 2
+        steps = (middle + sign * step for step in range(_ASIDE) for sign in (1, -1))
+        return next((at for at in steps if low < at < high and not self.refused(at)), None)
+
+    def end(self, start: int, step: Literal[-1, 1], holds: Callable[[int], bool]) -> tuple[int, int | None]:
+        """Return the last value in a direction from ``start`` on for which a condition holds, and the next
+        one, for which it does not; None at the end of what was tried."""
+        inner, outer = start, None
+        for index in sorted((at for at in self._tried if (at - start) * step > 0), reverse=step < 0):
+            if holds(index):
+                inner, outer = index, None
+                continue
+            outer = index if outer is None else outer
+            if not self.refused(index):
+                break
+        if outer is None:
+            return inner, None
+        inner, outer = self.edge(inner, outer, holds)
+        return inner, inner + step if self.refused(outer) else outer
+
+
+def spread(indices: Sequence[int], most: int) -> set[int]:
+    """Return up to ``most`` of some values, with both ends, at equal distances."""
+    if len(indices) <= most:
+        return set(indices)
+    return {indices[(len(indices) - 1) * part // (most - 1)] for part in range(most)}
+
+
+class _Search(Trials):
+    """A _Search finds the values between two that keep all service levels."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        quantity: Quantity,
+        service: tuple[ServiceLevel, ...],
+    ) -> None:
+        super().__init__(evaluator, quantity, lambda result: self._binding(result)[0])
+        self._service = service
+
+    def _binding(self, result: SimulationResult) -> tuple[float, str]:
+        """Return by how much the service level is missed that is missed most, and its metric."""
+        return max((one.missed(result), one.metric) for one in self._service)
+
+    def from_to(self, low: int, high: int) -> Reach:
+        """Return the values from ``low`` to ``high`` that keep the service levels."""
+        coarse = self.quantity.coarse(low, high)
+        fitting, now = self.that_fit(coarse), self._now
+        near = {min(fitting, key=lambda index: abs(index - now))} if fitting else set()
+        for index in sorted({*coarse} - {*fitting} | spread(fitting, _TIMED) | near):
+            self.at(index)
+        kept = self._kept() or self._in_the_middle()
+        if kept:
+            start = min(kept, key=lambda index: abs(index - now))
+            return self._found(start, self._keeps, ends=(low, high))
+        least = min(self.at(index).missed for index in self._timed or [low])
+        nearest = [index for index in self._timed or [low] if self.at(index).missed <= _FLAT * least]
+        start = min(nearest, key=lambda index: abs(index - now))
+        return self._found(start, self.fits, ends=(low, high))
+
+    @property
+    def _now(self) -> int:
+        return self.quantity.index(self.quantity.now) if self.quantity.now else 0
+
+    @property
+    def _timed(self) -> list[int]:
+        """Values with a result, in order."""
+        return sorted(index for index, one in self._tried.items() if one.result is not None)
+
+    def _keeps(self, index: int) -> bool:
+        return self.at(index).kept
+
+    def _kept(self) -> list[int]:
+        return sorted(index for index, one in self._tried.items() if one.kept)
+
+    def _in_the_middle(self) -> list[int]:
+        """Return values that keep the service levels between values that do not: beside the one that comes
+        nearest, unless the others only miss the same service level by more."""
+        for _ in range(_HALVINGS):
+            timed = self._timed
+            if not timed:
+                break
+            best = min(timed, key=lambda index: self.at(index).missed)
+            at = timed.index(best)
+            beside = [*timed[max(0, at - 1) : at], *timed[at + 1 : at + 2]]
+            if self._is_end(best, beside):
+                break
+            middles = (self.between(best, other) for other in beside)
+            fresh = [one for one in middles if one is not None and one not in self._tried]
+            if not fresh:
+                break
+            for index in fresh:
+                self.at(index)
+            if kept := self._kept():
+                return kept
+        return []
+
+    def _is_end(self, best: int, beside: Sequence[int]) -> bool:
+        """Return whether the service levels are kept nowhere between the value that comes nearest and those
+        beside it: one service level alone decides, and it gets no worse towards one side."""
+        results = [one.result for one in map(self.at, (best, *beside)) if one.result is not None]
+        metrics = {self._binding(one)[1] for one in results}
+        rises = [self.at(index).missed > _FLAT * self.at(best).missed for index in beside]
+        return len(metrics) == 1 and not (len(rises) > 1 and all(rises))
+
+    def _found(self, start: int, holds: Callable[[int], bool], ends: tuple[int, int]) -> Reach:
+        """Return the answer: the values around ``start`` for which a condition holds."""
+        least, below = self.end(start, -1, holds)
+        most, above = self.end(start, 1, holds)
+        shown = {*self._timed, *ends, *(one for one in (below, above) if one is not None)}
+        reached = self.at(start).kept
+        return Reach(
+            scenario=self._evaluator.scenario,
+            service=self._service,
+            path=self.quantity.path,
+            now=self.of(self.quantity.now_text),
+            trials=tuple(self.at(index) for index in sorted(shown)),
+            least=self.at(least) if reached else None,
+            most=self.at(most) if reached else None,
+            below=None if below is None else self.at(below),
+            above=None if above is None else self.at(above),
+            others=tuple(self.at(index) for index in self._kept() if reached and not least <= index <= most),
+            best=self.at(start),
+        )
