@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
@@ -160,14 +161,19 @@ class Evaluator:
                 self._known[key] = error.problems[0].message
         return self._known[key]
 
+    def room(self, *edits: Edit) -> float:
+        """Return the free share of the fullest tier with these edits: negative if it is too small, -inf if
+        the edits are refused."""
+        uses = self.needs(*edits)
+        return -inf if uses is None else min((use.headroom / use.capacity for use in uses), default=1.0)
+
     def fits(self, *edits: Edit) -> bool:
         """Return whether all tiers are large enough with these edits, and the edits are not refused."""
-        uses = self.needs(*edits)
-        return uses is not None and all(use.fits for use in uses)
+        return self.room(*edits) >= 0
 
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
-        return largest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
+        return largest_that_fits(lambda count: self.room(*edits(count)), start=start, most=most)
 
     def largest_batch(self, *, most: int) -> int | None:
         """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller
@@ -181,7 +187,7 @@ class Evaluator:
 
     def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
-        return smallest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
+        return smallest_that_fits(lambda count: self.room(*edits(count)), start=start, most=most)
 
     def trying(self, *description: str) -> None:
         """Record the descriptions of tried changes."""

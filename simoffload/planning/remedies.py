@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
+from math import inf
 from operator import attrgetter
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
@@ -284,11 +285,11 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     def step(count: int) -> Edit:
         return Edit(("profiles", evaluator.named(f"raid/{array.id}"), "count"), pair * count)
 
-    def fits(count: int) -> bool:
+    def room(count: int) -> float:
         uses = evaluator.needs(step(count)) or ()
-        return any(one.fits for one in uses if one.tier == use.tier)
+        return max((one.headroom / one.capacity for one in uses if one.tier == use.tier), default=-inf)
 
-    found = smallest_that_fits(fits, start=array.count // pair, most=_MOST_DRIVES // pair)
+    found = smallest_that_fits(room, start=array.count // pair, most=_MOST_DRIVES // pair)
     if found is None:
         return None
     where = "of each machine " if target.drives else ""
