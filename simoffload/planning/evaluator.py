@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
@@ -161,19 +160,30 @@ class Evaluator:
                 self._known[key] = error.problems[0].message
         return self._known[key]
 
-    def room(self, *edits: Edit) -> float:
-        """Return the free share of the fullest tier with these edits: negative if it is too small, -inf if
-        the edits are refused."""
-        uses = self.needs(*edits)
-        return -inf if uses is None else min((use.headroom / use.capacity for use in uses), default=1.0)
-
     def fits(self, *edits: Edit) -> bool:
         """Return whether all tiers are large enough with these edits, and the edits are not refused."""
-        return self.room(*edits) >= 0
+        uses = self.needs(*edits)
+        return uses is not None and all(use.fits for use in uses)
+
+    def room(self, *edits: Edit) -> dict[str, float] | None:
+        """Return the share of each tier that is free with these edits; None if they are refused."""
+        uses = self.needs(*edits)
+        return None if uses is None else {use.tier: use.headroom / use.capacity for use in uses}
+
+    def _falls(self, *edits: Edit) -> bool:
+        """Return whether more than these edits ask for may need less of a tier that is too small: page-locked
+        memory is rounded to powers of two."""
+        uses = self.needs(*edits) or ()
+        return all(any(term.pinned for term in use.terms) for use in uses if not use.fits)
 
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
-        return largest_that_fits(lambda count: self.room(*edits(count)), start=start, most=most)
+        return largest_that_fits(
+            lambda count: self.room(*edits(count)),
+            start=start,
+            most=most,
+            falls=lambda count: self._falls(*edits(count)),
+        )
 
     def largest_batch(self, *, most: int) -> int | None:
         """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
-from math import inf
 from operator import attrgetter
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
@@ -285,9 +284,9 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     def step(count: int) -> Edit:
         return Edit(("profiles", evaluator.named(f"raid/{array.id}"), "count"), pair * count)
 
-    def room(count: int) -> float:
-        uses = evaluator.needs(step(count)) or ()
-        return max((one.headroom / one.capacity for one in uses if one.tier == use.tier), default=-inf)
+    def room(count: int) -> dict[str, float] | None:
+        left = evaluator.room(step(count))
+        return {use.tier: left[use.tier]} if left and use.tier in left else None
 
     found = smallest_that_fits(room, start=array.count // pair, most=_MOST_DRIVES // pair)
     if found is None:

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from simoffload.bisection import Room, largest_that_fits, smallest_that_fits
 
 
-def room(tried: list[int], needs: Callable[[int], float]) -> Room:
-    """The room of a capacity of 1, with a list of the counts that were tried."""
+def room(tried: list[int], *needs: Callable[[int], float]) -> Room:
+    """The room of capacities of 1, with a list of the counts that were tried."""
 
-    def left(count: int) -> float:
+    def left(count: int) -> dict[str, float]:
         tried.append(count)
-        return 1 - needs(count)
+        return {str(tier): 1 - need(count) for tier, need in enumerate(needs)}
 
     return left
+
+
+def largest(left: Room, *, start: int, most: int, falls: bool = True) -> int | None:
+    return largest_that_fits(left, start=start, most=most, falls=lambda _: falls)
 
 
 @pytest.mark.parametrize("start", [1, 7, 100, 5000, 10_000])
@@ -27,18 +31,18 @@ def room(tried: list[int], needs: Callable[[int], float]) -> Room:
 def test_the_largest_count_is_found_from_any_start(start: int, last: int, fixed: float) -> None:
     tried: list[int] = []
     even = room(tried, lambda count: fixed + (1 - fixed) * count / (last + 0.5))
-    assert largest_that_fits(even, start=start, most=10_000) == last
+    assert largest(even, start=start, most=10_000) == last
     assert len(tried) <= 5 + 8, "both ends, where the need crosses the capacity, its neighbours, and beyond"
     tried.clear()
     sudden = room(tried, lambda count: 2 * (count > last))
-    assert largest_that_fits(sudden, start=start, most=10_000) == last
+    assert largest(sudden, start=start, most=10_000) == last
     assert len(tried) <= 2 + 7 + 2 * 13 + 8
 
 
 @pytest.mark.parametrize("start", [1, 40, 64, 99])
 def test_a_need_that_falls_again_before_its_double_is_found(start: int) -> None:
     left = room([], lambda count: 0 if count <= 64 or 70 < count <= 99 else 2)
-    assert largest_that_fits(left, start=start, most=10_000) == 99
+    assert largest(left, start=start, most=10_000) == 99
 
 
 @pytest.mark.parametrize("start", [1, 2, 3, 100])
@@ -62,24 +66,39 @@ def test_the_smallest_count_is_found_from_any_start(start: int, first: int, fixe
 def test_the_smallest_count_for_several_tiers(parts: list[tuple[float, float]], start: int) -> None:
     """Each needs a part that stays, and one that is shared."""
     tried: list[int] = []
-    left = room(tried, lambda count: max(stays + shared / count for stays, shared in parts))
+    left = room(tried, *(lambda count, a=a, b=b: a + b / count for a, b in parts))
     found = smallest_that_fits(left, start=start, most=10**6)
+    needed = [max(a + b / count for a, b in parts) for count in (found or 1, max(1, (found or 1) - 1))]
     assert found is not None
-    assert left(found) >= 0
-    assert found == start or left(found - 1) < 0
-    assert len(tried) <= 16
+    assert needed[0] <= 1
+    assert found == start or needed[1] > 1
+    assert len(tried) <= 6
+
+
+@given(
+    parts=st.lists(st.tuples(st.floats(0, 0.9), st.floats(1e-5, 0.05)), min_size=1, max_size=4),
+    start=st.integers(1, 1000),
+)
+def test_the_largest_count_for_several_tiers(parts: list[tuple[float, float]], start: int) -> None:
+    """Each needs a part that stays, and one for each count."""
+    tried: list[int] = []
+    left = room(tried, *(lambda count, a=a, b=b: a + b * count for a, b in parts))
+    found = largest(left, start=start, most=10**6, falls=False)
+    needed = [max(a + b * count for a, b in parts) for count in (found or 1, (found or 1) + 1)]
+    assert found is not None
+    assert needed[0] <= 1 < needed[1]
+    assert len(tried) <= 6
 
 
 def test_counts_that_are_refused_lie_between_those_that_are_not() -> None:
     """Only powers of two are accepted, and more than 64 never."""
-    refused = float("-inf")
 
-    def left(count: int) -> float:
-        return 1 - 5.5 / count if count & (count - 1) == 0 and count <= 64 else refused
+    def left(count: int) -> dict[str, float] | None:
+        return {"hbm": 1 - 5.5 / count} if count & (count - 1) == 0 and count <= 64 else None
 
     assert smallest_that_fits(left, start=1, most=8192) == 8
-    assert smallest_that_fits(lambda count: refused if count < 3 else 1, start=1, most=8192) == 3
-    assert smallest_that_fits(lambda _: refused, start=1, most=8192) is None
+    assert smallest_that_fits(lambda count: None if count < 3 else {}, start=1, most=8192) == 3
+    assert smallest_that_fits(lambda _: None, start=1, most=8192) is None
 
 
 def test_what_is_not_shared_is_asked_for_few_counts() -> None:
@@ -89,8 +108,9 @@ def test_what_is_not_shared_is_asked_for_few_counts() -> None:
 
 
 def test_what_stays_the_same_or_never_fits() -> None:
-    assert largest_that_fits(lambda _: 1, start=4, most=100) == 100
-    assert largest_that_fits(lambda _: -1, start=4, most=100) is None
-    assert largest_that_fits(lambda count: 3 - count, start=4, most=4) == 3
-    assert smallest_that_fits(lambda _: 1, start=4, most=8192) == 4
-    assert smallest_that_fits(lambda _: -1, start=1, most=8192) is None
+    always, never = room([], lambda _: 0), room([], lambda _: 2)
+    assert largest(always, start=4, most=100) == 100
+    assert largest(never, start=4, most=100) is None
+    assert largest(room([], lambda count: count / 3), start=4, most=4) == 3
+    assert smallest_that_fits(always, start=4, most=8192) == 4
+    assert smallest_that_fits(never, start=1, most=8192) is None
