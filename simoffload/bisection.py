@@ -1,21 +1,26 @@
-"""Search by bisection for the number from which something holds, in as many trials as it has digits."""
+"""Search for the number from which something holds, in as many trials as it has digits.
+
+What is left of each capacity is known as a number, so that a few trials find where one ends if the need
+grows evenly, or is shared evenly.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from math import sqrt
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor, inf, isfinite, sqrt
+from typing import NamedTuple, TypeVar
 
-__all__ = ["Fits", "first_that_holds", "largest_that_fits", "least_factor", "smallest_that_fits"]
+__all__ = ["Room", "first_that_holds", "largest_that_fits", "least_factor", "smallest_that_fits"]
 
 T = TypeVar("T")
 _PROBES = 8
 """Number of counts between one that fits and its double that are tried, too: our choice."""
 _EXACTLY = 1.01
 """Ratio of both ends at which a search over real numbers stops: our choice."""
-Fits = Callable[[int], bool]
-"""Function that returns whether a count fits."""
+Room = Callable[[int], Mapping[str, float] | None]
+"""Function that returns the share of each capacity that a count leaves free, negative where it does not fit;
+None if the count is refused."""
 
 
 def first_that_holds(values: Sequence[T], holds: Callable[[T], bool]) -> T | None:
@@ -25,37 +30,116 @@ def first_that_holds(values: Sequence[T], holds: Callable[[T], bool]) -> T | Non
     return values[index] if index < len(values) else None
 
 
-def largest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
+class _Trial(NamedTuple):
+    """A count with its room."""
+
+    count: int
+    room: Mapping[str, float] | None
+
+    @property
+    def fits(self) -> bool:
+        return self.room is not None and all(left >= 0 for left in self.room.values())
+
+
+def largest_that_fits(room: Room, *, start: int, most: int, falls: Callable[[int], bool]) -> int | None:
     """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
     fits.
 
-    ``start`` is where to begin. Pinned memory in powers of two lets a need fall again before its double,
-    where the search looks as well.
+    ``start`` is where to begin. ``falls`` returns whether more than a count that does not fit may need less:
+    pinned memory in powers of two lets a need fall again before its double, where the search looks as well.
     """
-    start = min(start, most)
-    if fits(start):
-        low, high = start, min(most, 4 * start)
-        while low < most and fits(high):
-            low, high = high, min(most, 4 * high)
-    elif fits(1):
-        low, high = 1, start
-    else:
-        return None
-    found = low + bisect_left(range(low + 1, high), True, key=lambda count: not fits(count))
-    beyond = (found + part * found // _PROBES for part in range(_PROBES, 0, -1))
-    again = next((one for one in beyond if found + 1 < one <= most and fits(one)), None)
-    return found if again is None else largest_that_fits(fits, start=again, most=most)
 
+    def tried(count: int) -> _Trial:
+        return _Trial(count, room(count))
 
-def smallest_that_fits(fits: Fits, *, start: int, most: int) -> int | None:
-    """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
-    fits."""
-    low, high = start - 1, start
-    while not fits(high):
-        if high == most:
+    low, step = tried(min(start, most)), 1
+    if not low.fits:
+        low, high = tried(1), low
+        if not low.fits:
             return None
-        low, high = high, min(most, 2 * high)
-    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)
+    else:
+        before, high = _Trial(0, None), low
+        while high.fits and high.count < most:
+            crossing = _crossing(before, high, float, min)
+            following = 4 * high.count if crossing == inf else max(floor(crossing) + 1, high.count + step)
+            before, low, high, step = high, high, tried(min(most, following)), 2 * step
+        if high.fits:
+            return high.count
+    found = _nearest(tried, low, high, float, min)
+    if not falls(found + 1):
+        return found
+    beyond = (found + part * found // _PROBES for part in range(_PROBES, 0, -1))
+    again = next((one for one in beyond if found + 1 < one <= most and tried(one).fits), None)
+    return found if again is None else largest_that_fits(room, start=again, most=most, falls=falls)
+
+
+def smallest_that_fits(room: Room, *, start: int, most: int) -> int | None:
+    """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
+    fits.
+
+    What is refused at one count may be accepted at its double (GPUs that must divide a number of heads).
+    """
+
+    def tried(count: int) -> _Trial:
+        return _Trial(count, room(count))
+
+    before, last, step = _Trial(0, None), tried(start), 1
+    while not last.fits:
+        if last.count == most:
+            return None
+        if last.room is None:
+            following = start << (last.count // start).bit_length()
+        elif before.room is None:  # at least, as if all of the need were shared
+            following = ceil(last.count * (1 - min(last.room.values())))
+        else:
+            crossing = min(most, _crossing(before, last, _reciprocal, max))
+            following = max(ceil(crossing), last.count + step)
+        before, last, step = last, tried(min(most, following)), 2 * step
+    return start if last.count == start else _nearest(tried, last, before, _reciprocal, max)
+
+
+_Scale = Callable[[float], float]
+_Pick = Callable[[Sequence[float]], float]
+
+
+def _nearest(tried: Callable[[int], _Trial], fits: _Trial, fails: _Trial, scale: _Scale, pick: _Pick) -> int:
+    """Return the count that fits next to one that does not, between one of each kind.
+
+    Where room is linear in a ``scale``, which is its own inverse, two trials find it, elsewhere halves.
+    """
+    evenly = True
+    while (gap := abs(fits.count - fails.count)) > 1:
+        middle = (fits.count + fails.count) // 2
+        if evenly and isfinite(crossing := _crossing(fits, fails, scale, pick)):
+            rounded = floor(crossing) if fits.count < fails.count else ceil(crossing)
+            low, high = sorted((fits.count, fails.count))
+            middle = min(max(rounded, low + 1), high - 1)
+        trial = tried(middle)
+        fits, fails = (trial, fails) if trial.fits else (fits, trial)
+        evenly = not evenly or abs(fits.count - fails.count) <= gap // 2
+    return fits.count
+
+
+def _crossing(one: _Trial, other: _Trial, scale: _Scale, pick: _Pick) -> float:
+    """Return the count at which rooms end that are linear in a scale, the first or the last as ``pick`` has
+    it; inf if one stays too small, and if none ends."""
+    if one.room is None or other.room is None:
+        return inf
+    begin, end = scale(one.count), scale(other.count)
+    found = []
+    for name, here in other.room.items():
+        there = one.room.get(name, 1.0)
+        part = here / (here - there) if here != there else inf
+        at = end + (begin - end) * part if part <= 1 else 0
+        if at > 0:
+            found.append(scale(at))
+        elif here < 0:
+            return inf
+    return pick(found) if found else inf
+
+
+def _reciprocal(count: float) -> float:
+    return 1 / count
 
 
 def least_factor(low: float, high: float, holds: Callable[[float], bool]) -> float:

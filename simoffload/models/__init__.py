@@ -34,6 +34,7 @@ from simoffload.models.modules import (
     Module,
     ModuleKind,
 )
+from simoffload.models.repeated import Repeated
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
 from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
 from simoffload.models.spec import ModelSpec, load_model
@@ -55,6 +56,7 @@ __all__ = [
     "ModuleCost",
     "ModuleKind",
     "Parameter",
+    "Repeated",
     "Sequences",
     "WeightCost",
     "absorbed_kernels",

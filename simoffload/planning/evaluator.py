@@ -164,9 +164,25 @@ class Evaluator:
         uses = self.needs(*edits)
         return uses is not None and all(use.fits for use in uses)
 
+    def room(self, *edits: Edit) -> dict[str, float] | None:
+        """Return the share of each tier that is free with these edits; None if they are refused."""
+        uses = self.needs(*edits)
+        return None if uses is None else {use.tier: use.headroom / use.capacity for use in uses}
+
+    def _falls(self, *edits: Edit) -> bool:
+        """Return whether more than these edits ask for may need less of a tier that is too small: page-locked
+        memory is rounded to powers of two."""
+        uses = self.needs(*edits) or ()
+        return all(any(term.pinned for term in use.terms) for use in uses if not use.fits)
+
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
-        return largest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
+        return largest_that_fits(
+            lambda count: self.room(*edits(count)),
+            start=start,
+            most=most,
+            falls=lambda count: self._falls(*edits(count)),
+        )
 
     def largest_batch(self, *, most: int) -> int | None:
         """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller
@@ -180,7 +196,7 @@ class Evaluator:
 
     def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
         """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
-        return smallest_that_fits(lambda count: self.fits(*edits(count)), start=start, most=most)
+        return smallest_that_fits(lambda count: self.room(*edits(count)), start=start, most=most)
 
     def trying(self, *description: str) -> None:
         """Record the descriptions of tried changes."""

@@ -284,11 +284,11 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     def step(count: int) -> Edit:
         return Edit(("profiles", evaluator.named(f"raid/{array.id}"), "count"), pair * count)
 
-    def fits(count: int) -> bool:
-        uses = evaluator.needs(step(count)) or ()
-        return any(one.fits for one in uses if one.tier == use.tier)
+    def room(count: int) -> dict[str, float] | None:
+        left = evaluator.room(step(count))
+        return {use.tier: left[use.tier]} if left and use.tier in left else None
 
-    found = smallest_that_fits(fits, start=array.count // pair, most=_MOST_DRIVES // pair)
+    found = smallest_that_fits(room, start=array.count // pair, most=_MOST_DRIVES // pair)
     if found is None:
         return None
     where = "of each machine " if target.drives else ""

@@ -146,7 +146,7 @@ def _replicated(
 ) -> tuple[CheckpointPart, ...]:
     """Return the parts at stages 0 to 2, where every rank has all weights, at stage 0 all states."""
     name = "mp_rank_00_model_states.pt"
-    tensors = weights_of(model)
+    tensors: Sequence[Weight] = weights_of(model)
     if workload.stage == 0:
         writers = _writers(workload, ranks, nodes)
         if workload.writer.type == "fast":
@@ -159,7 +159,7 @@ def _replicated(
     if workload.writer.type == "fast":
         name += "-0.1"
     if workload.stage == 2:  # copies of the frozen parameters (frozen_param_fragments)
-        tensors += tuple(weight for weight in tensors if not weight.trainable)
+        tensors = (*tensors, *(weight for weight in tensors if not weight.trainable))
     weights = _weights(model, tensors, 1, (0,) if alone else everyone, "hbm", name)
     shards = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))
     return weights._replace(same_file=not alone and ranks > 1), shards

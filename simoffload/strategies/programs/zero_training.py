@@ -19,7 +19,7 @@ from pydantic import Field
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Sequences
+from simoffload.models import ModelShape, Repeated, Sequences
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
@@ -229,15 +229,15 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage in one later step."""
-        read = self.peak.read if self.peak else ()
+        read = self.peak.read if self.peak else Repeated[Tensor]()
         return self._files.steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage until the end of the first step."""
-        passed: list[tuple[Sequence[Tensor], int]] = []
+        passed: list[tuple[Repeated[Tensor], int]] = []
         if self.settings.stage == 3:
-            later = self.peak.read if self.peak else ()
+            later = self.peak.read if self.peak else Repeated[Tensor]()
             first = self._peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
         return self._files.until_first_step(passed)

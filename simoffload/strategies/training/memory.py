@@ -22,17 +22,16 @@ offload was 4P + 16P/G.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, ModelShape
+from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
 from simoffload.strategies.held import INITIALISATION, Held, HeldKind
-from simoffload.strategies.memory import ROUNDING, activations_of, pinned_rounding, system_memory
+from simoffload.strategies.memory import ROUNDING, activations_of, pinned_block, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,
@@ -66,7 +65,7 @@ class StateBytes(NamedTuple):
         return sum(self)
 
 
-def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
+def moment_bytes(kind: OptimizerKind, weights: Repeated[Weight], *, numel: int, flat: bool) -> int:
     """Return the size of the optimizer moments of ``numel`` elements [B].
 
     Adam keeps two values in single precision per element, SGD one (momentum), and 8-bit Adam two bytes, with
@@ -75,15 +74,17 @@ def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, 
     """
     if kind in BITSANDBYTES:
         numels = _tensors(weights, numel=numel, flat=flat)
-        return sum(moments(one, bits=BITSANDBYTES[kind]) for one in numels)
+        return numels.total(lambda one: moments(one, bits=BITSANDBYTES[kind]))
     if kind == "adafactor" and not flat:
-        return SINGLE * sum(weight.sums for weight in weights if weight.trainable)
+        return SINGLE * weights.total(lambda weight: weight.sums if weight.trainable else 0)
     return SINGLE * numel * (2 if kind == "adam" else 1)
 
 
-def _tensors(weights: Sequence[Weight], *, numel: int, flat: bool) -> list[int]:
+def _tensors(weights: Repeated[Weight], *, numel: int, flat: bool) -> Repeated[int]:
     """Return the sizes of the tensors that the optimizer gets [elements]: one of ``numel`` if it is flat."""
-    return [numel] if flat else [weight.numel for weight in weights if weight.trainable]
+    if flat:
+        return Repeated.once([numel])
+    return weights.where(lambda weight: weight.trainable).map(lambda weight: weight.numel)
 
 
 def state_bytes(
@@ -103,16 +104,18 @@ def state_bytes(
     stage, part = partitions.stage, partitions.part
     aliased = dtype_bytes == SINGLE and stage in (0, 3)
     return StateBytes(
-        parameters=sum(_parameters(partitions, dtype_bytes, weight_bits)),
+        parameters=_parameters(partitions, dtype_bytes, weight_bits).total(int),
         gradients=gradient_bytes * (part if stage >= 2 else partitions.trained_numel),
         master=0 if aliased else SINGLE * part,
         moments=moment_bytes(kind, partitions.weights, numel=part, flat=stage > 0),
     )
 
 
-def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | None) -> list[int]:
-    """Return the size that one rank keeps of every tensor [B]; frozen matrices have ``weight_bits`` [bit] if
-    given."""
+def _parameters(
+    partitions: Partitions, dtype_bytes: int, weight_bits: float | None, *, frozen: bool = False
+) -> Repeated[int]:
+    """Return the size that one rank keeps of every tensor, or of those that are ``frozen`` [B]; frozen
+    matrices have ``weight_bits`` [bit] if given."""
 
     def size(weight: Weight) -> int:
         numel = partitions.slice_numel(weight.numel) if partitions.stage == 3 else weight.numel
@@ -120,8 +123,8 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
             return -(-int(numel * weight_bits) // 8)
         return numel * dtype_bytes
 
-    each = {weight: size(weight) for weight in set(partitions.weights)}
-    return [each[weight] for weight in partitions.weights]
+    weights = partitions.weights
+    return (weights.where(lambda weight: not weight.trainable) if frozen else weights).map(size)
 
 
 class TrainingMemory:
@@ -161,7 +164,7 @@ class TrainingMemory:
         if self.state.offloads_optimizer or not kind.startswith("paged"):
             return 0
         numels = _tensors(cut.weights, numel=cut.part, flat=self.stage > 0)
-        return sum(paged(one, bits=BITSANDBYTES[kind]) for one in numels)
+        return numels.total(lambda one: paged(one, bits=BITSANDBYTES[kind]))
 
     def part_of(self, numel: int) -> int:
         """Return the elements that a rank keeps of a gradient of ``numel``; below stage 3 it may be all."""
@@ -203,10 +206,9 @@ class TrainingMemory:
         """[B] of the updated parameters of the largest sub-group, each padded to the size of its file."""
 
         def padded(group: Update) -> int:
-            numels = Counter([tensor.slice_numel for tensor in group.tensors])
-            return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
+            return group.tensors.total(lambda tensor: self.aligned(tensor.slice_numel * self.size))
 
-        return max((padded(update) for update in self.state.updates), default=0)
+        return max(map(padded, self.state.updates.distinct), default=0)
 
 
 # -- published estimates ---------------------------------------------------------------------------
@@ -345,8 +347,8 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[Held]:
         name = "parameters" if memory.stage < 3 else "parameter partition"
         yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
     if memory.state.weight_bits is not None:
-        frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
-        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0))
+        frozen = memory.partitions.weights.where(lambda one: one.quantizable and not one.trainable)
+        yield _term("a matrix in 16 bit, made for its use", memory.size * _largest(frozen))
     if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
         present = moments or memory.stage == 3
@@ -356,8 +358,8 @@ def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[Held]:
         yield _term("optimizer moments", size, _OPTIMIZER, "optimizer")
         yield _term(PAGED, pages, _OPTIMIZER, "optimizer")
     elif memory.state.on_gpu:
-        numel = sum(group.numel for group in memory.state.on_gpu)
-        adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0
+        numel = memory.state.on_gpu.total(lambda group: group.numel)
+        adam = moment_bytes("adam", Repeated(), numel=numel, flat=True) if moments else 0
         size = 2 * SINGLE * numel + adam
         remedy = "raise offload_optimizer.ratio"
         yield _term("optimizer states and gradients (ratio)", size, remedy, "optimizer")
@@ -391,21 +393,21 @@ def _instants(memory: TrainingMemory) -> Iterator[tuple[Held, ...]]:
     loss = _term("logits and loss", acts.loss, fewer)
     yield *_gathered(memory, reducing=False), kept, loss
 
-    head = _largest(one for one in memory.partitions.trained if one.place == "after")
+    head = _largest(memory.partitions.trained.where(lambda one: one.place == "after"))
     logits = memory.workload.tokens * memory.state.model.vocab_size * memory.size
     gradient = _term("gradient of the logits", logits, fewer)
     yield *_gathered(memory, reducing=False), kept, gradient, *_reduction(memory, head, full=False)
 
     # A bucket that is reduced amid the layers may hold what came before them.
     inside = _largest(
-        one
-        for one in memory.partitions.trained
-        if one.place == "layer" or (one.place == "after" and one.numel <= memory.bucket)
+        memory.partitions.trained.where(
+            lambda one: one.place == "layer" or (one.place == "after" and one.numel <= memory.bucket)
+        )
     )
     layer = _term("activations of one layer", acts.layer, fewer)
     yield *_gathered(memory, reducing=True), kept, layer, *_reduction(memory, inside, full=True)
 
-    embedding = _largest(one for one in memory.partitions.trained if one.place == "before")
+    embedding = _largest(memory.partitions.trained.where(lambda one: one.place == "before"))
     yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
 
 
@@ -418,7 +420,7 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[Held]:
     if peak is not None:
         held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
     else:
-        total = sum(weight.numel for weight in memory.partitions.weights)
+        total = memory.partitions.weights.total(lambda weight: weight.numel)
         batch = params.prefetch_bucket_size + largest_module_numel(memory.state.model)
         kept = max(params.max_live_parameters, params.max_reuse_distance)
         held, batch = min(total, kept + batch), min(total, batch)
@@ -428,8 +430,8 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[Held]:
         yield _term("all-gather buffer", batch * memory.size, _FETCH, "staging")
 
 
-def _largest(weights: Iterable[Weight]) -> int:
-    return max([one.numel for one in weights], default=0)
+def _largest(weights: Repeated[Weight]) -> int:
+    return max([one.numel for one in weights.distinct], default=0)
 
 
 def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[Held]:
@@ -457,7 +459,7 @@ def _update(memory: TrainingMemory) -> Iterator[Held]:
     """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
     gradient = memory.settings.gradient_bytes
     norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
-    numel = max((group.numel for group in memory.state.on_gpu), default=0)
+    numel = max((group.numel for group in memory.state.on_gpu.distinct), default=0)
     if memory.state.offloads_optimizer:
         copies = SINGLE * numel  # of PyTorch's AdamW, which updates them
     else:
@@ -541,21 +543,18 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[Held]:
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
         # Files of partitions that max_in_cpu keeps in memory are not removed.
-        sizes = Counter(memory.parameter_sizes)
-        size = sum(count * memory.aligned(one) for one, count in sizes.items() if state.swapped(one))
+        size = memory.parameter_sizes.where(state.swapped).total(memory.aligned)
         yield Held(places.weights, "parameters", places.ranks * size, kind="weights")
     if state.settings.optimizer_device != "nvme":
         return
-    states = sum(memory.aligned(SINGLE * group.numel) for group in state.on_storage)
+    states = state.on_storage.total(lambda group: memory.aligned(SINGLE * group.numel))
     name = "master weights and moments" if started else "master weights"
     count = _STATES if started else 1
     yield Held(places.optimizer, name, places.ranks * count * states, kind="optimizer")
     if started:
         smallest = state.settings.params.min_swap_bytes
-        pieces = Counter(
-            [SINGLE * tensor.slice_numel for group in state.on_storage for tensor in group.tensors]
-        )
-        size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
+        pieces = state.stored.map(lambda tensor: SINGLE * tensor.slice_numel)
+        size = pieces.where(lambda piece: piece >= smallest).total(memory.aligned)
         yield Held(places.optimizer, "gradients", places.ranks * size, kind="optimizer")
 
 
@@ -586,7 +585,7 @@ class _Ledger:
     def add(
         self,
         name: str,
-        sizes: int | Iterable[int],
+        sizes: int | Repeated[int],
         *,
         pinned: bool = False,
         locked: bool = False,
@@ -594,10 +593,10 @@ class _Ledger:
         once: bool = False,
     ) -> None:
         """Add allocations of every rank [B]; those of PyTorch (``pinned``, not ``locked``) are rounded."""
-        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        found = Repeated.once([sizes]) if isinstance(sizes, int) else sizes
         if pinned:
-            self._rounding += pinned_rounding(found)
-        if size := sum(found) * self._ranks:
+            self._rounding += found.total(lambda size: pinned_block(size) - size)
+        if size := found.total(int) * self._ranks:
             held = Held("dram", name, size, pinned or locked, remedy, once, kind=self.kind)
             self._terms.append(held)
 
@@ -611,11 +610,6 @@ class _Ledger:
             remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
         )
         return (*self._terms, *([rounding] if self._rounding else []))
-
-
-def _rounded(sizes: Sequence[int]) -> int:
-    """Return the size that PyTorch page-locks for ``sizes`` [B], each rounded to a power of two."""
-    return sum(sizes) + pinned_rounding(sizes)
 
 
 def _host_initialisation(memory: TrainingMemory) -> tuple[Held, ...]:
@@ -650,11 +644,11 @@ def _host_micro_step(memory: TrainingMemory) -> tuple[Held, ...]:
 def _host_optimizer_step(memory: TrainingMemory) -> tuple[Held, ...]:
     """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
     ledger = _state_ledger(memory)
-    updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
+    updated = [group.numel for group in (*memory.state.in_memory.distinct, *memory.state.on_storage.distinct)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
         ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
-    swapped = max((group.numel for group in memory.state.on_storage), default=0)
+    swapped = max((group.numel for group in memory.state.on_storage.distinct), default=0)
     ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
     return ledger.terms()
 
@@ -688,20 +682,15 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
     params, sizes = memory.settings.params, memory.parameter_sizes
     if memory.state.weights_on == "dram":
         element = memory.size
-        trained = [numel * element for numel in memory.partitions.slices]
-        frozen = [
-            size
-            for size, weight in zip(sizes, memory.partitions.weights, strict=True)
-            if not weight.trainable
-        ]
+        trained = memory.partitions.slices.map(lambda numel: numel * element)
+        frozen = _parameters(memory.partitions, element, memory.state.weight_bits, frozen=True)
         ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
         # One flat buffer, which is always pinned, replaces the partitions.
-        ledger.add("parameters", sum(trained), pinned=True)
+        ledger.add("parameters", trained.total(int), pinned=True)
         if params.pin_memory:
-            ledger.add(_CACHED, _rounded(trained), locked=True, remedy=_PINNED)
+            ledger.add(_CACHED, trained.total(pinned_block), locked=True, remedy=_PINNED)
         return
-    staying = {size for size in set(sizes) if not memory.state.swapped(size)}
-    small = [size for size in sizes if size in staying]
+    small = sizes.where(lambda size: not memory.state.swapped(size))
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
     pins = params.swap_buffers_pinned  # PyTorch did, DeepSpeed does since 0.19.4
     if not params.use_gds:
@@ -717,7 +706,7 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
 
 
 def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
-    groups = [group.numel for group in memory.state.in_memory]
+    groups = memory.state.in_memory.map(lambda group: group.numel)
     if memory.stage == 3:
         _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
         gradients = memory.settings.gradient_bytes * memory.partitions.part
@@ -734,11 +723,11 @@ def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> Non
 
 
 def _states_in_memory(
-    memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
+    memory: TrainingMemory, ledger: _Ledger, groups: Repeated[int], *, pinned_master: bool, moments: bool
 ) -> None:
     """Add the states in single precision, and the copies of ZenFlow and SuperOffload."""
-    settings, numel = memory.settings, sum(groups)
-    single = [SINGLE * group for group in groups]
+    settings, numel = memory.settings, groups.total(int)
+    single = groups.map(lambda group: SINGLE * group)
     overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
     ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
     if overlapped or settings.super_offload:
@@ -747,11 +736,11 @@ def _states_in_memory(
         ledger.add("gradients in single precision", single, pinned=_pins_gradients(memory), remedy=_NVME)
     if not moments:
         return
-    size = moment_bytes("adam", (), numel=numel, flat=True)
+    size = moment_bytes("adam", Repeated(), numel=numel, flat=True)
     if overlapped:
         unset = "unset zenflow.overlap_step"
         ledger.add("optimizer moments, twice (ZenFlow)", 2 * size, remedy=unset)
-        ledger.add("master weights as last updated (ZenFlow)", sum(single), remedy=unset)
+        ledger.add("master weights as last updated (ZenFlow)", single.total(int), remedy=unset)
     else:
         ledger.add("optimizer moments", size, remedy=_NVME)
     if settings.zenflow is not None and settings.zenflow.offload:
@@ -770,18 +759,20 @@ def _pins_master(memory: TrainingMemory) -> bool:
     return version >= _MASTER_PINNED and (version < _MASTER_PIN_SETTING or memory.settings.pin_memory)
 
 
-def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
+def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: Repeated[int], *, twice: bool) -> None:
     """Add gradients in memory shared with another process; their page-locked original stays."""
     if twice:
-        ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
+        ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * single.total(int), remedy=_NVME)
     else:
-        ledger.add("gradients in single precision", sum(single), remedy=_NVME)
+        ledger.add("gradients in single precision", single.total(int), remedy=_NVME)
         # The other process has a buffer of its own.
-        buffer = max(single, default=0)
+        buffer = max(single.distinct, default=0)
         pinned = memory.settings.pin_memory
         ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
     if memory.settings.pin_memory:
-        ledger.add(_CACHED, _rounded(single), locked=True, remedy="unset offload_optimizer.pin_memory")
+        ledger.add(
+            _CACHED, single.total(pinned_block), locked=True, remedy="unset offload_optimizer.pin_memory"
+        )
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
@@ -793,8 +784,8 @@ def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulat
     ledger.add("gradient buffer", memory.size * memory.largest, pinned=pinned)
     if accumulates and memory.workload.gradient_accumulation_steps > 1:
         # One buffer for every tensor of the partition, each of the tensor's full size.
-        sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
-        held = (_rounded(sizes) if pinned else sum(sizes)) // memory.ranks
+        sizes = memory.partitions.trained.map(lambda weight: memory.size * weight.numel)
+        held = sizes.total(pinned_block if pinned else int) // memory.ranks
         ledger.add(
             "accumulated gradients", held, locked=True, remedy="lower gradient_accumulation_steps to 1"
         )

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from simoffload.limits import count_elements
-from simoffload.models import SINGLE, ModelShape
+from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
@@ -627,7 +626,7 @@ class TrainedLayers(LayeredModel):
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
         """Return the partitioned tensors, with their tiers, of a model with ``count`` layers."""
-        return self.state.of_layers(count)
+        return tuple(self.state.of_layers(count))
 
     @cached_property
     def full(self) -> LayerStack:
@@ -706,14 +705,14 @@ class _Reads(CoordinatorSink):
         self._repeated.append((first, len(self.slices), times))
 
     @property
-    def all(self) -> list[Tensor]:
+    def all(self) -> Repeated[Tensor]:
         """Return all partitions that are read, in order."""
-        found, done = [], 0
+        found: list[tuple[Sequence[Tensor], int]] = []
+        done = 0
         for first, last, times in self._repeated:
-            count_elements((last - first) * times)
-            found += self.slices[done:last] + self.slices[first:last] * times
+            found += (self.slices[done:last], 1), (self.slices[first:last], times)
             done = last
-        return found + self.slices[done:]
+        return Repeated(*found, (self.slices[done:], 1))
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         self.slices.extend(tensors)
@@ -726,7 +725,7 @@ class ReplayPeaks(NamedTuple):
     """Largest size of all parameters that are gathered at the same time [elements]."""
     largest: int
     """Largest size of parameters that are gathered in one call [elements]."""
-    read: tuple[Tensor, ...]
+    read: Repeated[Tensor]
     """Partitions that were read from storage."""
     while_reducing: int
     """Largest size of gathered parameters while a bucket is reduced [elements]."""
@@ -758,9 +757,7 @@ def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) 
         if not right:
             return None
     bucket.flush()
-    return ReplayPeaks(
-        coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing)
-    )
+    return ReplayPeaks(coordinator.peak_on_gpu, coordinator.largest_gather, reads.all, max(while_reducing))
 
 
 def buckets(step: LayerStack, size: int) -> list[Sequence[Tensor]]:

@@ -9,24 +9,24 @@ deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6), st
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
-from typing import Literal, NamedTuple
+from itertools import accumulate, chain, groupby
+from typing import Literal, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.limits import count_elements
-from simoffload.models import SINGLE, ModelShape, Module, Parameter
+from simoffload.models import SINGLE, Layer, ModelShape, Module, Parameter, Repeated
 from simoffload.results import STATES_8BIT, Change
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.held import INITIALISATION, Held
 from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cut_tensors
 from simoffload.units import plural
+
+T = TypeVar("T")
 
 _FLAT_ALIGNMENT = 2
 """[elements] to which ZeRO-1 and 2 pad a rank's part (``nccl_start_alignment_factor``, stage_1_and_2.py)."""
@@ -51,14 +51,17 @@ class Weight(NamedTuple):
     """Position of its module relative to the layers; gradients come in the opposite order."""
 
 
-def weights_of(model: ModelShape) -> tuple[Weight, ...]:
+def weights_of(model: ModelShape) -> Repeated[Weight]:
     """Return every distinct tensor in the order of the modules."""
-    found = tuple(_weights(model, model.modules_before, "before"))
-    for layers, repeat in model.groups:
-        group = tuple(weight for layer in layers for weight in _weights(model, layer, "layer"))
-        count_elements(len(group) * repeat)
-        found += group * repeat
-    return (*found, *_weights(model, model.modules_after, "after"))
+    groups = (
+        (chain.from_iterable(_weights(model, layer, "layer") for layer in layers), repeat)
+        for layers, repeat in model.groups
+    )
+    before, after = (
+        (_weights(model, model.modules_before, "before"), 1),
+        (_weights(model, model.modules_after, "after"), 1),
+    )
+    return Repeated(before, *groups, after)
 
 
 def _weights(
@@ -93,26 +96,51 @@ def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
     return stacked * (narrow + one // narrow)
 
 
-def sub_groups(numels: Sequence[int], size: int) -> tuple[slice, ...]:
-    """Split partitions of ``numels`` [elements], in the model's order, into groups that end once they hold
-    ``size`` elements (``sub_group_size``, ``_create_fp16_sub_groups``)."""
-    groups: list[slice] = []
-    begin = held = 0
-    for index, numel in enumerate(numels):
-        held += numel
-        if held >= size:
-            groups.append(slice(begin, index + 1))
-            begin, held = index + 1, 0
-    if begin < len(numels):
-        groups.append(slice(begin, len(numels)))
-    return tuple(groups)
+def sub_groups(tensors: Repeated[T], numel: Callable[[T], int], size: int) -> Repeated[Repeated[T]]:
+    """Split partitions of ``numel`` [elements], in the model's order, into groups that end once they hold
+    ``size`` elements (``sub_group_size``, ``_create_fp16_sub_groups``).
+
+    If a layer begins with as many tensors in the open group as an equal layer before it, the groups repeat.
+    """
+    pieces: list[tuple[list[Repeated[T]], int]] = []
+    begun: list[tuple[Sequence[T], int]] = []  # pieces of the group that is open
+    held = 0
+    for items, times in tensors.pieces:
+        numels = [numel(one) for one in items]
+        each, done = sum(numels), 0
+        ended: list[Repeated[T]] = []
+        met: dict[int, tuple[int, int]] = {}
+        while done < times:
+            opened = sum(len(some) * count for some, count in begun)
+            if opened in met:
+                before, first = met[opened]
+                cycles = (times - done) // (done - before)
+                pieces += (ended[:first], 1), (ended[first:], 1 + cycles)
+                ended, met, done = [], {}, done + cycles * (done - before)
+                continue
+            if opened <= done * len(items):  # all of them are of these layers
+                met[opened] = done, len(ended)
+            if whole := min(times - done, max(0, size - 1 - held) // each):
+                begun.append((items, whole))
+                held, done = held + whole * each, done + whole
+                continue
+            begin = 0
+            for end, one in enumerate(numels, 1):
+                held += one
+                if held >= size:
+                    ended.append(Repeated(*begun, (items[begin:end], 1)))
+                    begun, begin, held = [], end, 0
+            begun.append((items[begin:], 1))
+            done += 1
+        pieces.append((ended, 1))
+    return Repeated(*pieces, ([Repeated(*begun)] if held else [], 1))
 
 
 @dataclass(frozen=True)
 class Partitions:
     """Partitions are a model's tensors, divided among ``ranks`` as a stage of ZeRO does."""
 
-    weights: tuple[Weight, ...]
+    weights: Repeated[Weight]
     """All tensors of the model, including frozen ones."""
     stage: int
     ranks: int
@@ -120,42 +148,48 @@ class Partitions:
     """Size of a sub-group of stage 3 [elements]."""
 
     @cached_property
-    def trained(self) -> tuple[Weight, ...]:
+    def trained(self) -> Repeated[Weight]:
         """Tensors of the model that have gradients."""
-        return tuple([weight for weight in self.weights if weight.trainable])
+        return self.weights.where(lambda weight: weight.trainable)
 
     @cached_property
     def trained_numel(self) -> int:
         """Total size of the trained tensors [elements]."""
-        return sum(weight.numel for weight in self.trained)
+        return self.trained.total(lambda weight: weight.numel)
 
     def slice_numel(self, numel: int) -> int:
         """Return the size of one rank's slice of a tensor [elements]; stage 0 does not divide tensors."""
         return -(-numel // self.ranks) if self.stage else numel
 
     @cached_property
-    def slices(self) -> tuple[int, ...]:
+    def slices(self) -> Repeated[int]:
         """[elements] of one rank's slice of every trained tensor."""
-        return tuple([self.slice_numel(weight.numel) for weight in self.trained])
+        return self.trained.map(lambda weight: self.slice_numel(weight.numel))
 
     @cached_property
     def part(self) -> int:
         """[elements] of one rank's part; stage 3 pads every tensor, stages 1 and 2 the sequence of all."""
         if self.stage in (0, 3):
-            return sum(self.slices)
+            return self.slices.total(int)
         return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
 
-    @cached_property
-    def groups(self) -> tuple[slice, ...]:
-        """Trained tensors that are updated together: sub-groups in stage 3, otherwise all tensors."""
+    def grouped(self, trained: Repeated[T], numel: Callable[[T], int]) -> Repeated[Repeated[T]]:
+        """Return trained tensors that are updated together: sub-groups in stage 3, otherwise all tensors."""
         if self.stage < 3:
-            return (slice(0, len(self.trained)),)
-        return sub_groups(self.slices, self.sub_group_size)
+            return Repeated.once([trained])
+        return sub_groups(trained, numel, self.sub_group_size)
 
     @cached_property
-    def group_numels(self) -> tuple[int, ...]:
+    def groups(self) -> Repeated[Repeated[int]]:
+        """[elements] of one rank's slices of the tensors in every group."""
+        return self.grouped(self.slices, int)
+
+    @cached_property
+    def group_numels(self) -> Repeated[int]:
         """[elements] of one rank's part of every group."""
-        return tuple(sum(self.slices[group]) for group in self.groups) if self.stage == 3 else (self.part,)
+        return (
+            self.groups.map(lambda group: group.total(int)) if self.stage == 3 else Repeated.once([self.part])
+        )
 
 
 class Places(NamedTuple):
@@ -173,7 +207,7 @@ class Places(NamedTuple):
 class Update(NamedTuple):
     """An Update is that of a sub-group of tensors: where their states are, and where parameters go."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: Repeated[Tensor]
     numel: int
     """Size of one rank's part [elements]."""
     on_gpu: bool
@@ -240,29 +274,27 @@ class TrainingState:
         """Whether the tensors of all layers are on the same tiers, so that the layers are interchangeable."""
         settings, params = self.settings, self.settings.params
         weights = self.partitions.weights
-        in_layers = any(weight.place == "layer" for weight in weights)
+        in_layers = any(weight.place == "layer" for weight in weights.distinct)
         uneven = settings.super_offload or settings.ratio != 1.0
         if uneven or not self.model.uniform or not in_layers:
             return False
-        small = sum(one.numel for one in weights if one.numel <= params.param_persistence_threshold)
-        if settings.stage == 3 and small > params.model_persistence_threshold:
+        small = weights.where(lambda one: one.numel <= params.param_persistence_threshold)
+        if settings.stage == 3 and small.total(lambda one: one.numel) > params.model_persistence_threshold:
             return False
-        if not any(tensor.on_nvme for tensor in self.of_layers(1)):
+        if not any(tensor.on_nvme for tensor in self.of_layers(1).distinct):
             return True
         # If the first sub-group does not fit, none does.
-        return not self.partitions.groups or self.partitions.group_numels[0] > params.max_in_cpu
+        return all(first > params.max_in_cpu for first in self.partitions.group_numels.distinct[:1])
 
-    def of_layers(self, count: int) -> tuple[Tensor, ...]:
+    def of_layers(self, count: int) -> Repeated[Tensor]:
         """Return all tensors of a model of ``count`` homogeneous layers."""
-        model = self.model.of_layers(count)
-        pieces = model.outside_and_kinds()
-        found: tuple[Tensor, ...] = ()
-        for modules, times in pieces:
+
+        def placed(modules: Layer) -> Iterator[Tensor]:
             owned = (one for module in modules for one in module.parameters if not one.tied)
-            piece = tuple(self._placed((one.name, one.numel) for one in owned))
-            count_elements(len(piece) * times)
-            found += piece * times
-        return found
+            return self._placed((one.name, one.numel) for one in owned)
+
+        pieces = self.model.of_layers(count).outside_and_kinds()
+        return Repeated(*((placed(modules), times) for modules, times in pieces))
 
     def _placed(self, tensors: Iterable[tuple[str, int]]) -> Iterator[Tensor]:
         """Return the partitioned tensors, with their tiers, for names and sizes [elements]."""
@@ -272,80 +304,88 @@ class TrainingState:
         return cut if settings.stage == 3 else (tensor._replace(persistent=False) for tensor in cut)
 
     @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> Repeated[Tensor]:
         """All partitioned tensors with their tiers; separate objects unless layers are interchangeable."""
         if self.homogeneous:
             return self.of_layers(self.model.num_hidden_layers)
         weights = self.partitions.weights
         found = list(self._placed((weight.name, weight.numel) for weight in weights))
         trained = [index for index, weight in enumerate(weights) if weight.trainable]
-        for group in self._kept:
-            for index in trained[group]:
-                found[index] = found[index]._replace(on_nvme=False)
-        return tuple(found)
+        for index in trained[: self._kept]:
+            found[index] = found[index]._replace(on_nvme=False)
+        return Repeated.once(found)
 
     @property
-    def _kept(self) -> Iterator[slice]:
-        """Sub-groups that ``max_in_cpu`` keeps in host memory."""
-        cut = self.partitions
+    def _kept(self) -> int:
+        """Number of trained tensors in the sub-groups that ``max_in_cpu`` keeps in host memory."""
+        cut, room = self.partitions, self.settings.params.max_in_cpu
         ends = accumulate(cut.group_numels)
-        return (
-            group
-            for group, end in zip(cut.groups, ends, strict=True)
-            if end <= self.settings.params.max_in_cpu
-        )
+        return sum(len(group) for group, end in zip(cut.groups, ends, strict=True) if end <= room)
 
     @cached_property
-    def trained(self) -> tuple[Tensor, ...]:
+    def trained(self) -> Repeated[Tensor]:
         """Tensors that the optimizer updates; all of them except with LoRA."""
         weights = self.partitions.weights
-        return tuple([one for one, weight in zip(self.tensors, weights, strict=True) if weight.trainable])
+        if all(weight.trainable for weight in weights.distinct):
+            return self.tensors
+        pairs = zip(self.tensors, weights, strict=True)
+        return Repeated.once(tensor for tensor, weight in pairs if weight.trainable)
 
     # -- sub-groups -----------------------------------------------------------------------------
 
     @cached_property
-    def updates(self) -> tuple[Update, ...]:
+    def updates(self) -> Repeated[Update]:
         """Update of every sub-group by the optimizer, in order."""
+        groups = self.partitions.grouped(self.trained, lambda tensor: tensor.slice_numel)
+        if not self.offloads_optimizer or self.settings.ratio == 1.0:
+            return groups.map(lambda group: self._update(group, on_gpu=not self.offloads_optimizer))
+        on_cpu_from = int((1 - self.settings.ratio) * len(groups))
+        return Repeated.once(
+            self._update(group, on_gpu=index < on_cpu_from) for index, group in enumerate(groups)
+        )
+
+    def _update(self, tensors: Repeated[Tensor], *, on_gpu: bool) -> Update:
         settings, cut = self.settings, self.partitions
-        on_cpu_from = int((1 - settings.ratio) * len(cut.groups))
-        updates = []
-        for index, (group, numel) in enumerate(zip(cut.groups, cut.group_numels, strict=True)):
-            tensors = self.trained[group]
-            swapped = (
-                settings.optimizer_device == "nvme"  # regardless of ``ratio`` (_swappable_optimizer_subgroup)
-                and numel * SINGLE >= settings.params.min_swap_bytes
-            )
-            params = self.weights_on
-            if params == "nvme" and not any(tensor.on_nvme for tensor in tensors):
-                params = "dram"
-            on_gpu = not self.offloads_optimizer or index < on_cpu_from
-            updates.append(Update(tensors, numel, on_gpu, swapped, params))
-        return tuple(updates)
+        numel = cut.part if cut.stage < 3 else tensors.total(lambda tensor: tensor.slice_numel)
+        swapped = (
+            settings.optimizer_device == "nvme"  # regardless of ``ratio`` (_swappable_optimizer_subgroup)
+            and numel * SINGLE >= settings.params.min_swap_bytes
+        )
+        params = self.weights_on
+        if params == "nvme" and not any(tensor.on_nvme for tensor in tensors.distinct):
+            params = "dram"
+        return Update(tensors, numel, on_gpu, swapped, params)
 
     @cached_property
-    def on_gpu(self) -> tuple[Update, ...]:
+    def on_gpu(self) -> Repeated[Update]:
         """Sub-groups with their states in HBM (Twin-Flow: the first ones, unless they are on storage)."""
-        return tuple(one for one in self.updates if one.on_gpu and not one.swapped)
+        return self.updates.where(lambda one: one.on_gpu and not one.swapped)
 
     @cached_property
-    def in_memory(self) -> tuple[Update, ...]:
+    def in_memory(self) -> Repeated[Update]:
         """Sub-groups with their states in host memory."""
-        return tuple(one for one in self.updates if not one.on_gpu and not one.swapped)
+        return self.updates.where(lambda one: not one.on_gpu and not one.swapped)
 
     @cached_property
-    def on_storage(self) -> tuple[Update, ...]:
+    def on_storage(self) -> Repeated[Update]:
         """Sub-groups with their states on storage."""
-        return tuple(one for one in self.updates if one.swapped)
+        return self.updates.where(lambda one: one.swapped)
+
+    @cached_property
+    def stored(self) -> Repeated[Tensor]:
+        """Tensors of the sub-groups with their states on storage."""
+        groups = self.on_storage.map(lambda update: update.tensors)
+        return Repeated(*((chain.from_iterable(some), times) for some, times in groups.pieces))
 
     @property
     def cpu_numel(self) -> int:
         """Number of elements of one rank that are updated on the CPU."""
-        return sum(update.numel for update in self.updates if not update.on_gpu)
+        return self.updates.total(lambda update: 0 if update.on_gpu else update.numel)
 
     @property
     def largest_group(self) -> int:
         """Size of one rank's part of the largest sub-group [elements]."""
-        return max(self.partitions.group_numels, default=0)
+        return max(self.partitions.group_numels.distinct, default=0)
 
 
 _PARAMS = "parameters"
@@ -357,7 +397,7 @@ class Transfer(NamedTuple):
     tier: str
     what: str
     written: bool
-    sizes: tuple[int, ...]
+    sizes: Repeated[int]
     """Size of each file [B]."""
     times: int = 1
     """Number of times that all files are transferred."""
@@ -365,15 +405,14 @@ class Transfer(NamedTuple):
     @property
     def size(self) -> int:
         """Total size of the transfer [B]."""
-        return self.times * sum(self.sizes)
+        return self.times * self.sizes.total(int)
 
     def full_requests(self, *, block: int, threads: int) -> int:
         """Return the number of requests of a whole ``block`` [B] for the files, with ``threads`` aio threads.
 
         Each thread takes an equal slice of a file; the remainder of a slice is a smaller request.
         """
-        sizes = Counter(self.sizes)
-        return self.times * sum(times * threads * (size // threads // block) for size, times in sizes.items())
+        return self.times * self.sizes.total(lambda size: threads * (size // threads // block))
 
 
 class StorageStage(NamedTuple):
@@ -383,7 +422,7 @@ class StorageStage(NamedTuple):
     transfers: tuple[Transfer, ...]
 
 
-Passed = Sequence[tuple[Sequence[Tensor], int]]
+Passed = Sequence[tuple[Repeated[Tensor], int]]
 """Partitions that passes read, and the number of passes that read them."""
 
 
@@ -393,13 +432,11 @@ class RankFiles:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._aligned = state.settings.params.aligned
-        self._states = tuple(self._aligned(group.numel * SINGLE) for group in state.on_storage)
+        self._states = state.on_storage.map(lambda group: self._aligned(group.numel * SINGLE))
         swapper = GradientSwapper.of(state)
-        swapped = [tensor for group in state.on_storage for tensor in group.tensors]
-        self._gradients = tuple(
-            size for one in swapped if swapper is not None and (size := swapper.size(one))
-        )
-        self._params = self._sizes(tensor for tensor in state.trained if tensor.on_nvme)
+        gradients = state.stored.map(swapper.size) if swapper is not None else Repeated[int]()
+        self._gradients = gradients.where(bool)
+        self._params = self._sizes(state.trained.where(lambda tensor: tensor.on_nvme))
 
     def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
         """Return the stages of start-up and the first step, in which the trace is recorded."""
@@ -447,11 +484,9 @@ class RankFiles:
     def _move_params(self, *, written: bool) -> Transfer:
         return Transfer(self._state.places.weights, _PARAMS, written, self._params)
 
-    def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    def _sizes(self, tensors: Repeated[Tensor]) -> Repeated[int]:
         element = self._state.model.dtype_bytes
-        numels = [tensor.slice_numel for tensor in tensors]
-        aligned = {numel: self._aligned(numel * element) for numel in set(numels)}
-        return tuple([aligned[numel] for numel in numels])
+        return tensors.map(lambda tensor: self._aligned(tensor.slice_numel * element))
 
 
 def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
@@ -564,7 +599,7 @@ class GradientSwapper:
 def check_buffers(state: TrainingState) -> None:
     """Raise InputError for swap buffers that DeepSpeed finds too small or too few at start-up."""
     settings, params, zero = state.settings, state.settings.params, "strategy.ds_config.zero_optimization"
-    check_buffer_size(state.tensors, params)
+    check_buffer_size(state.tensors.distinct, params)
     at_once = min(len(state.on_storage), 1 + settings.pipeline_read + settings.pipeline_write)
     if settings.buffer_count < 4 * at_once:
         text = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.models import ModelShape, load_model
+from simoffload.models import ModelShape, Repeated, load_model
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.held import INITIALISATION
@@ -57,7 +57,7 @@ def test_overlap_comm_needs_a_second_bucket_below_stage_3_only() -> None:
 
 
 def test_stage_3_keeps_partitions_and_gathers_what_it_works_on() -> None:
-    held = sizes(run({"stage": 3}, ranks=8, peak=ReplayPeaks(10**9, 10**8, (), 10**9)), "hbm")
+    held = sizes(run({"stage": 3}, ranks=8, peak=ReplayPeaks(10**9, 10**8, Repeated(), 10**9)), "hbm")
     assert held["parameter partition"] == pytest.approx(2 * _N / 8, rel=1e-5)
     assert held["all-gather buffer"] == 2 * 10**8
     assert max(held.get("gathered parameters, peak", 0), held.get("gathered parameters", 0)) == 2 * 10**9

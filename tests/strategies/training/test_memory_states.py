@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.models import load_model
+from simoffload.models import Repeated, load_model
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.training.memory import StateBytes, moment_bytes, state_bytes
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
@@ -19,7 +19,7 @@ def matrix(rows: int, columns: int, **more: object) -> Weight:
 
 def states(stage: int, *, ranks: int = 64, gradient_bytes: int = 2) -> StateBytes:
     return state_bytes(
-        Partitions((matrix(75_000, 100_000),), stage, ranks),
+        Partitions(Repeated.once([matrix(75_000, 100_000)]), stage, ranks),
         kind="adam",
         dtype_bytes=2,
         gradient_bytes=gradient_bytes,
@@ -37,7 +37,7 @@ def test_gradients_are_accumulated_in_the_configured_type() -> None:
 
 
 def test_stage_3_pads_each_tensor_and_stage_2_all_together() -> None:
-    weights = (matrix(1, 5), matrix(1, 6))
+    weights = Repeated.once([matrix(1, 5), matrix(1, 6)])
     by_stage = {
         stage: state_bytes(Partitions(weights, stage, 4), kind="adam", dtype_bytes=2, gradient_bytes=2)
         for stage in (2, 3)
@@ -50,7 +50,7 @@ def test_stage_3_pads_each_tensor_and_stage_2_all_together() -> None:
 
 def test_what_each_optimizer_remembers() -> None:
     """For a matrix of 4096 x 1024, by hand."""
-    weights, numel = [matrix(4096, 1024)], 4096 * 1024
+    weights, numel = Repeated.once([matrix(4096, 1024)]), 4096 * 1024
 
     def of(kind: str, *, flat: bool) -> int:
         return moment_bytes(kind, weights, numel=numel, flat=flat)  # type: ignore[arg-type]
@@ -63,13 +63,13 @@ def test_what_each_optimizer_remembers() -> None:
 
 
 def test_small_tensors_keep_8_bit_adam_in_single_precision() -> None:
-    assert moment_bytes("adam8bit", [], numel=4095, flat=True) == 8 * 4095
-    assert moment_bytes("adam8bit", [], numel=4096, flat=True) == 2 * (4096 + 4 * 16)
+    assert moment_bytes("adam8bit", Repeated(), numel=4095, flat=True) == 8 * 4095
+    assert moment_bytes("adam8bit", Repeated(), numel=4096, flat=True) == 2 * (4096 + 4 * 16)
 
 
 def test_a_model_in_single_precision_has_no_master_weights_unless_they_are_a_partition() -> None:
     for stage, master in ((0, 0), (1, 4 * 250), (2, 4 * 250), (3, 0)):
-        partitions = Partitions((matrix(10, 100),), stage, 4)
+        partitions = Partitions(Repeated.once([matrix(10, 100)]), stage, 4)
         found = state_bytes(partitions, kind="adam", dtype_bytes=4, gradient_bytes=4)
         assert found.master == master
 
@@ -117,7 +117,7 @@ def test_qlora_keeps_the_layers_matrices_in_four_bits() -> None:
     st.sampled_from([0, 1, 2, 3]),
 )
 def test_all_ranks_together_hold_at_least_the_whole(numels: list[int], ranks: int, stage: int) -> None:
-    partitions = Partitions(tuple(matrix(1, numel) for numel in numels), stage, ranks)
+    partitions = Partitions(Repeated.once(matrix(1, numel) for numel in numels), stage, ranks)
     found = state_bytes(partitions, kind="adam", dtype_bytes=2, gradient_bytes=2)
     whole = sum(numels)
     assert found.master * ranks >= 4 * whole

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
+from simoffload.models import Repeated
 from simoffload.scenario import load_scenario
 from simoffload.strategies.held import memory_stages, optimizer_target, target, traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
@@ -116,7 +117,8 @@ def test_requests_of_slices() -> None:
     """Two threads have 2.5 blocks each, and make two whole requests."""
 
     def requests(*sizes: int, threads: int, times: int = 1) -> int:
-        return Transfer("nvme", "states", False, sizes, times).full_requests(block=512, threads=threads)
+        transfer = Transfer("nvme", "states", False, Repeated.once(sizes), times)
+        return transfer.full_requests(block=512, threads=threads)
 
     assert requests(5 * 512, threads=2) == 4
     assert requests(5 * 512, 4 * 512, threads=1) == 9

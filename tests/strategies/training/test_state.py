@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simoffload
-from simoffload.models.modules import SINGLE
+from simoffload.models import SINGLE, Repeated
 from simoffload.strategies.training.state import Partitions, Weight, sub_groups
 from tests.strategies.training.mode_cases import BIG, CPU, NUMEL, plan_of
 
 NVME = {"device": "nvme", "nvme_path": "/raid"}
 
 
-def weights(*numels: int) -> tuple[Weight, ...]:
-    return tuple(Weight(str(i), numel, numel, True, False, "layer") for i, numel in enumerate(numels))
+def weights(*numels: int) -> Repeated[Weight]:
+    return Repeated.once(Weight(str(i), numel, numel, True, False, "layer") for i, numel in enumerate(numels))
 
 
 def calls(name: str) -> Iterator[str]:
@@ -64,12 +64,29 @@ def test_below_stage_3_one_rank_updates_an_equal_part_of_all_parameters_in_a_row
     assert Partitions(weights(5, 6), 0, 4).group_numels == (11,)
 
 
-@given(numels=st.lists(st.integers(1, 50), min_size=1, max_size=40), size=st.integers(1, 200))
-def test_every_tensor_is_in_one_group_and_all_but_the_last_are_full(numels: list[int], size: int) -> None:
-    groups = [numels[group] for group in sub_groups(numels, size)]
-    assert [numel for group in groups for numel in group] == numels
-    assert all(sum(group[:-1]) < size for group in groups)
-    assert all(sum(group) >= size for group in groups[:-1])
+numels = st.lists(st.integers(1, 50), max_size=6)
+pieces = st.lists(st.tuples(numels, st.integers(0, 40)), max_size=4)
+
+
+@given(tensors=pieces, size=st.integers(1, 200))
+def test_equal_layers_have_the_groups_that_a_walk_through_all_tensors_finds(
+    tensors: list[tuple[list[int], int]], size: int
+) -> None:
+    """Every tensor is in one group, and all groups but the last are full."""
+    groups, found = [list[int]()], Repeated(*tensors)
+    for numel in found:
+        groups[-1].append(numel)
+        if sum(groups[-1]) >= size:
+            groups.append([])
+    assert [list(group) for group in sub_groups(found, int, size)] == [group for group in groups if group]
+
+
+def test_groups_of_equal_layers_are_found_in_a_few_of_them() -> None:
+    """Five layers of 4 and 6 elements fill two groups of 21 or more: one of 24, one of 26 elements."""
+    layers = Repeated(([1], 1), ([4, 6], 10**9))
+    groups = sub_groups(layers, int, 21)
+    assert sum(len(some) for some, _ in groups.pieces) < 20
+    assert groups.total(lambda group: group.total(int)) == layers.total(int)
 
 
 # -- places --------------------------------------------------------------------------------------------
