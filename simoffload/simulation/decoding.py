@@ -4,11 +4,12 @@ Decode steps differ only in the duration of attention, because the key-value cac
 simulated step gives the exact times of later steps up to the one at which another operation begins to
 determine the time (``makespan_for_longer_context``); that step is simulated next. If not even the next step
 is certain, the last step and the one in the middle are simulated. If the middle lies on the line between the
-ends, within ``STRAIGHT``, the steps between them are interpolated; otherwise each half is treated in the same
-way. Steps that remain after ``MOST`` simulated ones are interpolated, too. The stated error bound follows
-from the distances of simulated steps from the line between their neighbours: unless transfers share links,
-times are convex in the duration of attention, and a convex curve is nowhere farther from the line between two
-of its points than about twice its distance in the middle.
+ends, within ``STRAIGHT``, the steps between them are interpolated: over their numbers, if it lies on that
+line, too, otherwise over the duration of attention. If it does not, each half is treated in the same way.
+Steps that remain after ``MOST`` simulated ones are interpolated, too. The stated error bound follows from the
+distances of simulated steps from the line between their neighbours: unless transfers share links, times are
+convex in the duration of attention, and a convex curve is nowhere farther from the line between two of its
+points than about twice its distance in the middle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST = 16
 """Largest number of steps that are simulated before the rest is interpolated."""
 STRAIGHT = 1e-9
 """Distance of a simulated step from the line between two others, relative to its time, up to which no more
-steps between them are simulated, and the least error bound of interpolated steps (our choice)."""
+steps between them are simulated (our choice)."""
 REMEMBERED = 4096
 """Number of steps whose durations are cached, as they are used twice."""
 _SAFETY = 2
@@ -81,7 +82,7 @@ def decode(
     known = {1: run(1)}
     open_ends = [(1, steps)]
     alone = set[int]()  # simulated steps after which not even the next one is certain
-    straight = set[int]()  # first steps of ranges with a line between their ends
+    straight = dict[int, bool]()  # first steps of ranges with a line between their ends: whether it is even
     done: list[_DecodeRange] = []
     while open_ends:
         low, high = open_ends.pop(0)
@@ -104,12 +105,12 @@ def decode(
             known[middle], known[high] = ends[1:]
             open_ends += [(low, middle), (middle, high)]
             if _distance(*ends) <= STRAIGHT:
-                straight |= {low, middle}
+                even = _distance(*ends, even=True) <= STRAIGHT
+                straight |= {low: even, middle: even}
         else:
             end = known[high] = known.get(high) or run(high)
-            done.append(
-                _DecodeRange(known[low], end.durations, end.time, high, None if high - low > 1 else 0)
-            )
+            grown, even = None if high - low > 1 else 0, straight.get(low, False)
+            done.append(_DecodeRange(known[low], end.durations, end.time, high, grown, even))
         for begin, _ in open_ends:
             known[begin] = known.get(begin) or run(begin)
     simulated = tuple(known[step] for step in sorted(known))
@@ -119,7 +120,7 @@ def decode(
     estimated = sum(one.last - one.low.step - 1 for one in done if one.grown is None)
     neighbours = zip(simulated, simulated[1:], simulated[2:], strict=False)
     distance = max([_distance(*three) for three in neighbours], default=0.0)
-    bound = max(_SAFETY * distance, STRAIGHT) if estimated else 0.0
+    bound = _SAFETY * max(distance, STRAIGHT) if estimated else 0.0
     return Decoding(simulated, total, bound, estimated)
 
 
@@ -167,10 +168,14 @@ class _DecodeRange(NamedTuple):
     grown: int | None
     """Total by which attention lasts longer than in the first step, over all steps between [ps]; None if
     their times are not certain."""
+    even: bool = False
+    """Whether times grow by the same from each step to the next."""
 
     def inner(self, durations: Callable[[int], Durations]) -> int:
         """Return the total time [ps] of all steps between the two."""
         between = range(self.low.step + 1, self.last)
+        if self.even:
+            return len(between) * (self.low.time + self.time) // 2
         if self.grown is None:
             return sum([self.at(durations(step)) for step in between])
         rise, growth = self.time - self.low.time, self._growth()
@@ -218,7 +223,12 @@ def _certain(
     return _DecodeRange(low, final, time, last, grown - (most - least))
 
 
-def _distance(low: Simulated, middle: Simulated, high: Simulated) -> float:
-    """Return the distance of a simulated step from the line between two others, relative to its time."""
+def _distance(low: Simulated, middle: Simulated, high: Simulated, *, even: bool = False) -> float:
+    """Return the distance of a simulated step from the line between two others, over the duration of
+    attention or (``even``) over the number of the step, relative to its time."""
     line = _DecodeRange(low, high.durations, high.time, high.step, None)
-    return abs(line.at(middle.durations) - middle.time) / middle.time
+    expected: float = line.at(middle.durations)
+    if even:
+        part = (middle.step - low.step) / (high.step - low.step)
+        expected = low.time + part * (high.time - low.time)
+    return abs(expected - middle.time) / middle.time

@@ -136,7 +136,7 @@ def test_three_steps_on_a_line_are_enough() -> None:
 
     found = decode(50, lambda step: (60 * US, long(step)), partial(simulated, program, long), later)
     assert [one.step for one in found.simulated] == [1, 25, 50]
-    assert (found.estimated, found.bound) == (47, STRAIGHT)
+    assert (found.estimated, found.bound) == (47, 2 * STRAIGHT)
     assert found.total == sum(execute(program(long(step))).makespan for step in range(1, 51))
 
 

@@ -24,6 +24,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, Recurrence, StagePass
+from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
@@ -161,6 +162,7 @@ class ScheduleTemplates:
         """``tensor``: number of GPUs that share each layer."""
         self.layered, self.machine, self._cache, self._tensor = layered, machine, cache, tensor
         self._written: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
+        self._routes: Routes = {}
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
@@ -218,6 +220,7 @@ class ScheduleTemplates:
                 machine=self.machine,
                 hooks=(Zero(stack, place, warm=warm), *hooks()),
                 gpus=(range(place.ranks * self._tensor),),
+                routes=self._routes,
             )
             written = out.write([StagePass(parts(stack.trace), timing, batch, recurrence=recurrence)])
             if recurrence.found:
