@@ -25,7 +25,7 @@ from simoffload.engine.stream_state import NOTHING, StreamState, make_stream_sta
 from simoffload.errors import DeadlockError, SimulationError
 from simoffload.limits import count_operations
 from simoffload.results import How, Timeline
-from simoffload.schedule import CompiledOp, Schedule, check_schedule, find_contention
+from simoffload.schedule import CompiledOp, CompiledSchedule, Schedule, check_schedule, find_contention
 
 _AT_ONCE = 1000
 """Operations after which a stream lets other streams proceed."""
@@ -79,7 +79,8 @@ class Executor:
         self._network: Network[StreamState] = Network(
             schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
         )
-        self._stream_states = make_stream_states(schedule, self._contention)
+        compiled = CompiledSchedule(schedule)
+        self._stream_states = make_stream_states(schedule, self._contention, compiled)
         self._tracks = len(self._stream_states)
         self._members = [len(program.ranks) for program in schedule.owners]  # by stream
         # Streams take turns through this queue and not through recursion or the clock.
@@ -89,6 +90,7 @@ class Executor:
         self._steady = (
             SteadyState(
                 schedule=schedule,
+                compiled=compiled,
                 stream_states=self._stream_states,
                 gathered=self._gathered,
                 clock=self._clock,
@@ -184,12 +186,12 @@ class Executor:
         if stop < len(actions):
             self._ready.append(stream_state)
         elif stream_state.segment is not None:
-            self._end_iteration(stream_state, stream_state.segment.repeat, free)
+            self._end_iteration(stream_state, stream_state.segment.total, free)
 
-    def _end_iteration(self, stream_state: StreamState, repeat: int, end: int) -> None:
+    def _end_iteration(self, stream_state: StreamState, total: int, end: int) -> None:
         """Begin the next iteration; where a steady state may be detected, when the clock has reached the end
         of this one."""
-        if self._steady is not None and end > self._clock.now and repeat >= LEAST:
+        if self._steady is not None and end > self._clock.now and total >= LEAST:
             self._clock.call_at(end, self._advance_later, stream_state)
         else:
             self._next_iteration(stream_state)

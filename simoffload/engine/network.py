@@ -126,10 +126,9 @@ class Network(Generic[Owner]):
         """Return whether every allocation since ``mark`` is still listed."""
         return mark.summed == self._summed
 
-    def repeat(self, mark: AllocationMark, times: int) -> None:
-        """Count the allocations since ``mark`` ``times`` times more."""
-        self._record_allocation(self._clock.now)
-        for allocation, duration in self._history[mark.held :]:
+    def repeat(self, begin: AllocationMark, end: AllocationMark, times: int) -> None:
+        """Count the allocations between two marks ``times`` times more."""
+        for allocation, duration in self._history[begin.held : end.held]:
             allocation.duration += times * duration
 
     def _record_allocation(self, now: int) -> None:

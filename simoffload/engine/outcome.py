@@ -5,28 +5,39 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
-from simoffload.results import Repeat, Timeline, Track
-from simoffload.schedule import Contention, Schedule, link_loads, transfer_time
+from simoffload.results import Timeline, Track
+from simoffload.results.timeline import Order
+from simoffload.schedule import Contention, Schedule, grouped, link_loads, transfer_time
+
+_LONGEST = 500
+"""Number of sequences in the longest group that is searched: buffers that are filled by many layers recur
+late."""
+_MOST = 10_000
+"""Number of windows in the largest group."""
 
 _Interval = tuple[int, int]
 
 
-class SkippedInterval(NamedTuple):
-    """An interval that was run once and then counted ``times`` times more."""
+class Mark(NamedTuple):
+    """A time of a run, and its progress."""
 
-    first: tuple[int, ...]
-    """For every stream, operations (of those that were run) that had ended by the start of the interval."""
-    last: tuple[int, ...]
-    """For every stream, operations (of those that were run) that had ended by the end of the interval."""
-    begin: int
-    """Start of the interval [ps], without skipped time."""
-    end: int
-    """End of the interval [ps], without skipped time."""
-    times: int
+    ended: tuple[int, ...]
+    """For every stream, operations (of those that were run) that had ended."""
+    time: int
+    """[ps] without skipped time."""
+
+
+class Skip(NamedTuple):
+    """What was counted instead of run at a time: intervals that had been run before, one after the other."""
+
+    at: Mark
+    intervals: tuple[tuple[tuple[tuple[Mark, Mark], ...], int], ...]
+    """Sequences of intervals, each given by begin and end, and how often each sequence is counted."""
 
 
 def timeline_of(
@@ -34,12 +45,15 @@ def timeline_of(
     contention: Contention,
     stream_states: Sequence[StreamState],
     network: Network[StreamState],
-    skips: Sequence[SkippedInterval],
+    skips: Sequence[Skip],
 ) -> Timeline:
     """Return the timeline of a finished run. Raises OverflowError if its times do not fit into the
     columns."""
-    tracks = tuple([_track(stream_state, skips) for stream_state in stream_states])
-    busy, saturated = _use(schedule, contention, stream_states, network, skips)
+    makespan = max([one.ends[-1] for one in stream_states if one.ends], default=0)
+    marks = _marks(skips, Mark(tuple([len(one.ends) for one in stream_states]), makespan))
+    order = _order(skips, marks)
+    tracks = tuple([_track(stream_state, marks, order) for stream_state in stream_states])
+    busy, saturated = _use(schedule, contention, stream_states, network, marks, order)
     return Timeline(
         schedule,
         tracks=tracks,
@@ -52,20 +66,72 @@ def timeline_of(
     )
 
 
-def _track(stream_state: StreamState, skips: Sequence[SkippedInterval]) -> Track:
+def _marks(skips: Sequence[Skip], end: Mark) -> list[Mark]:
+    """Return the marks that divide the run into windows, from its begin to its end."""
+    marks = {Mark((0,) * len(end.ended), 0), end, *[skip.at for skip in skips]}
+    for skip in skips:
+        for intervals, _ in skip.intervals:
+            for begin, after in _joined(intervals):
+                marks |= {begin, after}
+    return sorted(marks, key=lambda mark: (mark.time, sum(mark.ended)))
+
+
+def _joined(intervals: Sequence[tuple[Mark, Mark]]) -> list[tuple[Mark, Mark]]:
+    """Join intervals that follow each other."""
+    joined: list[tuple[Mark, Mark]] = []
+    for begin, end in intervals:
+        if joined and joined[-1][1] == begin:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _order(skips: Sequence[Skip], marks: Sequence[Mark]) -> Order:
+    """Return the order in which windows, each between two neighbouring marks, take place."""
+    number = {mark: index for index, mark in enumerate(marks)}
+    tokens: list[tuple[tuple[int, ...], int]] = []
+
+    def add(windows: tuple[int, ...], times: int) -> None:
+        if tokens and tokens[-1][0] == windows:
+            tokens[-1] = windows, tokens[-1][1] + times
+        else:
+            tokens.append((windows, times))
+
+    by_mark: dict[int, list[Skip]] = {}
+    for skip in skips:
+        by_mark.setdefault(number[skip.at], []).append(skip)
+    for window in range(len(marks) - 1):
+        for skip in by_mark.get(window, ()):
+            for intervals, times in skip.intervals:
+                pairs = [(number[begin], number[end]) for begin, end in _joined(intervals)]
+                add(tuple([one for begin, end in pairs for one in range(begin, end)]), times)
+        add((window,), 1)
+    lengths = [after.time - before.time for before, after in pairwise(marks)]
+    return Order.of(_phrases(tokens), lengths)
+
+
+def _phrases(tokens: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[int, ...], int]]:
+    """Join sequences that recur in groups."""
+    numbers: dict[tuple[tuple[int, ...], int], int] = {}
+    found: list[tuple[tuple[int, ...], int]] = []
+    for start, size, times in grouped([numbers.setdefault(one, len(numbers)) for one in tokens], _LONGEST):
+        group = tokens[start : start + size]
+        if times == 1 or sum([len(windows) * count for windows, count in group]) > _MOST:
+            found += group * times
+        else:
+            found.append((tuple([one for windows, count in group for one in windows * count]), times))
+    return found
+
+
+def _track(stream_state: StreamState, marks: Sequence[Mark], order: Order) -> Track:
+    number = stream_state.number
+    spans = tuple([(one.ended[number], other.ended[number]) for one, other in pairwise(marks)])
     start, end = array("q"), array("q")
-    repeats: list[Repeat] = []
-    number, done, later, ordinal = stream_state.number, 0, 0, 0
-    for window, skip in enumerate(skips):
-        first, last, length = skip.first[number], skip.last[number], skip.end - skip.begin
-        start.extend([time + later for time in stream_state.starts[done:last]])
-        end.extend([time + later for time in stream_state.ends[done:last]])
-        if last > first:
-            repeats.append(Repeat(first, last - first, skip.times, length, ordinal + first, window))
-            ordinal += skip.times * (last - first)
-        done, later = last, later + skip.times * length
-    start.extend([time + later for time in stream_state.starts[done:]])
-    end.extend([time + later for time in stream_state.ends[done:]])
+    for window, (first, last) in enumerate(spans):
+        shift = order.begins[window] - marks[window].time
+        start.extend([time + shift for time in stream_state.starts[first:last]])
+        end.extend([time + shift for time in stream_state.ends[first:last]])
     return Track(
         stream_state.rank,
         stream_state.stream,
@@ -73,7 +139,8 @@ def _track(stream_state: StreamState, skips: Sequence[SkippedInterval]) -> Track
         start,
         end,
         array("q", stream_state.predecessors),
-        tuple(repeats),
+        order.items,
+        spans,
     )
 
 
@@ -85,7 +152,8 @@ def _use(
     contention: Contention,
     stream_states: Sequence[StreamState],
     network: Network[StreamState],
-    skips: Sequence[SkippedInterval],
+    marks: Sequence[Mark],
+    order: Order,
 ) -> tuple[list[int], list[int]]:
     """Return for every link the time [ps] with a transfer, and the time at full capacity."""
     busy, saturated = network.busy()
@@ -109,8 +177,9 @@ def _use(
                 busy[link] += times[rate]
                 if coefficient * (rate + 1) > schedule.links[link].capacity:
                     saturated[link] += times[rate]
+    times_of = order.times
     for link, intervals in _wide(schedule, contention, stream_states).items():
-        busy[link] = _time(intervals, skips)
+        busy[link] = _time(intervals, marks, times_of)
     return busy, saturated
 
 
@@ -135,15 +204,17 @@ def _wide(
     return transferring
 
 
-def _time(intervals: Iterable[_Interval], skips: Sequence[SkippedInterval]) -> int:
-    """Return the time [ps] covered by at least one interval, skipped time included."""
+def _time(intervals: Iterable[_Interval], marks: Sequence[Mark], times: Sequence[int]) -> int:
+    """Return the time [ps] covered by at least one interval, of windows that take place some ``times``."""
     total = 0
     reached = 0
+    window = 0
     for start, end in sorted(intervals):
         begin = max(start, reached)
-        if end > begin:
-            reached = end
-            total += end - begin
-            for skip in skips:
-                total += skip.times * max(0, min(end, skip.end) - max(begin, skip.begin))
+        while begin < end:
+            while marks[window + 1].time <= begin:
+                window += 1
+            reached = min(end, marks[window + 1].time)
+            total += times[window] * (reached - begin)
+            begin = reached
     return total

@@ -4,10 +4,11 @@ operations."""
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.schedule import CompiledOp, Contention, Need, Schedule, compile_streams, transfer_time
+from simoffload.schedule import CompiledOp, CompiledSchedule, Contention, Need, Schedule, transfer_time
 
 NOTHING = -1
 """Marks an operation whose predecessor is the operation before it on its stream."""
@@ -25,6 +26,57 @@ class StreamSegment(NamedTuple):
     block: int
     repeat: int
     actions: tuple[Action, ...]
+    start: int
+    """Number of its first iteration among those of all blocks."""
+    total: int
+    """Number of iterations of all blocks with the same operations."""
+
+
+class StreamSegments:
+    """The segments of one stream for ranks with equal rates; each is prepared when it is first reached."""
+
+    def __init__(
+        self,
+        compiled: CompiledSchedule,
+        stream: int,
+        rates: Sequence[int],
+        *,
+        several: bool,
+        places: Sequence[range],
+    ) -> None:
+        self._compiled, self._stream, self._rates = compiled, stream, rates
+        self._several, self._places = several, places
+        on_stream = [counts[stream] > 0 for counts in compiled.counts]
+        self._own = [block for block, part in enumerate(compiled.parts) if on_stream[part]]
+        self._firsts = [compiled.written[block][stream] for block in self._own]
+        self._prepared: dict[int, StreamSegment] = {}
+
+    def get(self, number: int) -> StreamSegment | None:
+        """Return a segment by its number; None after the last one."""
+        if number >= len(self._own):
+            return None
+        if number not in self._prepared:
+            block, compiled = self._own[number], self._compiled
+            steps = compiled.on_stream(block, self._stream)
+            self._prepared[number] = StreamSegment(
+                block,
+                compiled.blocks[block].repeat,
+                _actions(steps, self._rates, self._several, self._places),
+                compiled.starts[block],
+                compiled.totals[compiled.parts[block]],
+            )
+        return self._prepared[number]
+
+    def find(self, ordinal: int) -> tuple[int, int]:
+        """Return segment and iteration of the operation with a number; the number of segments if there is
+        none."""
+        number = bisect_right(self._firsts, ordinal) - 1
+        if number < 0:
+            return 0, 0
+        block, compiled = self._own[number], self._compiled
+        each = compiled.counts[compiled.parts[block]][self._stream]
+        iteration = (ordinal - self._firsts[number]) // each
+        return (number, iteration) if iteration < compiled.blocks[block].repeat else (number + 1, 0)
 
 
 class StreamState:
@@ -42,10 +94,12 @@ class StreamState:
         "ends",
         "index",
         "iteration",
+        "latest",
         "number",
         "predecessors",
         "rank",
         "segment",
+        "segment_number",
         "segments",
         "skipped",
         "start",
@@ -61,16 +115,17 @@ class StreamState:
         number: int,
         rank: int,
         stream: int,
-        segments: tuple[StreamSegment, ...] = (),
+        segments: StreamSegments | None = None,
         watched: bool = False,
     ) -> None:
         self.number = number  # among the streams of all ranks
         self.rank = rank
         self.stream = stream
-        self.segments = iter(segments)
-        self.segment = next(self.segments, None)
-        self.actions: tuple[Action, ...] = self.segment.actions if self.segment else ()  # () = finished
-        self.iteration = 0
+        self.segments = segments
+        self.segment: StreamSegment | None
+        self.actions: tuple[Action, ...]  # () = finished
+        self.go_to(0, 0)
+        self.latest = -1  # number of the last iteration that is complete
         self.index = 0  # of the next action; beyond the last until the next iteration begins
         self.start = -1  # [ps] of an operation that moves bytes or waits for other ranks; -1 = neither
         self.after = NOTHING  # predecessor of that operation
@@ -100,21 +155,34 @@ class StreamState:
         self.predecessors.append(after)
         self.completed.append(step)
 
+    @property
+    def position(self) -> int:
+        """The number of the present iteration among those of all blocks."""
+        assert self.segment is not None
+        return self.segment.start + self.iteration
+
     def next_iteration(self) -> None:
         """Proceed to the next iteration, or to the segment after the last one."""
         segment = self.segment
         assert segment is not None
+        self.latest = segment.start + self.iteration
         self.index = 0
         self.iteration += 1
         if self.iteration == segment.repeat:
-            self.iteration = 0
-            self.segment = segment = next(self.segments, None)
-            self.actions = segment.actions if segment else ()
+            self.go_to(self.segment_number + 1, 0)
 
-    def skip(self, iterations: int) -> None:
-        """Advance by ``iterations`` iterations of the current segment."""
-        self.iteration += iterations
-        self.skipped += iterations * len(self.actions)
+    def go_to(self, number: int, iteration: int) -> None:
+        """Proceed to an iteration of a segment."""
+        self.segment_number, self.iteration = number, iteration
+        self.segment = self.segments.get(number) if self.segments is not None else None
+        self.actions = self.segment.actions if self.segment else ()
+
+    def skip(self, operations: int) -> None:
+        """Count operations as completed, and go to the iteration that follows."""
+        self.skipped += operations
+        if self.segments is not None:
+            begun = self.index if self.segment is not None else 0
+            self.go_to(*self.segments.find(self.done - begun))
 
     def unmet(self) -> tuple[StreamState, int] | None:
         """Return a stream that is not far enough for the next operation, and the operations that it must have
@@ -127,37 +195,33 @@ class StreamState:
         return None
 
 
-def make_stream_states(schedule: Schedule, contention: Contention) -> list[StreamState]:
+def make_stream_states(
+    schedule: Schedule, contention: Contention, compiled: CompiledSchedule
+) -> list[StreamState]:
     """Return the states of all streams of all ranks, rank by rank."""
-    streams = compile_streams(schedule)
-    crossed = [sorted({s.op.route for one in own for s in one.steps if s.op.size}) for own in streams]
+    crossed: list[set[int]] = [set() for _ in schedule.streams]
+    for ops, _ in schedule.contents:
+        for op in ops:
+            if op.size:
+                crossed[op.stream].add(op.route)
     places = _places(schedule)
-    made: dict[tuple[int, ...], tuple[StreamSegment, ...]] = {}  # ranks with equal rates share them
+    made: dict[tuple[int, ...], StreamSegments] = {}  # ranks with equal rates share them
     stream_states: list[StreamState] = []
-    for program in schedule.parts:
-        several = len(program.ranks) > 1
-        for rank in program.ranks:
+    for part in schedule.parts:
+        several = len(part.ranks) > 1
+        for rank in part.ranks:
             rates = [by_rank[rank] for by_rank in contention.rates]
-            for stream in program.streams:
-                key = (stream, *[rates[route] for route in crossed[stream]])
-                segments = made.get(key)
-                if segments is None:
-                    segments = made[key] = tuple(
-                        [
-                            StreamSegment(
-                                part.block, part.repeat, _actions(part.steps, rates, several, places)
-                            )
-                            for part in streams[stream]
-                        ]
-                    )
-                watched = rank == program.ranks.start
+            for stream in part.streams:
+                key = (stream, *[rates[route] for route in sorted(crossed[stream])])
+                if key not in made:
+                    made[key] = StreamSegments(compiled, stream, rates, several=several, places=places)
                 stream_states.append(
                     StreamState(
                         number=len(stream_states),
                         rank=rank,
                         stream=stream,
-                        segments=segments,
-                        watched=watched,
+                        segments=made[key],
+                        watched=rank == part.ranks.start,
                     )
                 )
     _connect(schedule, stream_states, places)

@@ -11,7 +11,7 @@ from simoffload.hardware import Machine, Path
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import InferenceResult, PassResult, Share, by_name, cause_text
 from simoffload.scenario import ScenarioSource, loaded
-from simoffload.schedule import Block, Op, Schedule
+from simoffload.schedule import Op, Schedule
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 from simoffload.units import format_number, format_rate, format_seconds
@@ -91,8 +91,7 @@ def with_speeds(schedule: Schedule, *, cache: float = 1.0, others: float = 1.0) 
         size = max(1, round(op.size / speed)) if op.size else 0
         return op._replace(fixed=round(op.fixed / speed), size=size)
 
-    blocks = tuple(Block(one.name, tuple(map(scaled, one.ops)), one.repeat) for one in schedule.blocks)
-    return schedule._replace(blocks=blocks)
+    return schedule._replace(blocks=schedule.with_operations(scaled))
 
 
 class FasterCache:

@@ -174,10 +174,11 @@ class _FirstRanks:
     def busiest_stream(self, block: int) -> int:
         """Return the stream on which operations of the block take longest; it sets the pace of the others."""
         times: Counter[int] = Counter()
+        blocks = self._timeline.schedule.blocks
         for track in [track for rank in self._ranks for track in self._timeline.tracks_of(rank)]:
             for piece in track.pieces():
                 for entry in range(piece.first, piece.last):
-                    if track.steps[entry].block == block:
+                    if blocks[track.steps[entry].block].ops is blocks[block].ops:
                         times[track.stream] += piece.times * (track.end[entry] - track.start[entry])
         return max(times, key=lambda stream: (times[stream], -stream))
 

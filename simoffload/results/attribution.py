@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from simoffload.results.causes import cause_text
-from simoffload.results.timeline import Timeline, Track
+from simoffload.results.timeline import Timeline
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 
 
@@ -22,14 +22,11 @@ class OperationRef(NamedTuple):
 
     track: int
     """Index of the track in ``Timeline.tracks``."""
-    entry: int
-    copy: int
-    """Number of periods between the recorded operation and this copy of it."""
+    ordinal: int
 
 
 PathSegment = tuple[int, int, int]
-"""Part of the critical path: a track, an entry of it, and how often the chain contains it, each time one
-period earlier."""
+"""Part of the critical path: a track, an entry of it, and how often the chain contains it."""
 
 
 def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
@@ -43,7 +40,7 @@ def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | Non
         end = track.end_of(ordinal)
         while ordinal and track.end_of(ordinal - 1) == end:
             ordinal -= 1
-        found = -end, track.start_of(ordinal), OperationRef(number, *track.find(ordinal))
+        found = -end, track.start_of(ordinal), OperationRef(number, ordinal)
         best = found if best is None else min(best, found)
     return best[2] if best else None
 
@@ -59,90 +56,45 @@ def end_of(timeline: Timeline, ends_with: str | None = None) -> int:
 
 def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     """Return the chain that ends with ``last``, from its end to its beginning."""
-    walker = _Walker(timeline)
+    tracks, count = timeline.tracks, len(timeline.tracks)
     path: list[PathSegment] = []
-    met: dict[tuple[int, int], tuple[int, int]] = {}  # (copy, length of the chain) when an entry was reached
-    afters = [track.after for track in timeline.tracks]
-    edges = [{at for one in track.repeats for at in (one.first, one.last)} for track in timeline.tracks]
-    track, entry, copy = last
-    while entry >= 0:
-        path.append((track, entry, 1))
-        if afters[track][entry] < 0 and entry not in edges[track]:
+    # By track, entry and window: the round, and the length of the chain, when it was reached in this item.
+    met: dict[tuple[int, int, int], tuple[int, int]] = {}
+    number, place = last.track, tracks[last.track].find(last.ordinal)
+    while True:
+        track, (item, at, slot, entry) = tracks[number], place
+        first, _ = track.spans[track.items[item].windows[slot]]
+        afters = track.after
+        while afters[entry] < 0 and entry > first:
+            path.append((number, entry, 1))
             entry -= 1
-            continue
-        before = copy
-        track, entry, copy = walker.before(track, entry, copy)
-        if copy < before:
-            known = met.get((track, entry))
-            if known is None:
-                met[track, entry] = copy, len(path)
-            else:
-                copy = walker.skip(path, track, entry, copy, *known)
-                met.clear()
-        elif copy > before:  # copies of another period begin at zero
-            met.clear()
-    return path
-
-
-class _Walker:
-    """A _Walker goes from an operation to its predecessor, the one whose end let it begin."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._tracks: tuple[Track, ...] = timeline.tracks
-        self._number = len(timeline.tracks)
-        self._firsts = [{repeat.first: repeat for repeat in track.repeats} for track in timeline.tracks]
-        self._lasts = [{repeat.last: repeat for repeat in track.repeats} for track in timeline.tracks]
-        self._windows = [{repeat.window: repeat for repeat in track.repeats} for track in timeline.tracks]
-
-    def before(self, number: int, entry: int, copy: int) -> tuple[int, int, int]:
-        """Return track, entry and copy of the predecessor; entry -1 if there is none."""
-        track = self._tracks[number]
-        after = track.after[entry]
+        path.append((number, entry, 1))
+        own, after = track.ordinals[item], afters[entry]
         if after < 0:
-            if copy:
-                repeat = self._firsts[number].get(entry)
-                return (number, entry - 1, copy) if repeat is None else (number, repeat.last - 1, copy - 1)
-            repeat = self._lasts[number].get(entry)
-            return (number, entry - 1, repeat.times if repeat is not None else 0)
-        ordinal, number = divmod(after, self._number)
-        if copy:
-            repeat = self._windows[number].get(self._window(track, entry))
-            ordinal += copy * repeat.size if repeat is not None else 0
-        entry, copy = self._tracks[number].find(ordinal)
-        return number, entry, copy
-
-    @staticmethod
-    def _window(track: Track, entry: int) -> int:
-        """Return the steady state that contains a repeated entry."""
-        repeat = track.repeat_of(entry)
-        assert repeat is not None
-        return repeat.window
-
-    def skip(self, path: list[PathSegment], number: int, entry: int, copy: int, met: int, since: int) -> int:
-        """Add up the rounds in which the last part of the chain repeats; return the copy at which it
-        continues.
-
-        The chain reached this entry in the copy ``met`` when it had ``since`` parts.
-        """
-        rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
-        if rounds < 1:
-            return copy
-        path[since:] = [(at, entry, times * (1 + rounds)) for at, entry, times in path[since:]]
-        return copy - rounds * (met - copy)
-
-    def _reach(self, window: int) -> int:
-        """Return the largest number of periods across which operations of a steady state depend on each
-        other."""
-        most = 1
-        for track, windows in zip(self._tracks, self._windows, strict=True):
-            repeat = windows.get(window)
-            for after in track.after[repeat.first : repeat.last] if repeat is not None else ():
-                if after >= 0:
-                    ordinal, number = divmod(after, self._number)
-                    other = self._windows[number].get(window)
-                    if other is not None and ordinal < other.ordinal:
-                        most = max(most, -((ordinal - other.ordinal) // other.size))
-        return most
+            ordinal = own[slot] + at * (own[-1] - own[0]) - 1
+            if ordinal < 0:
+                return path
+        else:
+            ordinal, number = divmod(after, count)
+            window = track.items[item].windows[slot]
+            track = tracks[number]
+            own = track.ordinals[item]
+            ordinal += own[slot] + at * (own[-1] - own[0]) - track.recorded[window]
+        place = track.find(ordinal)
+        if place.item != item:
+            met.clear()
+        elif place.round < at:
+            key = number, place.entry, place.slot
+            known = met.get(key)
+            if known is not None:
+                before, since = known
+                rounds = place.round // (before - place.round)
+                path[since:] = [(one, entry, times * (1 + rounds)) for one, entry, times in path[since:]]
+                ordinal -= rounds * (before - place.round) * (track.ordinals[item][-1] - track.ordinals[item][0])
+                place = track.find(ordinal)
+                met.clear()
+            else:
+                met[key] = place.round, len(path)
 
 
 Group = Literal["GPU", "host", "transfers", "storage", "waiting"]
@@ -269,7 +221,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
 
 
 def _groups(schedule: Schedule) -> dict[Cause, Group]:
-    kinds = {(op.kind, op.stream, op.route) for block in schedule.blocks for op in block.ops}
+    kinds = {(op.kind, op.stream, op.route) for ops, _ in schedule.contents for op in ops}
     return {_cause(kind, schedule): _group(kind) for kind in kinds}
 
 
@@ -309,7 +261,7 @@ def _work(timeline: Timeline) -> tuple[list[Counter[Cause]], list[Counter[str]]]
     by_stream = [Counter[str]() for _ in range(classes)]
     for track in timeline.tracks:
         totals: dict[_Kind, int] = {}
-        for first, last, _, times, _ in track.pieces():
+        for first, last, times in track.totals():
             columns = track.steps[first:last], track.start[first:last], track.end[first:last]
             for step, start, end in zip(*columns, strict=True):
                 key = step.op.kind, track.stream, step.op.route

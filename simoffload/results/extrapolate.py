@@ -30,7 +30,7 @@ def makespan_for_longer_context(
     repeats, k grows from each period to the next by the same number for all operations.
     """
     growth = _growth(timeline.schedule, schedule)
-    if growth is None or timeline.entries > _LARGEST:
+    if growth is None or timeline.entries > _LARGEST or not timeline.is_simple:
         return None
     labels = timeline.schedule.labels
     lasts = [
@@ -123,7 +123,7 @@ class _Slopes:
         track = self._tracks[number]
         if ordinal < self._simple[number]:
             return track.end[ordinal], self._known[number][ordinal]
-        entry, copy = track.find(ordinal)
+        _, copy, _, entry = track.find(ordinal)
         end, k = track.end[entry], self._known[number][entry]
         if not copy:
             return end, k

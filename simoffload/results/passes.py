@@ -244,10 +244,10 @@ def _sizes(timeline: Timeline) -> Counter[Cause]:
     schedule = timeline.schedule
     ranks = [len(program.ranks) for program in schedule.owners]
     sizes: Counter[Cause] = Counter()
-    for block in schedule.blocks:
-        for op in block.ops:
+    for ops, times in schedule.contents:
+        for op in ops:
             if op.size:
-                sizes[schedule.routes[op.route].cause] += op.size * block.repeat * ranks[op.stream]
+                sizes[schedule.routes[op.route].cause] += op.size * times * ranks[op.stream]
     return sizes
 
 
@@ -280,10 +280,10 @@ def _fixed(timeline: Timeline) -> Counter[Cause]:
     schedule = timeline.schedule
     owners = schedule.owners
     fixed = {program.name: Counter[Cause]() for program in owners}
-    for block in schedule.blocks:
-        for op in block.ops:
+    for ops, times in schedule.contents:
+        for op in ops:
             if op.route >= 0:
-                fixed[owners[op.stream].name][schedule.routes[op.route].cause] += op.fixed * block.repeat
+                fixed[owners[op.stream].name][schedule.routes[op.route].cause] += op.fixed * times
     most: Counter[Cause] = Counter()
     for each in fixed.values():
         most |= each
@@ -328,7 +328,7 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     """
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
-    copying = {op.stream for block in schedule.blocks for op in block.ops if op.size}
+    copying = {op.stream for ops, _ in schedule.contents for op in ops if op.size}
     ranks = [members[0] for members in timeline.ranks_by_class]
     for (_, stream), time in stream_times(schedule, ranks).items():
         if schedule.streams[stream] in _WORK:

@@ -8,16 +8,61 @@ entry, and the number of the copy of this entry, 0 for the original.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import chain
-from operator import attrgetter
+from itertools import accumulate, chain
+from operator import itemgetter
 from typing import NamedTuple
 
-from simoffload.schedule import CompiledOp, Op, Schedule, steps_of
+from simoffload.schedule import CompiledOp, CompiledSchedule, Op, Schedule
+
+
+class Item(NamedTuple):
+    """An Item is some windows of a run that take place one after the other, ``times`` times."""
+
+    windows: tuple[int, ...]
+    times: int
+    later: tuple[int, ...]
+    """Time from each window when it was recorded to its first occurrence here [ps]."""
+    length: int
+    """Time of one occurrence of all of them [ps]."""
+
+
+class Order(NamedTuple):
+    """An Order states in which order the windows of a run, which were each recorded once, take place."""
+
+    items: tuple[Item, ...]
+    begins: tuple[int, ...]
+    """Begin of every window when it was recorded, which is when it took place first [ps]."""
+
+    @classmethod
+    def of(cls, phrases: Sequence[tuple[tuple[int, ...], int]], lengths: Sequence[int]) -> Order:
+        """Return the order from the windows of each item, and how often they take place, and the ``lengths``
+        of the windows [ps]."""
+        time, begins, items = 0, [-1] * len(lengths), []
+        for windows, times in phrases:
+            later, begin = [], time
+            for window in windows:
+                if begins[window] < 0:
+                    begins[window] = time
+                later.append(time - begins[window])
+                time += lengths[window]
+            items.append(Item(windows, times, tuple(later), time - begin))
+            time += (times - 1) * (time - begin)
+        return cls(tuple(items), tuple(begins))
+
+    @property
+    def times(self) -> list[int]:
+        """How often every window takes place."""
+        times = [0] * len(self.begins)
+        for item in self.items:
+            for window in item.windows:
+                times[window] += item.times
+        return times
 
 
 class Repeat(NamedTuple):
@@ -41,18 +86,31 @@ class Repeat(NamedTuple):
         return self.first + self.size
 
 
-_ordinal = attrgetter("ordinal")
-
-
 class Piece(NamedTuple):
-    """A Piece is the entries from ``first`` to before ``last``, which occur ``times`` times in sequence."""
+    """A Piece is the entries from ``first`` to before ``last``, which take place ``times`` times."""
 
     first: int
     last: int
     ordinal: int
     """Ordinal of the first entry at its first occurrence."""
-    times: int = 1
-    length: int = 0
+    times: int
+    step: int
+    """Number of operations from one occurrence to the next."""
+    length: int
+    """Time from one occurrence to the next [ps]."""
+    later: int
+    """Time from the recorded entries to their first occurrence [ps]."""
+
+
+class Place(NamedTuple):
+    """A Place is that of an operation in the order of windows."""
+
+    item: int
+    round: int
+    """Number of the occurrence of the item, from 0."""
+    slot: int
+    """Index of the window in the item."""
+    entry: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +129,91 @@ class Track:
     """Predecessor of each operation, the one whose end let it begin, as ``ordinal * tracks + track``.
 
     -1 is the operation before it on its own stream, or none for the first one. The predecessor of a copy is
-    the same number of copies later.
+    as many operations later as the window of the copy begins later on the track of the predecessor.
     """
-    repeats: tuple[Repeat, ...] = ()
+    items: tuple[Item, ...] = ()
+    """Order of the windows, the same for all tracks; () = one window with all entries."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """First entry, and entry after the last, of every window."""
+    ordinals: list[list[int]] = field(init=False, compare=False, repr=False)
+    """By item, ordinal of the first entry of each of its windows at its first occurrence, and the one after
+    the last."""
+    recorded: list[int] = field(init=False, compare=False, repr=False)
+    """Ordinal of the first entry of every window when it was recorded."""
+    firsts: list[int] = field(init=False, compare=False, repr=False)
+    """Ordinal of the first entry of every item."""
+    repeats: tuple[Repeat, ...] = field(init=False, compare=False, repr=False)
+    """Ranges of entries that repeat, if copies only follow immediately on what they copy."""
+
+    def __post_init__(self) -> None:
+        """Count the operations of all windows."""
+        keep = object.__setattr__
+        if not self.items:
+            keep(self, "items", (Item((0,), 1, (0,), 0),))
+            keep(self, "spans", ((0, len(self.end)),))
+        sizes = [last - first for first, last in self.spans]
+        recorded, ordinals, ordinal = [-1] * len(sizes), [], 0
+        for windows, times, _, _ in self.items:
+            own = [ordinal, *accumulate([sizes[window] for window in windows], initial=ordinal)][1:]
+            for window, begin in zip(windows, own, strict=False):
+                if recorded[window] < 0:
+                    recorded[window] = begin
+            ordinals.append(own)
+            ordinal += times * (own[-1] - ordinal)
+        keep(self, "ordinals", ordinals)
+        keep(self, "recorded", recorded)
+        keep(self, "firsts", [own[0] for own in ordinals])
+        keep(self, "repeats", tuple(self._repeats()) if self.is_simple else ())
+
+    def _repeats(self) -> Iterator[Repeat]:
+        for number, ((windows, times, _, length), own) in enumerate(
+            zip(self.items, self.ordinals, strict=True)
+        ):
+            first, last = self.spans[windows[0]]
+            if times > 1 and last > first:
+                yield Repeat(first, last - first, times - 1, length, own[0], number)
 
     def __len__(self) -> int:
         """Return the number of operations."""
-        return len(self.end) + sum([repeat.times * repeat.size for repeat in self.repeats])
+        begin, *_, end = self.ordinals[-1]
+        return begin + self.items[-1].times * (end - begin)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether copies only follow immediately on what they copy."""
+        return len(self.items) == len(self.spans)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the entries in order, split at the start and the end of every repeated section."""
-        begin = ordinal = 0
-        for first, size, times, length, _, _ in self.repeats:
-            if first > begin:
-                yield Piece(begin, first, ordinal)
-                ordinal += first - begin
-            yield Piece(first, first + size, ordinal, times + 1, length)
-            ordinal += size * (times + 1)
-            begin = first + size
-        if begin < len(self.end):
-            yield Piece(begin, len(self.end), ordinal)
+        """Yield the entries in the order of their first occurrence in each item."""
+        for (windows, times, later, length), own in zip(self.items, self.ordinals, strict=True):
+            step = own[-1] - own[0]
+            for window, shift, ordinal in zip(windows, later, own, strict=False):
+                first, last = self.spans[window]
+                if last > first:
+                    yield Piece(first, last, ordinal, times, step, length, shift)
 
-    def find(self, ordinal: int) -> tuple[int, int]:
-        """Return the entry and the copy that an ordinal identifies. Raises IndexError."""
-        if self.repeats and ordinal >= self.repeats[0].ordinal:
-            number = bisect_right(self.repeats, ordinal, key=_ordinal) if len(self.repeats) > 1 else 1
-            first, size, times, _, begin, _ = self.repeats[number - 1]
-            copy, index = divmod(ordinal - begin, size)
-            if copy <= times:
-                return first + index, copy
-            ordinal = first + ordinal - begin - size * times
-        if not 0 <= ordinal < len(self.end):
+    def totals(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first entry of every window, the one after the last, and how often it takes place."""
+        times = [0] * len(self.spans)
+        for item in self.items:
+            for window in item.windows:
+                times[window] += item.times
+        for (first, last), count in zip(self.spans, times, strict=True):
+            if last > first:
+                yield first, last, count
+
+    def find(self, ordinal: int) -> Place:
+        """Return the place of the operation with an ordinal. Raises IndexError."""
+        if not 0 <= ordinal < len(self):
             raise IndexError(ordinal)
-        return ordinal, 0
+        item = bisect_right(self.firsts, ordinal) - 1
+        own = self.ordinals[item]
+        number, rest = divmod(ordinal - own[0], own[-1] - own[0])
+        slot = bisect_right(own, own[0] + rest) - 1 if len(own) > 2 else 0  # noqa: PLR2004
+        return Place(item, number, slot, self.spans[self.items[item].windows[slot]][0] + own[0] + rest - own[slot])
 
     def ordinal(self, entry: int, copy: int) -> int:
-        """Return the ordinal of the operation at a place."""
+        """Return the ordinal of a copy of an entry, where copies only follow on what they copy."""
         before = entry
         for repeat in self.repeats:
             if entry < repeat.last:
@@ -123,17 +230,17 @@ class Track:
 
     def start_of(self, ordinal: int) -> int:
         """Return the start [ps] of an operation. Raises IndexError."""
-        entry, copy = self.find(ordinal)
-        return self.start[entry] + self._later(entry, copy)
+        place = self.find(ordinal)
+        return self.start[place.entry] + self._later(place)
 
     def end_of(self, ordinal: int) -> int:
         """Return the end [ps] of an operation. Raises IndexError."""
-        entry, copy = self.find(ordinal)
-        return self.end[entry] + self._later(entry, copy)
+        place = self.find(ordinal)
+        return self.end[place.entry] + self._later(place)
 
-    def _later(self, entry: int, copy: int) -> int:
-        repeat = self.repeat_of(entry) if copy else None
-        return copy * repeat.length if repeat else 0
+    def _later(self, place: Place) -> int:
+        item = self.items[place.item]
+        return item.later[place.slot] + place.round * item.length
 
 
 class Interval(NamedTuple):
@@ -221,7 +328,7 @@ class Timeline:
     """Whether every transfer kept its initial rate."""
     how: How = field(default_factory=How)
     _expanded: Columns | None = field(default=None, compare=False, repr=False)
-    _steps: list[list[CompiledOp]] | None = field(default=None, compare=False, repr=False)
+    _compiled: CompiledSchedule | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of operations, repeated ones included."""
@@ -250,6 +357,11 @@ class Timeline:
         """Number of recorded entries; repeated ones are counted once."""
         return sum([len(track.end) for track in self.tracks])
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether copies only follow immediately on what they copy."""
+        return all([track.is_simple for track in self.tracks[:1]])
+
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
         """Return the tracks of the streams of a rank. Raises KeyError if there is no such rank."""
         own = next((number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks), None)
@@ -266,7 +378,7 @@ class Timeline:
             for piece in track.pieces()
             for entry in range(piece.first, piece.last)
             if track.start[entry] < track.end[entry]
-            for row in _rows_of(track, rank, piece, entry, _overlapping(track, piece, entry, start, end))
+            for row in self._rows_of(track, rank, piece, entry, _overlapping(track, piece, entry, start, end))
         ]
         blocks = self.schedule.blocks
         return [
@@ -284,9 +396,7 @@ class Timeline:
             and 0 <= position < len(blocks[block].ops)
         ):
             raise KeyError((block, iteration, position, rank))
-        if self._steps is None:
-            self._steps = steps_of(self.schedule)
-        step = self._steps[block][position]
+        step = self._compile().steps(block)[position]
         ranks = self.schedule.owners[step.op.stream].ranks
         for track in self.tracks_of(ranks.start if rank is None else rank):
             if track.stream == step.op.stream:
@@ -314,11 +424,48 @@ class Timeline:
     def _rows(self) -> list[Iterator[_Row]]:
         """Return the rows of every track and rank, each in order."""
         return [
-            _all_rows(track, rank)
+            self._all_rows(track, rank)
             for track in self.tracks
             for rank in self.ranks_by_class[track.rank]
             if track.end
         ]
+
+    def _all_rows(self, track: Track, rank: int) -> Iterator[_Row]:
+        steps, ends, starts, where = track.steps, track.end, track.start, self._where
+        for (windows, times, later, length), own in zip(track.items, track.ordinals, strict=True):
+            for number in range(times):
+                for window, shift, begin in zip(windows, later, own, strict=False):
+                    first, last = track.spans[window]
+                    more = shift + number * length
+                    ordinals = range(begin + number * (own[-1] - own[0]), sys.maxsize)
+                    for entry, ordinal in zip(range(first, last), ordinals, strict=False):
+                        step = steps[entry]
+                        block, iteration = where(step, ordinal)
+                        yield ends[entry] + more, block, iteration, step.position, rank, starts[entry] + more
+
+    def _rows_of(self, track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
+        """Yield the copies of an entry, one row each."""
+        step = track.steps[entry]
+        for copy in copies:
+            block, iteration = self._where(step, piece.ordinal + entry - piece.first + copy * piece.step)
+            later = piece.later + copy * piece.length
+            end, start = track.end[entry] + later, track.start[entry] + later
+            yield end, block, iteration, step.position, rank, start
+
+    def _where(self, step: CompiledOp, ordinal: int) -> tuple[int, int]:
+        """Return block and iteration of an operation, or of a copy of it in a block with the same ones."""
+        iteration = step.iteration(ordinal)
+        if 0 <= iteration < self.schedule.blocks[step.block].repeat:
+            return step.block, iteration
+        written = self._compile().written
+        block = bisect_right(written, ordinal, key=itemgetter(step.op.stream)) - 1
+        before = step.first - written[step.block][step.op.stream]
+        return block, (ordinal - written[block][step.op.stream] - before) // step.per_iteration
+
+    def _compile(self) -> CompiledSchedule:
+        if self._compiled is None:
+            self._compiled = CompiledSchedule(self.schedule)
+        return self._compiled
 
 
 _Row = tuple[int, int, int, int, int, int]
@@ -326,32 +473,9 @@ _Row = tuple[int, int, int, int, int, int]
 rank."""
 
 
-def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
-    steps, ends, starts = track.steps, track.end, track.start
-    for piece in track.pieces():
-        size = piece.last - piece.first
-        for copy in range(piece.times):
-            later, ordinal = copy * piece.length, piece.ordinal - piece.first + copy * size
-            for entry in range(piece.first, piece.last):
-                step = steps[entry]
-                iteration = step.iteration(ordinal + entry)
-                yield ends[entry] + later, step.block, iteration, step.position, rank, starts[entry] + later
-
-
-def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
-    """Yield the copies of an entry, one row each."""
-    step = track.steps[entry]
-    size = piece.last - piece.first
-    for copy in copies:
-        iteration = step.iteration(piece.ordinal + entry - piece.first + copy * size)
-        later = copy * piece.length
-        end, start = track.end[entry] + later, track.start[entry] + later
-        yield end, step.block, iteration, step.position, rank, start
-
-
 def _overlapping(track: Track, piece: Piece, entry: int, start: int, end: int) -> range:
     """Return the copies of an operation that overlap with a span of time."""
-    began, ended = track.start[entry], track.end[entry]
+    began, ended = track.start[entry] + piece.later, track.end[entry] + piece.later
     if not piece.length:
         return range(piece.times if began < end and ended > start else 0)
     # began + copy * length < end and ended + copy * length > start

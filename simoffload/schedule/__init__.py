@@ -9,12 +9,13 @@ from simoffload.schedule.bounds import (
     stream_times,
     transfer_time,
 )
-from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.schedule.builder import Hops, ScheduleBuilder, grouped
 from simoffload.schedule.causes import Cause, CauseKind, HostMemory, Purpose
 from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
     Block,
     CompiledOp,
+    CompiledSchedule,
     Dependency,
     Device,
     Link,
@@ -26,7 +27,6 @@ from simoffload.schedule.ir import (
     Program,
     Route,
     Schedule,
-    compile_streams,
     steps_of,
 )
 
@@ -35,6 +35,7 @@ __all__ = [
     "Cause",
     "CauseKind",
     "CompiledOp",
+    "CompiledSchedule",
     "Contention",
     "Dependency",
     "Device",
@@ -53,8 +54,8 @@ __all__ = [
     "ScheduleBuilder",
     "alone_rate",
     "check_schedule",
-    "compile_streams",
     "find_contention",
+    "grouped",
     "link_loads",
     "link_time",
     "steps_of",

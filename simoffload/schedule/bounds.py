@@ -80,10 +80,10 @@ def link_time(load: int, link: Link) -> int:
 def link_loads(schedule: Schedule) -> list[int]:
     """Return the total load on each link [B x coefficient]."""
     transferred: Counter[tuple[int, int]] = Counter()
-    for block in schedule.blocks:
-        for op in block.ops:
+    for ops, times in schedule.contents:
+        for op in ops:
             if op.size:
-                transferred[op.stream, op.route] += block.repeat * op.size
+                transferred[op.stream, op.route] += times * op.size
     owners = schedule.owners
     loads = [0] * len(schedule.links)
     for (stream, route), size in transferred.items():
@@ -99,11 +99,11 @@ def _operations(schedule: Schedule) -> tuple[Counter[int], Counter[tuple[int, in
     each rank."""
     fixed: Counter[int] = Counter()
     moves: Counter[tuple[int, int, int]] = Counter()
-    for block in schedule.blocks:
-        for op in block.ops:
-            fixed[op.stream] += block.repeat * op.fixed
+    for ops, times in schedule.contents:
+        for op in ops:
+            fixed[op.stream] += times * op.fixed
             if op.size:
-                moves[op.stream, op.route, op.size] += block.repeat
+                moves[op.stream, op.route, op.size] += times
     return fixed, moves
 
 
@@ -120,7 +120,7 @@ class Contention(NamedTuple):
 def find_contention(schedule: Schedule) -> Contention:
     """Separate transfers whose rate never changes from those that may share a link that is full."""
     owners = schedule.owners
-    used = {(op.stream, op.route) for block in schedule.blocks for op in block.ops if op.size}
+    used = {(op.stream, op.route) for ops, _ in schedule.contents for op in ops if op.size}
     rates = [[1] * schedule.ranks for _ in schedule.routes]
     most: list[dict[tuple[int, int], int]] = [{} for _ in schedule.links]
     for stream, route in used:

@@ -26,8 +26,6 @@ from simoffload.schedule.ir import (
 )
 
 _LONGEST_PERIOD = 8  # segments of a group: prefetch patterns repeat after a few layers
-_MANY = 200  # blocks
-_LONGEST_OF_MANY = 500  # segments of a group: buffers that are filled by many layers repeat later
 _BETWEEN_COUNTS = 1024  # operations: a pass that is too long is refused before all of it is written
 
 _PICO, _NANO = 10**12, 10**9
@@ -222,25 +220,21 @@ def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
 
 
 def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
-    """Merge runs of equal segments, or of equal groups of up to eight segments, into blocks.
-
-    Where that leaves very many blocks, groups may be longer.
-    """
-    groups = _groups(numbers, _LONGEST_PERIOD)
-    if len(groups) > _MANY:
-        groups = _groups(numbers, _LONGEST_OF_MANY)
-    return tuple(
-        Block(
-            distinct[numbers[start]][0],
-            tuple([op for number in numbers[start : start + period] for op in distinct[number][1]]),
-            repeat,
-        )
-        for start, period, repeat in groups
-    )
+    """Merge runs of equal segments, or of equal groups of up to eight segments, into blocks."""
+    groups = grouped(numbers, _LONGEST_PERIOD)
+    contents: dict[tuple[int, ...], tuple[Op, ...]] = {}
+    blocks = []
+    for start, period, repeat in groups:
+        group = tuple(numbers[start : start + period])
+        if group not in contents:
+            contents[group] = tuple([op for number in group for op in distinct[number][1]])
+        blocks.append(Block(distinct[group[0]][0], contents[group], repeat))
+    return tuple(blocks)
 
 
-def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
-    """Return (first, length, repeat count) of the groups that cover all segments."""
+def grouped(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
+    """Return (first, length, repeat count) of the groups, of at most ``longest`` numbers, that cover all
+    numbers."""
     groups = []
     position = 0
     while position < len(numbers):
@@ -251,7 +245,7 @@ def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
 
 
 def _best_period(numbers: Sequence[int], start: int, longest: int) -> tuple[int, int]:
-    """Return the group length and repeat count that cover most segments from ``start`` on; short groups
+    """Return the group length and repeat count that cover most numbers from ``start`` on; short groups
     first."""
     best = (1, 1)
     for period in range(1, longest + 1):

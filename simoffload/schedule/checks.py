@@ -68,8 +68,13 @@ def _problems(schedule: Schedule) -> Iterator[str]:
     for number in range(len(schedule.peers)):
         yield from _peers_problems(schedule, number)
     owners, pairs = schedule.owners, _pairs(schedule)
+    seen: set[int] = set()
     for index, block in enumerate(schedule.blocks):
-        yield from _block_problems(schedule, index, block, owners, pairs)
+        where = f"block {index} ({block.name!r})"
+        yield from _check_count(f"{where}: repeat", block.repeat, least=1, most=_MOST_REPEATS)
+        if id(block.ops) not in seen:
+            seen.add(id(block.ops))
+            yield from _block_problems(schedule, where, block, owners, pairs)
 
 
 def _program_problems(schedule: Schedule) -> Iterator[str]:
@@ -168,10 +173,8 @@ def _are_sound(hops: tuple[tuple[int, int], ...], most: list[int]) -> bool:
 
 
 def _block_problems(
-    schedule: Schedule, index: int, block: Block, owners: Sequence[Program], pairs: _Pairs
+    schedule: Schedule, where: str, block: Block, owners: Sequence[Program], pairs: _Pairs
 ) -> Iterator[str]:
-    where = f"block {index} ({block.name!r})"
-    yield from _check_count(f"{where}: repeat", block.repeat, least=1, most=_MOST_REPEATS)
     for position, op in enumerate(block.ops):
         if _is_sound(op, owners, pairs, len(schedule.routes)):
             continue
@@ -182,11 +185,8 @@ def _block_problems(
 def _all_sound(schedule: Schedule) -> bool:
     owners, pairs, routes = schedule.owners, _pairs(schedule), len(schedule.routes)
     return all(
-        type(block.repeat) is int
-        and 1 <= block.repeat <= _MOST_REPEATS
-        and all(_is_sound(op, owners, pairs, routes) for op in block.ops)
-        for block in schedule.blocks
-    )
+        type(block.repeat) is int and 1 <= block.repeat <= _MOST_REPEATS for block in schedule.blocks
+    ) and all(_is_sound(op, owners, pairs, routes) for ops, _ in schedule.contents for op in ops)
 
 
 def _is_sound(op: Op, owners: Sequence[Program], pairs: _Pairs, routes: int) -> bool:

@@ -24,7 +24,7 @@ The engine runs a schedule as the segments that the operations of each stream fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -122,7 +122,8 @@ class Op(NamedTuple):
 class Block(NamedTuple):
     """Operations that are repeated; iteration i+1 follows iteration i in every stream's order.
 
-    Streams do not wait for each other between iterations or blocks unless a dependency says so.
+    Streams do not wait for each other between iterations or blocks unless a dependency says so. Blocks with
+    the same operations share one tuple of them, by which they are recognized.
     """
 
     name: str
@@ -178,7 +179,16 @@ class Schedule(NamedTuple):
         if not self.programs:
             return self.ranks * sum([len(block.ops) * block.repeat for block in self.blocks])
         ranks = [len(program.ranks) for program in self.owners]
-        return sum([block.repeat * sum([ranks[op.stream] for op in block.ops]) for block in self.blocks])
+        return sum([times * sum([ranks[op.stream] for op in ops]) for ops, times in self.contents])
+
+    @property
+    def contents(self) -> list[tuple[tuple[Op, ...], int]]:
+        """The distinct contents of blocks, and how often each is run in total."""
+        times: dict[int, int] = {}
+        contents = {id(block.ops): block.ops for block in self.blocks}
+        for block in self.blocks:
+            times[id(block.ops)] = times.get(id(block.ops), 0) + block.repeat
+        return [(ops, times[number]) for number, ops in contents.items()]
 
     @property
     def parts(self) -> tuple[Program, ...]:
@@ -221,19 +231,23 @@ class Schedule(NamedTuple):
             return self
         number = {old: new for new, old in enumerate(order)}
         renumbered: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
-        blocks = []
-        for block in self.blocks:
-            ops = []
-            for kind, label, stream, fixed, size, route, after, collective in block.ops:
-                if after not in renumbered:
-                    renumbered[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
-                ops.append(Op(kind, label, number[stream], fixed, size, route, renumbered[after], collective))
-            blocks.append(block._replace(ops=tuple(ops)))
+
+        def moved(op: Op) -> Op:
+            kind, label, stream, fixed, size, route, after, collective = op
+            if after not in renumbered:
+                renumbered[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
+            return Op(kind, label, number[stream], fixed, size, route, renumbered[after], collective)
+
         return self._replace(
             streams=tuple([self.streams[one] for one in order]),
             devices=tuple([self.devices[one] for one in order if self.devices]),
-            blocks=tuple(blocks),
+            blocks=self.with_operations(moved),
         )
+
+    def with_operations(self, changed: Callable[[Op], Op]) -> tuple[Block, ...]:
+        """Return the blocks with their operations changed."""
+        contents = {id(ops): tuple(map(changed, ops)) for ops, _ in self.contents}
+        return tuple([block._replace(ops=contents[id(block.ops)]) for block in self.blocks])
 
     def device_of(self, stream: int) -> Device:
         """Return the device on which a stream runs."""
@@ -275,45 +289,67 @@ class CompiledOp(NamedTuple):
         return (ordinal - self.first) // self.per_iteration
 
 
-class Segment(NamedTuple):
-    """The operations of one block that run on one stream."""
-
-    block: int
-    repeat: int
-    steps: tuple[CompiledOp, ...]
-
-
 def steps_of(schedule: Schedule) -> list[list[CompiledOp]]:
     """Return the compiled operations of every block."""
-    shape = tuple(
-        [(block.repeat, tuple([(op.stream, op.after) for op in block.ops])) for block in schedule.blocks]
-    )
-    few = sum([len(ops) for _, ops in shape]) <= _FEW
-    places = (_places if few else _places.__wrapped__)(len(schedule.streams), shape)
-    made = CompiledOp._make
-    return [
-        [
-            made((op, index, position, *place))
-            for position, (op, place) in enumerate(zip(ops, own, strict=True))
-        ]
-        for index, ((_, ops, _), own) in enumerate(zip(schedule.blocks, places, strict=True))
-    ]
+    compiled = CompiledSchedule(schedule)
+    return [compiled.steps(block) for block in range(len(schedule.blocks))]
 
 
-def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
-    """Return the segments of every stream; blocks without operations of a stream are left out."""
-    segments: list[list[Segment]] = [[] for _ in schedule.streams]
-    for block, steps in zip(schedule.blocks, steps_of(schedule), strict=True):
-        streams: dict[int, list[CompiledOp]] = {}
-        for step in steps:
-            streams.setdefault(step.op.stream, []).append(step)
-        for stream, own_steps in streams.items():
-            segments[stream].append(Segment(own_steps[0].block, block.repeat, tuple(own_steps)))
-    return tuple(map(tuple, segments))
+class CompiledSchedule:
+    """A CompiledSchedule compiles the blocks of a schedule one by one, when the engine reaches them."""
 
+    def __init__(self, schedule: Schedule) -> None:
+        self.blocks = schedule.blocks
+        self._few = sum([len(block.ops) for block in schedule.blocks]) <= _FEW
+        numbers: dict[int, int] = {}
+        self.parts = [numbers.setdefault(id(block.ops), len(numbers)) for block in schedule.blocks]
+        """For every block the number of its operations, which is that of all blocks with the same ones."""
+        self.counts: list[tuple[int, ...]] = []
+        """Number of operations of each stream in one iteration, by number of operations."""
+        for ops, _ in schedule.contents:
+            counts = [0] * len(schedule.streams)
+            for op in ops:
+                counts[op.stream] += 1
+            self.counts.append(tuple(counts))
+        self.written: list[tuple[int, ...]] = []
+        """Number of operations of each stream before every block."""
+        written = (0,) * len(schedule.streams)
+        for block, part in zip(schedule.blocks, self.parts, strict=True):
+            self.written.append(written)
+            pairs = zip(written, self.counts[part], strict=True)
+            written = tuple([count + block.repeat * more for count, more in pairs])
+        self.starts = [0]
+        """Number of the first iteration of every block among those of all blocks, and that after the last."""
+        self.totals = [0] * len(self.counts)
+        """Number of iterations of all blocks with the same operations, by number of operations."""
+        for block, part in zip(schedule.blocks, self.parts, strict=True):
+            self.starts.append(self.starts[-1] + block.repeat)
+            self.totals[part] += block.repeat
+        self._steps: dict[int, list[CompiledOp]] = {}
+        self._by_stream: dict[int, dict[int, list[CompiledOp]]] = {}
 
-_Shape = tuple[tuple[int, tuple[tuple[int, tuple[Dependency, ...]], ...]], ...]
-"""For every block how often it repeats, and the stream and dependencies of its operations."""
+    def on_stream(self, block: int, stream: int) -> list[CompiledOp]:
+        """Return the compiled operations of a block on one stream."""
+        if block not in self._by_stream:
+            own = self._by_stream[block] = {}
+            for step in self.steps(block):
+                own.setdefault(step.op.stream, []).append(step)
+        return self._by_stream[block][stream]
+
+    def steps(self, block: int) -> list[CompiledOp]:
+        """Return the compiled operations of a block."""
+        if block not in self._steps:
+            ops, made = self.blocks[block].ops, CompiledOp._make
+            shape = tuple([(op.stream, op.after) for op in ops])
+            places = (_places if self._few else _places.__wrapped__)(
+                shape, self.written[block], self.counts[self.parts[block]]
+            )
+            self._steps[block] = [
+                made((op, block, position, *place))
+                for position, (op, place) in enumerate(zip(ops, places, strict=True))
+            ]
+        return self._steps[block]
+
 
 _Place = tuple[int, int, tuple[Need, ...], tuple[PeerNeed, ...]]
 """The last four fields of a compiled operation."""
@@ -322,25 +358,21 @@ _FEW = 10_000
 """Number of operations of the largest schedule whose positions are cached."""
 
 
-@lru_cache(maxsize=16)
-def _places(streams: int, shape: _Shape) -> tuple[tuple[_Place, ...], ...]:
-    """Return the position of every operation of every block; passes of one program differ in durations
-    only."""
-    found = []
-    written = [0] * streams
-    for repeat, ops in shape:
-        per_iteration = [0] * streams
-        for stream, _ in ops:
-            per_iteration[stream] += 1
-        before = list(written)
-        own: list[_Place] = []
-        for stream, after in ops:
-            needs = _needs_of(stream, after, before, per_iteration) if after else ((), ())
-            own.append((before[stream], per_iteration[stream], *needs))
-            before[stream] += 1
-        found.append(tuple(own))
-        written = [count + repeat * more for count, more in zip(written, per_iteration, strict=True)]
-    return tuple(found)
+@lru_cache(maxsize=256)
+def _places(
+    shape: tuple[tuple[int, tuple[Dependency, ...]], ...],
+    written: tuple[int, ...],
+    per_iteration: tuple[int, ...],
+) -> tuple[_Place, ...]:
+    """Return the position of every operation of a block, given by stream and dependencies; passes of one
+    program differ in durations only."""
+    before = list(written)
+    own: list[_Place] = []
+    for stream, after in shape:
+        needs = _needs_of(stream, after, before, per_iteration) if after else ((), ())
+        own.append((before[stream], per_iteration[stream], *needs))
+        before[stream] += 1
+    return tuple(own)
 
 
 def _needs_of(

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
-from simoffload.schedule import Schedule
+from simoffload.schedule import Op, Schedule
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, Recurrence, StagePass
@@ -176,20 +176,11 @@ class ScheduleTemplates:
             slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
             self._written[key] = self.write(slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm)
         program = self._written[key]
-        blocks = tuple(
-            [
-                block._replace(
-                    ops=tuple(
-                        [
-                            op if op.fixed >= 0 else op._replace(fixed=durations[-1 - op.fixed])
-                            for op in block.ops
-                        ]
-                    )
-                )
-                for block in program.blocks
-            ]
-        )
-        return program._replace(name=name, blocks=blocks)
+
+        def timed(op: Op) -> Op:
+            return op if op.fixed >= 0 else op._replace(fixed=durations[-1 - op.fixed])
+
+        return program._replace(name=name, blocks=program.with_operations(timed))
 
     def write(
         self,
