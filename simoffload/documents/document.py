@@ -105,6 +105,10 @@ class Document:
         mark = self._nearest(location)
         return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
 
+    def shares(self, section: str, other: Document) -> bool:
+        """Return whether another document has the same section, which edits keep unless they change it."""
+        return self.data.get(section) is other.data.get(section)
+
     @property
     def other_files(self) -> frozenset[str]:
         """The other files from which complete sections come."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -67,23 +67,20 @@ def edited(
     ``in_place``: a value replaces an equivalent one, as a ds_config replaces its path, and keeps its position
     in the file. ``option`` is the option of the command line that gave the values, which problems then name.
     """
+    data, changed = document.data, list[Location]()
     for path, value in edits:
-        document, _, outermost = _changed(document, path, value, in_place=in_place)
-        if option:
-            document = replace(document, marks={**document.marks, outermost: Mark(None, file=option)})
-    return document
+        data, _, outermost = _with_value(data, path, value)
+        changed.append(outermost)
+    marks = document.marks if in_place or not changed else _outside(document.marks, changed)
+    if option:
+        marks = {**marks, **{place: Mark(None, file=option) for place in changed}}
+    return replace(document, data=data, marks=marks)
 
 
-def _changed(
-    document: Document, path: Location, value: Any, *, in_place: bool = False
-) -> tuple[Document, Location, Location]:
-    """Return the changed document, the location of the value, and the outermost entry that changed."""
-    data, location, outermost = _with_value(document.data, path, value)
-    if in_place:
-        return replace(document, data=data), location, outermost
-    size = len(outermost)
-    marks = {place: mark for place, mark in document.marks.items() if place[:size] != outermost}
-    return replace(document, data=data, marks=marks), location, outermost
+def _outside(marks: Mapping[Location, Mark], changed: Sequence[Location]) -> dict[Location, Mark]:
+    """Return the marks of the entries that are in none of those that changed."""
+    inside, sizes = set(changed), {len(place) for place in changed}
+    return {place: mark for place, mark in marks.items() if not any(place[:size] in inside for size in sizes)}
 
 
 def inserted(document: Document, section: str, other: Document) -> Document:
@@ -163,9 +160,10 @@ def set_value(document: Document, assignment: str) -> Document:
     if text is None:
         raise _refusal((), f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
     value = read_option(text, option="--set", key=path)
-    made, location, outermost = _changed(document, parse_path(path), value.data)
+    data, location, outermost = _with_value(document.data, parse_path(path), value.data)
+    kept = _outside(document.marks, [outermost])
     marks = {(*location, *place): mark._replace(file="--set") for place, mark in value.marks.items()}
-    return replace(made, marks={**made.marks, outermost: Mark(None, file="--set"), **marks})
+    return replace(document, data=data, marks={**kept, outermost: Mark(None, file="--set"), **marks})
 
 
 def read_option(text: str, *, option: str, key: str) -> Document:

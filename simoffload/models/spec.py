@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -109,7 +110,7 @@ class ModelSpec(Frozen):
             written = " and ".join(given) or "none of them"
             raise ValueError(f'give one of "name", "config" and "family", not {written}')
         if self.config is None:
-            self._named()  # so that a scenario's mistakes are found where the scenario is read
+            _ = self._named  # so that a scenario's mistakes are found where the scenario is read
         return self
 
     @property
@@ -117,8 +118,9 @@ class ModelSpec(Frozen):
         """The further keys, in Hugging Face's names."""
         return dict(self.model_extra or {})
 
+    @cached_property
     def _named(self) -> _Resolved:
-        """Return the label and configuration of a model that needs no file."""
+        """The label and configuration of a model that needs no file."""
         if self.name is not None:
             try:
                 name, size = find_size(self.name)
@@ -173,7 +175,7 @@ class ModelSpec(Frozen):
     def _resolved(self, *, root: Path | None, allow_path: bool) -> _Resolved:
         """Return what the name, the file or the keys describe."""
         if self.config is None:
-            return self._named()
+            return self._named
         path = _config_path(self.config, root=root, allow_path=allow_path)
         document = read_document(path)
         label = _label_of(path)

@@ -1,20 +1,17 @@
 """A report document as text for a terminal: the verdict, the warnings, then the sections for a terminal.
 
-Tables are drawn by rich in columns whose widths are set here. Text is wrapped, numbers never are; columns
-that do not fit follow below in another part of the table.
+Text is wrapped, numbers never are; columns of tables that do not fit follow below in another part of the
+table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from io import StringIO
+from itertools import repeat, zip_longest
 from textwrap import wrap
 from typing import NamedTuple
-
-from rich.console import Console, Group, JustifyMethod
-from rich.table import Table as Grid
-from rich.text import Text
+from unicodedata import combining, east_asian_width
 
 from simoffload.errors import printable
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
@@ -23,8 +20,8 @@ _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
 _NARROWEST = 60
 """Width [characters] of the narrowest terminal for which the layout is made."""
-_UNBOUNDED = 100_000
-"""Width [characters] of lines to be copied, so large that rich does not cut them."""
+_STYLES = {"bold": 1, "dim": 2, "italic": 3, "red": 31, "green": 32, "yellow": 33}
+"""Codes of ANSI escape sequences (ECMA-48, SGR)."""
 _LEAST = 12
 """[characters] that a column of text keeps, unless its text is shorter: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
@@ -54,32 +51,25 @@ class _Terminal:
     """A _Terminal collects the lines of a document, with or without colours."""
 
     def __init__(self, *, color: bool, width: int) -> None:
-        self._console = Console(
-            file=StringIO(),
-            width=_UNBOUNDED,
-            color_system="standard" if color else None,
-            force_terminal=color,
-            force_jupyter=False,
-            legacy_windows=False,
-            _environ={},
-        )
-        self._width = width
-        self._parts: list[Text | Grid] = []
+        self._color, self._width = color, width
+        self._lines: list[str] = []
 
     def paragraph(self, text: str, *, style: str = "", indent: int = 0, hanging: int = _INDENT) -> None:
         """Add a paragraph with its continued lines indented; an empty text adds nothing."""
         first, later = " " * indent, " " * hanging
         text = printable(text)
         lines = wrap(text, self._width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-        self._parts += (Text(line, style) for line in lines)
+        self._lines += (self._styled(line, style) for line in lines)
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text and style and self._color else text
 
     def section(self, section: ReportSection) -> None:
         """Add the title and the content of a section that a terminal shows, if there is any."""
         tables = [table for table in section.tables if table.rows and not (table.page_only or table.folded)]
         if not (section.sentences or tables or section.listings):
             return
-        self._parts.append(Text(""))
-        self._parts.append(Text(printable(section.title), "bold"))
+        self._lines += ["", self._styled(printable(section.title), "bold")]
         for text in section.sentences:
             self.paragraph(text, indent=_INDENT, hanging=_HANGING)
         for table in tables:
@@ -89,7 +79,7 @@ class _Terminal:
         for listing in section.listings:
             self.paragraph(listing.caption, indent=_INDENT, hanging=_HANGING)
             for line in listing.text.rstrip("\n").split("\n"):
-                self._parts.append(Text(" " * _HANGING + printable(line), "dim"))
+                self._lines.append(self._styled(" " * _HANGING + printable(line), "dim"))
 
     def _table(self, table: ReportTable) -> None:
         self.paragraph(table.caption, style="italic", indent=_INDENT)
@@ -106,28 +96,42 @@ class _Terminal:
             if any(column)
         ]
         for part in _parts(columns, keys=table.keys, room=self._width - _INDENT):
-            self._parts.append(self._drawn(part, table.refused))
+            self._draw(part, table.refused)
         if table.most is not None and len(table.rows) > table.most:
             self.paragraph(f"and {len(table.rows) - table.most} more", indent=_INDENT)
 
-    @staticmethod
-    def _drawn(part: Sequence[_Sized], refused: Sequence[int]) -> Grid:
-        grid = Grid(box=None, pad_edge=True, padding=(0, 0, 0, _GAP), header_style="dim")
-        for column, width in part:
-            head, *_ = column.cells
-            justify: JustifyMethod = "right" if column.number else "left"
-            wide = width >= column.widest
-            grid.add_column(Text(head), justify=justify, width=width, no_wrap=wide)
-        for number, row in enumerate(zip(*(column.cells[1:] for column, _ in part), strict=True)):
-            grid.add_row(*map(Text, row), style="red" if number in refused else "")
-        return grid
+    def _draw(self, part: Sequence[_Sized], refused: Sequence[int]) -> None:
+        """Add the rows of a part of a table, the heading first."""
+        for number, row in enumerate(zip(*(column.cells for column, _ in part), strict=True)):
+            style = "dim" if number == 0 else "red" if number - 1 in refused else ""
+            cells = [_wrapped(cell, width) for cell, (_, width) in zip(row, part, strict=True)]
+            if number == 0:  # headings end on the same line
+                height = max(map(len, cells))
+                cells = [[""] * (height - len(cell)) + cell for cell in cells]
+            for pieces in zip_longest(*cells, fillvalue=""):
+                self._lines.append("".join(map(self._padded, pieces, part, repeat(style))))
+
+    def _padded(self, text: str, place: _Sized, style: str) -> str:
+        """Return a piece of a cell with the space around it."""
+        space = " " * (place.width - _places(text))
+        text = self._styled(text, style)
+        return " " * _GAP + (f"{space}{text}" if place.column.number else f"{text}{space}")
 
     def __str__(self) -> str:
-        self._console.print(Group(*self._parts))
-        file = self._console.file
-        assert isinstance(file, StringIO)
-        lines = file.getvalue().replace(_GLUE, " ").splitlines()
-        return "".join(f"{line.rstrip()}\n" for line in lines)
+        return "".join(f"{line.replace(_GLUE, ' ').rstrip()}\n" for line in self._lines)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell; a word that is too long is cut."""
+    lines = wrap(cell, width, break_on_hyphens=False, break_long_words=False)
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+
+
+def _places(text: str) -> int:
+    """Return how many places of a terminal a text takes: two for wide characters of East Asia."""
+    if text.isascii():
+        return len(text)
+    return sum((1 + (east_asian_width(one) in "WF")) * (not combining(one)) for one in text)
 
 
 def _unbreakable(text: str) -> str:

@@ -87,7 +87,7 @@ class LoadedScenario:
         changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
         if any(path == ("platform",) for path, _ in edits):
             changed = with_its_slots(changed, self.cache)
-        if not own:
+        if not own or all(changed.shares(key, self.document) for key in ("platform", "equipment")):
             return changed
         uses = self.cache.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
@@ -99,7 +99,7 @@ class LoadedScenario:
     def _resolved(self, document: Document) -> LoadedScenario:
         from simoffload.scenario.loading import resolve
 
-        return replace(resolve(document, cache=self.cache), remarks=self.remarks)
+        return replace(resolve(document, cache=self.cache, similar=self), remarks=self.remarks)
 
     @property
     def placements(self) -> Placements:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
-from simoffload.models import ModelSpec, is_model, list_models, resembled_model
+from simoffload.models import ModelShape, ModelSpec, is_model, list_models, resembled_model
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.overrides import overridden, usual_kind
@@ -45,6 +46,7 @@ M = TypeVar("M", bound=BaseModel)
 SWEEP = "sweep"
 """The section of a scenario file that lists what a sweep varies; a single simulation ignores it."""
 _OF_TRAINING = ("checkpoint", "dataset")
+_OF_MACHINE = ("platform", "equipment", "profiles", "nodes")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
 """The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""
 
@@ -105,26 +107,46 @@ def resolve(
     overrides: Sequence[str] = (),
     cache: ScenarioCache | None = None,
     placed: bool = True,
+    similar: LoadedScenario | None = None,
 ) -> LoadedScenario:
     """Check a document and load everything that it refers to. Raises InputError.
 
     Scenarios that share a ``cache`` read common files once. A scenario that is not ``placed`` is only the
-    origin of others on targets: it may name tiers that its own platform does not have.
+    origin of others on targets: it may name tiers that its own platform does not have. What the document has
+    in common with that of a ``similar`` scenario is taken from there.
     """
     cache = ScenarioCache() if cache is None else cache
     document = overridden(document, overrides, cache)
+    if similar is not None and similar.cache is cache and similar.document.root == document.root:
+        with suppress(InputError):  # the complete check tells every problem, with its place
+            return _checked(document, cache, placed=placed, similar=similar)
+    return _checked(document, cache, placed=placed)
+
+
+def _checked(
+    document: Document, cache: ScenarioCache, *, placed: bool, similar: LoadedScenario | None = None
+) -> LoadedScenario:
     problems: list[Problem] = []
     document = rename_keys(document, RENAMED, problems)
     _keep_limits(document)
     document = completed(document, cache, problems)
+    common = _common(document, similar)
     try:
-        scenario = validate(document, Scenario)
+        scenario = validate(replace(document, data={**document.data, **common}), Scenario)
     except InputError as error:
         problems = [*error.problems, *problems]
         _check_the_rest(document, cache, problems)
         raise _all_of(problems, document) from None
-    model = _try(document, problems, "model", lambda: cache.model(scenario.model, root=document.root))
-    machine = _machine(document, cache, problems, nodes=scenario.nodes)
+    model: ModelShape | None
+    machine: Machine | None
+    if similar is not None and "model" in common:
+        model = similar.model
+    else:
+        model = _try(document, problems, "model", lambda: cache.model(scenario.model, root=document.root))
+    if similar is not None and all(document.shares(key, similar.document) for key in _OF_MACHINE):
+        machine = similar.machine
+    else:
+        machine = _machine(document, cache, problems, nodes=scenario.nodes)
     if machine is not None:
         scenario = _with_tiers(document, scenario, machine, problems if placed else [])
     else:
@@ -133,6 +155,14 @@ def resolve(
     if problems or model is None or machine is None:
         raise _all_of(problems, document)
     return LoadedScenario(scenario, document, model, machine, cache=cache)
+
+
+def _common(document: Document, similar: LoadedScenario | None) -> dict[str, Any]:
+    """Return the checked sections of a similar scenario that the document shares with it."""
+    if similar is None:
+        return {}
+    shared = (name for name in Scenario.model_fields if document.shares(name, similar.document))
+    return {name: getattr(similar.scenario, name) for name in shared if name in document.data}
 
 
 def _keep_limits(document: Document) -> None:
@@ -265,25 +295,30 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if SWEEP in document.data:
         document = without(document, SWEEP)
     document = rename_keys(document, RENAMED, problems)
+    document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
-    if isinstance(workload, dict):
-        workload = {"kind": "inference", **workload}
-        document = edited(document, [Edit(("workload",), workload)], in_place=True)
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
-    strategy = {"kind": usual_kind(workload), **strategy}
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
-    document = edited(document, [Edit(("strategy",), strategy)], in_place=True)
-    known = strategy_of(strategy["kind"])
+    document = _with_kind(document, "strategy", usual_kind(workload))
+    known = strategy_of(document.data["strategy"]["kind"])
     for key, content in known.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
     return document
+
+
+def _with_kind(document: Document, section: str, kind: str) -> Document:
+    """Return the document with the kind of a section as its first key, by default ``kind``."""
+    given = document.data.get(section)
+    if not isinstance(given, dict) or next(iter(given), None) == "kind":
+        return document
+    return edited(document, [Edit((section,), {"kind": kind, **given})], in_place=True)
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:

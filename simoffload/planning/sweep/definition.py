@@ -385,6 +385,8 @@ class Points:
 
 def find_points(sweep: Sweep) -> Points:
     """Number the points of a sweep. Raises InputError where the constraints leave none."""
+    # Equal points are equal wherever their values are written.
+    sweep = replace(sweep, grid=replace(sweep.grid, base=replace(sweep.grid.base, marks={})))
     combination, first = array("q"), array("q")
     known: dict[bytes, int] = {}
     hashed = hashlib.sha256(canonical(sweep.description()).encode("utf-8", "surrogatepass"))

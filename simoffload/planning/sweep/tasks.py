@@ -23,7 +23,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
 from simoffload.results import SimulationResult
-from simoffload.scenario import ScenarioCache, resolve
+from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
@@ -55,7 +55,7 @@ class _Setting(NamedTuple):
 
 
 _local = threading.local()
-"""Thread-local settings of the job; a cache must not be shared by threads."""
+"""Thread-local settings of the job and its latest scenario; a cache must not be shared by threads."""
 
 
 def check_workers_can_import() -> None:
@@ -131,7 +131,9 @@ def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
 
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
-    scenario = resolve(setting.grid.document(combination), cache=setting.cache)
+    before: LoadedScenario | None = getattr(_local, "scenario", None)
+    scenario = resolve(setting.grid.document(combination), cache=setting.cache, similar=before)
+    _local.scenario = scenario
     document = replace(scenario.document, warnings=())  # they are not about a point: ``Sweep.warnings``
     return simulate(replace(scenario, document=document))
 
