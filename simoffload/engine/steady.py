@@ -204,9 +204,7 @@ class SteadyState:
                 working.append(one)
         return working
 
-    def _state(
-        self, position: int, ended: Sequence[int], inside: Sequence[StreamState]
-    ) -> _State | None:
+    def _state(self, position: int, ended: Sequence[int], inside: Sequence[StreamState]) -> _State | None:
         """Return everything that decides what happens next, relative to now; None if it cannot recur."""
         now = self._clock.now
         numbers = {one.number for one in inside}

@@ -90,7 +90,9 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
                 before, since = known
                 rounds = place.round // (before - place.round)
                 path[since:] = [(one, entry, times * (1 + rounds)) for one, entry, times in path[since:]]
-                ordinal -= rounds * (before - place.round) * (track.ordinals[item][-1] - track.ordinals[item][0])
+                ordinal -= (
+                    rounds * (before - place.round) * (track.ordinals[item][-1] - track.ordinals[item][0])
+                )
                 place = track.find(ordinal)
                 met.clear()
             else:

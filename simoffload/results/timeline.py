@@ -209,8 +209,10 @@ class Track:
         item = bisect_right(self.firsts, ordinal) - 1
         own = self.ordinals[item]
         number, rest = divmod(ordinal - own[0], own[-1] - own[0])
-        slot = bisect_right(own, own[0] + rest) - 1 if len(own) > 2 else 0  # noqa: PLR2004
-        return Place(item, number, slot, self.spans[self.items[item].windows[slot]][0] + own[0] + rest - own[slot])
+        slot = bisect_right(own, own[0] + rest) - 1 if len(own) > 2 else 0
+        return Place(
+            item, number, slot, self.spans[self.items[item].windows[slot]][0] + own[0] + rest - own[slot]
+        )
 
     def ordinal(self, entry: int, copy: int) -> int:
         """Return the ordinal of a copy of an entry, where copies only follow on what they copy."""
