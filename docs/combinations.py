@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies import Strategy
+from simoffload.strategies import registry
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "three_tiers.py"
 Section = Mapping[str, Any]
@@ -107,10 +107,10 @@ CELLS = [Cell(weights, cache) for weights in WEIGHTS for cache in CACHES]
 @contextmanager
 def example() -> Iterator[None]:
     """Let scenarios name the program of ``examples/three_tiers.py`` for the time of a ``with`` statement."""
-    registered = dict(Strategy.registered)
+    registered = dict(registry.registered)
     try:
         runpy.run_path(str(EXAMPLE), run_name="three_tiers")
         yield
     finally:
-        Strategy.registered.clear()
-        Strategy.registered.update(registered)
+        registry.registered.clear()
+        registry.registered.update(registered)

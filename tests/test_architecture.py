@@ -323,7 +323,7 @@ def test_no_exception_outlives_its_reason() -> None:
 
 # -- what others may ask of a kind ---------------------------------------------------------------
 
-MEMBERS = {Strategy: 30, Plan: 10}
+MEMBERS = {Strategy: 15, Plan: 10}
 """Largest number of public members of a class from which others derive."""
 DERIVED = re.compile("home|memor|movable|moves|place|target|tier|traffic")
 """What follows from where the tensors are, or is a tunable, and so is no member."""

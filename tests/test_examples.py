@@ -15,7 +15,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.models.families import FAMILIES
 from simoffload.planning.sweep.tasks import check_workers_can_import
-from simoffload.strategies import Strategy, register
+from simoffload.strategies import register, registry
 from simoffload.strategies.authoring import Prefetched
 from simoffload.strategies.cache import kv_cache
 from simoffload.strategies.held import memory_stages
@@ -30,7 +30,7 @@ PROGRAMS = ("three_tiers", "checked_layers", "cache_format", "wide_family")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder with the scenarios of the examples, whose modules can be imported."""
-    monkeypatch.setattr(Strategy, "registered", dict(Strategy.registered))
+    monkeypatch.setattr(registry, "registered", dict(registry.registered))
     monkeypatch.setattr(kv_cache, "_ELEMENTS", dict(kv_cache._ELEMENTS))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for name in PROGRAMS:

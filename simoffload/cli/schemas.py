@@ -71,7 +71,7 @@ def _scenario(title: str) -> dict[str, Any]:
     for section in ("workload", "strategy"):
         sections[section]["anyOf"] = sections[section].pop("oneOf")  # without a kind several may fit
     for one in strategies().values():
-        for key in one.files:
+        for key in one.traits.files:
             keys = known[one.__name__]["properties"]
             content = {"$ref": keys[key].pop("$ref")}
             keys[key] |= {"anyOf": [{"type": "string"}, content]}

@@ -161,8 +161,8 @@ def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
     before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache, placed=placed)
     after = found.scenario.strategy
-    if not strategy.data.keys() & {"ranks", *after.gpu_keys} and after.gpus != before.gpus:
-        document = edited(document, after.spread(before.gpus))
+    if not strategy.data.keys() & {"ranks", *after.traits.gpu_keys} and after.gpus != before.gpus:
+        document = edited(document, after.sizes().gpus(before.gpus))
         found = resolve(document, cache=scenario.cache, placed=placed)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 

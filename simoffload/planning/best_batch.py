@@ -75,7 +75,7 @@ def best_batch(
     texts = (slo,) if isinstance(slo, str) else slo
     service = tuple(parse_service(text, kind) for text in texts)
     limit = batch_limit(evaluator, workload)
-    search = _Batches(evaluator, service, evaluator.strategy.batch_unit(workload.batch_size))
+    search = _Batches(evaluator, service, evaluator.strategy.sizes(workload.batch_size).unit)
     with watched_by(progress), stage():
         best, nearest = (None, None) if limit.most is None else search.up_to(limit.most, limit.now)
     return BestBatch(

@@ -137,7 +137,7 @@ def _limits(evaluator: Evaluator, change: Change, workload: Inference) -> CacheL
         return None
     positions = evaluator.scenario.model.max_position_embeddings
     context = context_limit(there, workload, positions=positions)
-    batch, unit = batch_limit(there, workload), there.strategy.batch_unit(workload.batch_size)
+    batch, unit = batch_limit(there, workload), there.strategy.sizes(workload.batch_size).unit
     most = batch.most or 0
     more = most + (1 if most < unit else unit)
     beyond = there.needs(*there.batch(more)) or ()

@@ -284,7 +284,8 @@ def confidence(result: SimulationResult) -> Confidence:
 def _evidence(result: SimulationResult) -> str:
     """Return the group of real runs that were like a result."""
     settings = result.provenance.scenario.get("strategy") or {}
-    return _strategy(result)[1].evidence_of(settings)
+    group = _strategy(result)[1].traits.evidence
+    return group if isinstance(group, str) else group(settings)
 
 
 def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
@@ -304,8 +305,8 @@ def _unseen(result: SimulationResult) -> str:
     """Return what of the strategy no real run used, to follow these words; empty if some were like it."""
     kind, strategy = _strategy(result)
     settings = result.provenance.scenario.get("strategy") or {}
-    values = {key: _setting(settings, key) for key in strategy.unseen}
-    found = {key: value for key, value in values.items() if value in strategy.unseen[key]}
+    values = {key: _setting(settings, key) for key in strategy.traits.unseen}
+    found = {key: value for key, value in values.items() if value in strategy.traits.unseen[key]}
     named = [key if value is True else f"{key}: {value}" for key, value in found.items() if value is not None]
     with_settings = f" with {' and '.join(named)}" if named else ""
     return f"used strategy.kind {kind}{with_settings}" if found or not _evidence(result) else ""

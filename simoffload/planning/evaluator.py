@@ -187,7 +187,7 @@ class Evaluator:
     def largest_batch(self, *, most: int) -> int | None:
         """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller
         parts only where not even one such part fits."""
-        unit = self.strategy.batch_unit(self._batch_size)
+        unit = self.strategy.sizes(self._batch_size).unit
         start = self._batch_size // unit
         parts = self.largest(lambda count: self.batch(count * unit), start=start, most=most // unit)
         if parts is None and unit > 1:
@@ -221,7 +221,7 @@ class Evaluator:
 
     def batch(self, count: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of sequences per batch."""
-        return self.strategy.batch(count, now=self._batch_size)
+        return self.strategy.sizes(self._batch_size).batch(count)
 
     @property
     def _batch_size(self) -> int:
@@ -230,4 +230,4 @@ class Evaluator:
 
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of hosts and of GPUs used on each."""
-        return (Edit(("nodes",), nodes), *self.strategy.spread(nodes * per_node))
+        return (Edit(("nodes",), nodes), *self.strategy.sizes().gpus(nodes * per_node))

@@ -194,17 +194,17 @@ def _edits(evaluator: Evaluator, location: Location, now: float | None) -> Calla
         case ("workload", "batch_size"):
             return evaluator.batch
         case ("workload", "gradient_accumulation_steps" as key):
-            return lambda value: (Edit(location, value), *strategy.release_fixed_batch(key))
+            return lambda value: (Edit(location, value), *strategy.sizes().along(key))
         case ("model", str(key)):
             return lambda value: (evaluator.model(key, value),)
-        case ("strategy", str(key)) if key in {"ranks", *strategy.gpu_keys} and now:
+        case ("strategy", str(key)) if key in {"ranks", *strategy.traits.gpu_keys} and now:
             return lambda value: _spread(strategy, location, value, int(now))
     return lambda value: (Edit(location, value),)
 
 
 def _spread(strategy: Strategy, location: Location, value: int, now: int) -> tuple[Edit, ...]:
     """Return the edits for another number of GPUs, if those of the strategy set this key."""
-    edits = strategy.spread(strategy.gpus * value // now)
+    edits = strategy.sizes().gpus(strategy.gpus * value // now)
     return edits if Edit(location, value) in edits else (Edit(location, value),)
 
 

@@ -132,7 +132,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         description = f"batch {now} → {part}{each(evaluator)}, {before} → {times} micro-steps in a step"
         key = "gradient_accumulation_steps"
         more = Edit(("workload", key), times)
-        release = evaluator.strategy.release_fixed_batch("batch_size", key)
+        release = evaluator.strategy.sizes().along("batch_size", key)
         same = (Edit(("workload", "batch_size"), part), more, *release)
         yield from enough(evaluator, Change("batch", description, same))
 
@@ -199,7 +199,7 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
     if isinstance(evaluator.workload, Checkpointing):
         return  # it is as large on however many
     strategy = evaluator.strategy
-    now, steps = strategy.gpus, strategy.spread
+    now, steps = strategy.gpus, strategy.sizes().gpus
     most = min(MOST_RANKS, evaluator.scenario.machine.gpus)
     evaluator.trying(*([f"up to {most} GPUs"] if most > now else []))
     found = evaluator.smallest(steps, start=now, most=most)
@@ -212,7 +212,7 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
     spans hosts."""
     machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
     now, each = machine.nodes_of(used), machine.gpus_per_node
-    if isinstance(evaluator.workload, Checkpointing) or not evaluator.strategy.spans_hosts:
+    if isinstance(evaluator.workload, Checkpointing) or not evaluator.strategy.traits.spans_hosts:
         return
     steps = partial(evaluator.spread, per_node=each)
     if evaluator.needs(*steps(now + 1)) is None:

@@ -27,8 +27,8 @@ def replaced(evaluator: Evaluator, change: Change) -> Change:
         return change
     description = ", ".join((change.description, *_differences(evaluator, change, there)))
     change = change._replace(description=description)
-    stored = there.strategy.cached[1]
-    if stored == evaluator.strategy.cached[1]:
+    stored = there.strategy.description.cache_format
+    if stored == evaluator.strategy.description.cache_format:
         return change
     if change.same_work:
         change = change._replace(description=f"{description} {ANSWERS_CHANGE}")
@@ -57,5 +57,6 @@ def _differences(evaluator: Evaluator, change: Change, there: Scenario) -> Itera
     ]
     if "batch" not in change.description and sequences[0] != sequences[1]:
         yield f"{sequences[1]} sequences at once instead of {sequences[0]}"
-    if other.cached != now.cached:
-        yield f"key-value cache on {other.cached[0]} instead of {now.cached[0]}"
+    before, after = now.description, other.description
+    if (after.cache, after.cache_format) != (before.cache, before.cache_format):
+        yield f"key-value cache on {after.cache} instead of {before.cache}"

@@ -65,4 +65,4 @@ def baseline(other: type[Strategy], scenario: LoadedScenario, model: ModelShape)
 def weight_formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
     """Return the names of formats that may replace the data type of the weights."""
     unchanged = scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None
-    return () if unchanged else strategy.formats
+    return () if unchanged else strategy.traits.formats

@@ -211,7 +211,7 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
         hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
         states=_states(scenario),
         counts=tuple(_count(scenario, tier) for tier in steps(named, str)),
-        gathers=scenario.scenario.strategy.gathers,
+        gathers=scenario.scenario.strategy.traits.gathers,
         warnings=not_simulated(scenario),
     )
 

@@ -213,7 +213,7 @@ class LoadedScenario:
         hosts = f"{plural(used, 'host')} with {plural(machine.gpus_per_node, 'GPU')} each"
         needed = f"{plural(gpus, 'rank')} {'needs' if gpus == 1 else 'need'} {hosts}"
         remedy = f"set nodes: {used}"
-        if self.scenario.strategy.gpu_keys == ("ranks",):
+        if self.scenario.strategy.traits.gpu_keys == ("ranks",):
             remedy += f", or strategy.ranks: {machine.gpus}"
         return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
 
@@ -251,7 +251,7 @@ class LoadedScenario:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
             has = f"the platform has {plural(gpus, 'GPU')}"
             text = f"{plural(strategy.ranks, 'rank')}{more}, but {has}; lower it or raise nodes"
-            raise InputError([self.document.problem(("strategy", strategy.gpu_keys[0]), text)])
+            raise InputError([self.document.problem(("strategy", strategy.traits.gpu_keys[0]), text)])
         try:
             return action()
         except InputError as error:
@@ -275,9 +275,10 @@ def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
 def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
     """Return remarks about how the work of another strategy differs from that of ``before``."""
     differences = []
-    if before.trains != after.trains:
+    trains, trained = after.description.trains, before.description.trains
+    if trains != trained:
         differences.append(
-            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}, so the work differs"
+            f"strategy.kind {after.kind} trains {trains} here, not {trained}, so the work differs"
         )
     if before.gpus == after.gpus and before.replicas != after.replicas:
         now, then = _batches(after.replicas), _batches(before.replicas)

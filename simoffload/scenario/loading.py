@@ -306,7 +306,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
             problems.append(document.problem(("strategy", key), text))
     document = _with_kind(document, "strategy", usual_kind(workload))
     known = strategy_of(document.data["strategy"]["kind"])
-    for key, content in known.files.items() if known is not None else ():
+    for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
@@ -368,7 +368,7 @@ def default_scenario(
 def _filled(scenario: LoadedScenario) -> Document:
     """Return the document with the values that follow from model and platform, unless it has them."""
     document, strategy = scenario.document, scenario.scenario.strategy
-    spread = strategy.spread(scenario.machine.gpus)[:1]
+    spread = strategy.sizes().gpus(scenario.machine.gpus)[:1]
     for edit in spread:
         if edit.path[1] not in document.data["strategy"]:
             strategy = strategy.model_copy(update={str(edit.path[1]): edit.value})

@@ -42,9 +42,9 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
         return document
     known = strategy_of(strategy.get("kind", usual_kind(document.data.get("workload"))))
     key = str(location[1])
-    if known is None or key not in known.files:
+    if known is None or key not in known.traits.files:
         return document
-    return cache.opened(document, key, known.files[key])
+    return cache.opened(document, key, known.traits.files[key])
 
 
 def usual_kind(workload: Any) -> str:

@@ -155,7 +155,7 @@ def identity(
             inputs=tuple(machine.inputs()),
             versions=dict(_versions()),
             exports=exports or {},
-            program=inner.strategy.program,
+            program=inner.strategy.description.program,
         ),
     }
 

@@ -114,7 +114,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
             prefill_chunks=facts.chunks,
             prefill_weight_moves=facts.weight_moves,
             cache_blocks=facts.cache_blocks,
-            gathers=self.scenario.scenario.strategy.gathers,
+            gathers=self.scenario.scenario.strategy.traits.gathers,
             first_pass_why=facts.first_pass,
         )
         bound = facts.spread_bound
@@ -149,7 +149,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         )
         if runner.scope != "all":
             return result
-        method = self.scenario.scenario.strategy.method or "offload"
+        method = self.scenario.scenario.strategy.traits.method or "offload"
         result = _with_lifetimes(self.scenario, plan, result)
         warnings = (*_too_many_blocks(result), *_whole_copies_fit(plan, result, runner, method))
         return replace(result, warnings=(*result.warnings, *warnings))

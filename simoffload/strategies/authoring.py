@@ -91,7 +91,7 @@ class HookedStrategy(CachingStrategy):
     """
 
     serves: ClassVar = frozenset({"inference"})
-    formats: ClassVar = tuple(QUANTIZATIONS)
+    traits: ClassVar = CachingStrategy.traits._replace(formats=tuple(QUANTIZATIONS))
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
     """Keys that name tiers, the first one that of the weights: of ``any`` tier, or of ``storage``."""
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from pydantic import BaseModel, Field
 
@@ -19,7 +19,7 @@ from simoffload.models import ModelShape
 from simoffload.results import Facts
 from simoffload.schedule import Schedule
 from simoffload.strategies.held import Held
-from simoffload.strategies.tunables import Tunable, Tunables
+from simoffload.strategies.tunables import Sizes, Tunable, Tunables
 
 if TYPE_CHECKING:
     from simoffload.strategies.programs.checkpoint import CheckpointPlan
@@ -153,36 +153,48 @@ class Plan(ABC):
         return None
 
 
+class ProgramTraits(NamedTuple):
+    """The ProgramTraits are what is known of its program, whatever its settings are."""
+
+    evidence: str | Callable[[Mapping[str, Any]], str] = ""
+    """Group of the real runs with which its predictions were compared, or a function that returns it for the
+    settings of a run; "" for none."""
+    unseen: Mapping[str, tuple[Any, ...]] = {}
+    """Values of settings with which no run of that group was made; None: without this key."""
+    formats: tuple[str, ...] = ()
+    """Formats with fewer bits in which the program loads weights, as ``model.quantization`` names them."""
+    method: str = ""
+    """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
+    gathers: str = ""
+    """Name of the method by which each GPU gathers partitioned layers: "ZeRO-3"; "" for none."""
+    files: Mapping[str, type[BaseModel]] = {}
+    """Keys whose values may be paths of files, with the schema of those files."""
+    gpu_keys: tuple[str, ...] = ("ranks",)
+    """Keys that set the number of GPUs, the one to change first."""
+    spans_hosts: bool = True
+    """Whether its processes may be on several hosts."""
+
+
+class Description(NamedTuple):
+    """A Description says what the settings of a strategy make of its program."""
+
+    program: str = ""
+    """Program and version that read the files of ``exports``; "" without such files."""
+    cache: str = "hbm"
+    """Place, and what else is said, of the key-value cache."""
+    cache_format: str = ""
+    """Format of the cache; "" for the model's data type."""
+    trains: str = "all weights"
+    """Name of what training changes: all weights, or adapters."""
+
+
 class Strategy(Frozen, ABC):
     """A Strategy defines what is offloaded, and how."""
 
-    registered: ClassVar[dict[str, type[Strategy]]] = {}
-    """Strategies outside the package by kind, as registered by ``registry.register``."""
     serves: ClassVar[frozenset[WorkloadKind]]
     """Kinds of workload that the strategy supports."""
-    gpu_keys: ClassVar[tuple[str, ...]] = ("ranks",)
-    """Keys that set the number of GPUs, the one to change first."""
-    spans_hosts: ClassVar[bool] = True
-    """Whether its processes may be on several hosts."""
-    formats: ClassVar[tuple[str, ...]] = ()
-    """Formats with fewer bits in which its program loads weights, as ``model.quantization`` names them."""
-    files: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """Keys whose values may be paths of files, with the schema of those files."""
-    evidence: ClassVar[str] = ""
-    """Group of the real runs with which its predictions were compared; "" for none."""
-    unseen: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Values of settings with which no run of that group was made; None: without this key."""
-    method: ClassVar[str] = ""
-    """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
-    cached: ClassVar[tuple[str, str]] = ("hbm", "")
-    """Description of the key-value cache, and its format, empty for the model's data type."""
-    gathers: ClassVar[str] = ""
-    """Name of the method by which each GPU gathers partitioned layers: "ZeRO-3"; "" for none."""
-
-    @classmethod
-    def evidence_of(cls, _settings: Mapping[str, Any]) -> str:
-        """Return the group of real runs that were like one with these settings; "" for none."""
-        return cls.evidence
+    traits: ClassVar[ProgramTraits] = ProgramTraits()
+    """What is known of its program, whatever its settings are."""
 
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
@@ -226,30 +238,9 @@ class Strategy(Frozen, ABC):
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the states are on a machine, and with a plan all that planning may change."""
 
-    def batch_unit(self, _batch_size: int) -> int:
-        """Return the number of sequences by which a batch grows, which is more than 1 if its parts keep their
-        size."""
-        return 1
-
-    def batch(self, count: int, *, now: int) -> tuple[Edit, ...]:  # noqa: ARG002
-        """Return the edits that set the number of sequences of a batch, which is ``now`` so far."""
-        return (Edit.at("workload.batch_size", count), *self.release_fixed_batch("batch_size"))
-
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return edits that use the given number of GPUs; none where the number of ranks is a Literal."""
-        if get_origin(type(self).model_fields["ranks"].annotation) is Literal:
-            return ()
-        return (Edit(("strategy", "ranks"), gpus), *self.release_fixed_batch())
-
-    @property
-    def trains(self) -> str:
-        """Name of what training changes: all weights, or adapters."""
-        return "all weights"
-
-    def release_fixed_batch(self, *_changed: str) -> tuple[Edit, ...]:
-        """Return edits that remove settings which repeat the workload: the batch of all GPUs, and the
-        settings for the keys of the workload in ``changed``, so that the workload can change."""
-        return ()
+    def sizes(self, _batch_size: int = 1) -> Sizes:
+        """Return the edits that change how much it works on, which is a batch of so many sequences so far."""
+        return Sizes.of(self)
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that complete a scenario that was made from the name of a model, without keys of
@@ -257,9 +248,9 @@ class Strategy(Frozen, ABC):
         return ()
 
     @property
-    def program(self) -> str:
-        """Program and version that read the files of ``exports``; "" without such files."""
-        return ""
+    def description(self) -> Description:
+        """What its settings make of the program, in words."""
+        return Description()
 
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Return configuration files with which real programs run the plan: content by name."""

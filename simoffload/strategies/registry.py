@@ -40,6 +40,10 @@ _OWN: Mapping[str, _Own] = {
 """Strategies of the package by kind; for each kind of workload the default comes first."""
 
 
+registered: dict[str, type[Strategy]] = {}
+"""Strategies outside the package by their kind."""
+
+
 def register(strategy: type[Strategy]) -> type[Strategy]:
     """Register a strategy under the default of its field ``kind``, so that scenarios can name it; also a
     decorator.
@@ -56,7 +60,7 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     known = strategy_of(kind) or strategy
     if (known.__module__, known.__qualname__) != (strategy.__module__, strategy.__qualname__):
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
-    Strategy.registered[kind] = strategy
+    registered[kind] = strategy
     return strategy
 
 
@@ -65,13 +69,21 @@ _OLDER = (
     "retarget splits tier_paths uses_storage"
 )
 """Members by which programs once answered what planning may change."""
+_SCATTERED = (
+    "batch_unit cached evidence evidence_of formats gathers gpu_keys release_fixed_batch spans_hosts spread "
+    "trains unseen"
+)
+"""Members by which programs once told one property each."""
 
 
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
-    older = sorted({*_OLDER.split()} & {*dir(strategy)} - strategy.model_fields.keys())
-    if older and "tunables" in getattr(strategy, "__abstractmethods__", ()):
-        raise ValueError(f"{name} defines {', '.join(older)}, of which nothing asks; {NOW}")
+    known = {*dir(strategy)} - strategy.model_fields.keys()
+    if (older := {*_OLDER.split()} & known) and "tunables" in getattr(strategy, "__abstractmethods__", ()):
+        raise ValueError(f"{name} defines {', '.join(sorted(older))}, of which nothing asks; {NOW}")
+    if scattered := {*_SCATTERED.split()} & known:
+        text = "traits, description and sizes are asked instead (strategies/base.py)"
+        raise ValueError(f"{name} defines {', '.join(sorted(scattered))}, of which nothing asks; {text}")
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
         missing.append("serves")
@@ -87,12 +99,12 @@ def _check_complete(strategy: type[Strategy]) -> None:
 def registered_outside() -> tuple[type[Strategy], ...]:
     """Return the strategies that were registered outside the package, so that worker processes can register
     them."""
-    return tuple(one for kind, one in Strategy.registered.items() if kind not in _OWN)
+    return tuple(one for kind, one in registered.items() if kind not in _OWN)
 
 
 def kinds() -> tuple[str, ...]:
     """Return the kinds of all strategies without importing them."""
-    return tuple(dict.fromkeys((*_OWN, *Strategy.registered)))
+    return tuple(dict.fromkeys((*_OWN, *registered)))
 
 
 def strategy_of(kind: object) -> type[Strategy] | None:
@@ -103,7 +115,7 @@ def strategy_of(kind: object) -> type[Strategy] | None:
         own = _OWN[kind]
         found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{own.module}"), own.name)
         return found
-    return Strategy.registered.get(kind)
+    return registered.get(kind)
 
 
 def strategies() -> dict[str, type[Strategy]]:
@@ -114,7 +126,7 @@ def strategies() -> dict[str, type[Strategy]]:
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     """Return the kinds of the strategies that support a kind of workload, the default first."""
     serves = {kind: own.serves for kind, own in _OWN.items()}
-    serves |= {kind: one.serves for kind, one in Strategy.registered.items()}
+    serves |= {kind: one.serves for kind, one in registered.items()}
     return tuple(kind for kind, work in serves.items() if workload in work)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -148,6 +148,34 @@ class Placements(NamedTuple):
     allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
     """Function that returns edits with which all states fit on a tier, divided among a number of ranks, of
     which the first one is used that the program does not refuse."""
+
+
+def _nothing(*_changed: str) -> tuple[Edit, ...]:
+    return ()
+
+
+class Sizes(NamedTuple):
+    """Sizes are the edits that change how much a program works on, with all settings that repeat it."""
+
+    batch: Callable[[int], tuple[Edit, ...]]
+    """Function that returns the edits to a number of sequences of a batch."""
+    gpus: Callable[[int], tuple[Edit, ...]]
+    """Function that returns the edits to a number of GPUs; none for a number that it cannot use."""
+    along: Callable[..., tuple[Edit, ...]] = _nothing
+    """Function that returns the edits that go along when keys of the workload, or the number of ranks,
+    change: they remove settings that repeat it."""
+    unit: int = 1
+    """Number of sequences by which a batch grows, which is more than 1 if its parts keep their size."""
+
+    @classmethod
+    def of(cls, strategy: Strategy, along: Callable[..., tuple[Edit, ...]] = _nothing) -> Sizes:
+        """Return those of a strategy whose ``ranks`` are its GPUs; none of these where they are a Literal."""
+        fixed = get_origin(type(strategy).model_fields["ranks"].annotation) is Literal
+        return cls(
+            lambda count: (Edit.at("workload.batch_size", count), *along("batch_size")),
+            lambda gpus: () if fixed else (Edit(("strategy", "ranks"), gpus), *along()),
+            along,
+        )
 
 
 Tunables = Iterator[Placements | Tunable]

@@ -23,7 +23,7 @@ from simoffload.planning.targets import on_targets
 def test_it_is_the_best_of_all(name: str, slo: tuple[str, ...]) -> None:
     scenario = so.load_scenario(name)
     evaluator, found = Evaluator(scenario), best_batch(scenario, slo=slo)
-    unit, most = evaluator.strategy.batch_unit(found.batch.now), found.batch.most
+    unit, most = evaluator.strategy.sizes(found.batch.now).unit, found.batch.most
     assert most is not None
     times = {}
     for count in range(unit, most + 1, unit):
@@ -74,5 +74,5 @@ def test_a_block_consists_of_equal_parts() -> None:
     """FlexGen's batch has several GPU batches of one size."""
     found = best_batch("flexgen/opt-6.7b-cache-on-disk", slo="tpot=3s")
     assert found.best is not None
-    unit = so.load_scenario("flexgen/opt-6.7b-cache-on-disk").scenario.strategy.batch_unit(found.batch.now)
+    unit = so.load_scenario("flexgen/opt-6.7b-cache-on-disk").scenario.strategy.sizes(found.batch.now).unit
     assert int(found.best.value) % unit == 0

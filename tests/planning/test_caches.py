@@ -113,7 +113,7 @@ def test_that_much_fits_and_one_more_does_not(case: str) -> None:
     """By what ``fit`` answers to the very options that a user would set."""
     base, found = limits(case)
     strategy = base.scenario.strategy
-    unit = strategy.batch_unit(base.scenario.workload.batch_size)
+    unit = strategy.sizes(base.scenario.workload.batch_size).unit
     for one in found.values():
         there = base.edited(*one.change.edits)
         assert fit(there).fits == one.fits
@@ -123,7 +123,7 @@ def test_that_much_fits_and_one_more_does_not(case: str) -> None:
             (most,) = [edit.value for edit in limit.edits if edit.path[-1] == key]
             assert fit(there.edited(*limit.edits)).fits, (one.placement, limit)
             next_one = most + (1 if most < step else step)
-            more = strategy.batch(next_one, now=limit.now) if key == "batch_size" else prompt(next_one)
+            more = strategy.sizes(limit.now).batch(next_one) if key == "batch_size" else prompt(next_one)
             if limit.most < limit.reaches:
                 assert not fit(there.edited(*more)).fits, (one.placement, limit)
 

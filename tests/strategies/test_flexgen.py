@@ -324,12 +324,12 @@ def test_settings_to_try() -> None:
 def test_a_larger_block_has_more_gpu_batches() -> None:
     """Of the same size, as long as the number of sequences allows."""
     strategy = FlexGen(gpu_batches=3)
-    assert strategy.batch_unit(144) == 48
-    assert strategy.batch(288, now=144) == (
+    assert strategy.sizes(144).unit == 48
+    assert strategy.sizes(144).batch(288) == (
         Edit.at("workload.batch_size", 288),
         Edit.at("strategy.gpu_batches", 6),
     )
-    assert strategy.batch(144, now=144) == (Edit.at("workload.batch_size", 144),)
-    assert strategy.batch(1, now=144)[1] == Edit.at("strategy.gpu_batches", 1)
-    assert FlexGen().batch_unit(144) == 1
-    assert FlexGen().batch(145, now=144) == (Edit.at("workload.batch_size", 145),)
+    assert strategy.sizes(144).batch(144) == (Edit.at("workload.batch_size", 144),)
+    assert strategy.sizes(144).batch(1)[1] == Edit.at("strategy.gpu_batches", 1)
+    assert FlexGen().sizes(144).unit == 1
+    assert FlexGen().sizes(144).batch(145) == (Edit.at("workload.batch_size", 145),)

@@ -14,7 +14,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.strategies import Strategy, register, strategies
+from simoffload.strategies import Strategy, register, registry, strategies
 from simoffload.strategies.authoring import (
     HBM,
     ForwardPass,
@@ -53,7 +53,7 @@ class Streamed(HookedStrategy):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(Strategy, "registered", dict(Strategy.registered))
+    monkeypatch.setattr(registry, "registered", dict(registry.registered))
     register(Streamed)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SCENARIO)
@@ -136,6 +136,18 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
             disk: str = "raid"
             tier_keys: ClassVar = {"disk": "drives"}
             kind: Literal["driven"] = "driven"  # type: ignore[assignment]
+
+
+def test_properties_of_a_program_are_told_together() -> None:
+    class Scattered(Streamed):
+        gathers: ClassVar = "ours"
+        kind: Literal["scattered"] = "scattered"  # type: ignore[assignment]
+
+        def spread(self, _gpus: int) -> tuple[()]:
+            return ()
+
+    with pytest.raises(ValueError, match="Scattered defines gathers, spread, of which nothing asks; traits"):
+        register(Scattered)
 
 
 def test_an_older_program_is_told_what_to_write_now() -> None:
@@ -319,6 +331,6 @@ def test_a_result_can_be_sent_elsewhere() -> None:
 
 
 def test_without_registration_it_is_no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(Strategy.registered, "streamed")
+    monkeypatch.delitem(registry.registered, "streamed")
     with pytest.raises(so.InputError, match=r"strategy\.kind"):
         so.load_scenario("s.yaml")

@@ -13,12 +13,11 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.cli.sources import with_strategy
-from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
-from simoffload.strategies import Strategy, register
+from simoffload.strategies import Strategy, register, registry
 from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
@@ -53,9 +52,6 @@ class Piped(Strategy):
     @property
     def replicas(self) -> int:
         return 1
-
-    def spread(self, _gpus: int) -> tuple[Edit, ...]:
-        return ()
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> PipedPlan:
         return PipedPlan(model=model, workload=workload, machine=machine, cpu_layers=self.cpu_layers)
@@ -127,7 +123,7 @@ class PipedPlan(InferencePlan):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(Strategy, "registered", dict(Strategy.registered))
+    monkeypatch.setattr(registry, "registered", dict(registry.registered))
     register(Piped)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SCENARIO)

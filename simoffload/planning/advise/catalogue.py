@@ -74,7 +74,7 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     if not isinstance(work, Checkpointing):
         now, *batches = (factor * work.batch_size for factor in _BATCH)
         strategy = scenario.scenario.strategy
-        larger = (Change(_KIND, f"batch {one}", strategy.batch(one, now=now)) for one in batches)
+        larger = (Change(_KIND, f"batch {one}", strategy.sizes(now).batch(one)) for one in batches)
         found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
     return tuple(found)
 
@@ -114,7 +114,7 @@ def joined_edits(changes: Iterable[Change]) -> tuple[Edit, ...]:
 def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     """Return the edits that use all GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
-    return *scenario.scenario.strategy.spread(gpus), *nodes
+    return *scenario.scenario.strategy.sizes().gpus(gpus), *nodes
 
 
 def _memory(host: str, size: int) -> Change:

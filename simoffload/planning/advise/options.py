@@ -79,12 +79,12 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
     if isinstance(work, Checkpointing):
         return
     strategy = scenario.scenario.strategy
-    free = strategy.release_fixed_batch("batch_size", "gradient_accumulation_steps")
+    free = strategy.sizes().along("batch_size", "gradient_accumulation_steps")
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         description = f"batch {batch}{each} instead of {work.batch_size}"
-        edits = strategy.batch(batch, now=work.batch_size)
+        edits = strategy.sizes(work.batch_size).batch(batch)
         yield Change("workload", description, edits, key=f"batch-{batch}")
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
@@ -119,7 +119,7 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := moving(strategy, Placement(RESIDENT), scenario.machine):
-            without = f", without {strategy.method}" if strategy.method else ""
+            without = f", without {strategy.traits.method}" if strategy.traits.method else ""
             description = f"a whole copy of the model in each GPU{without}"
             yield Change("placement", description, edits, key="on-resident")
 

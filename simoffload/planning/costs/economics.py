@@ -249,7 +249,7 @@ def _idle_gpus(scenario: LoadedScenario) -> str:
         return ""
     which, all_ = ("", "all") if used == machine.nodes else (f" of the {used} hosts with work", "all of them")
     text = f"{here - gpus} of {here} GPUs{which} are idle but paid for, because whole machines are bought"
-    more = any(edit.path == ("strategy", "ranks") for edit in strategy.spread(here))
+    more = any(edit.path == ("strategy", "ranks") for edit in strategy.sizes().gpus(here))
     return text + (f"; strategy.ranks: {here} would use {all_}" if more else "")
 
 

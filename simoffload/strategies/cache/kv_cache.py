@@ -21,7 +21,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Description, Plan, Strategy, ProgramTraits
 from simoffload.strategies.cache.connector import Connector
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import TierName, Tunable
@@ -428,16 +428,16 @@ class CachingStrategy(Strategy):
 
     cache_engine: ClassVar[CacheEngine] = TRANSFORMERS
     """What the program's cache can do."""
-    unseen: ClassVar = {"kv_cache.implementation": ("streamed",)}
+    traits: ClassVar = ProgramTraits(unseen={"kv_cache.implementation": ("streamed",)})
 
     kv_cache: KvCache = DEFAULT
     """Where and how keys and values are kept."""
 
     @property
-    def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
-        """Description and format of the cache that ``kv_cache`` sets."""
+    def description(self) -> Description:
+        """Place and format of the cache that ``kv_cache`` sets."""
         cache = self.kv_cache.plain
-        return cache.description, cache.format or ""
+        return super().description._replace(cache=cache.description, cache_format=cache.format or "")
 
     def cache_of(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""

@@ -25,7 +25,7 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped, stored_bytes
 from simoffload.results import Change
 from simoffload.schedule import Device
-from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.base import Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.held import Held, target
 from simoffload.strategies.homes import Home, held_weights
@@ -37,6 +37,7 @@ from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import (
     Placement,
     Placements,
+    Sizes,
     StorageTier,
     Tunable,
     Tunables,
@@ -359,11 +360,10 @@ class Accelerate(CachingStrategy):
     """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
     names."""
 
-    gpu_keys: ClassVar = ("num_gpus",)
-    spans_hosts: ClassVar = False
-    formats: ClassVar = ("int4-g128",)
     serves: ClassVar = frozenset({"inference"})
-    evidence: ClassVar = "accelerate"
+    traits: ClassVar = CachingStrategy.traits._replace(
+        evidence="accelerate", formats=("int4-g128",), gpu_keys=("num_gpus",), spans_hosts=False
+    )
 
     kind: Literal["accelerate"] = "accelerate"
     ranks: Literal[1] = 1
@@ -404,13 +404,14 @@ class Accelerate(CachingStrategy):
         return 1
 
     @property
-    def program(self) -> str:
-        """Version of Accelerate whose code is simulated."""
-        return "accelerate 1.15.0"
+    def description(self) -> Description:
+        """Version of Accelerate whose code is simulated, and the cache."""
+        return super().description._replace(program="accelerate 1.15.0")
 
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edit that divides the modules among GPUs."""
-        return (Edit.at("strategy.num_gpus", gpus),)
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches, and those that divide the modules among GPUs."""
+        plain = super().sizes(batch_size)
+        return plain._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
 
     # -- places ---------------------------------------------------------------------------------
 

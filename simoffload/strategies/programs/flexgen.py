@@ -19,7 +19,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change
-from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.base import Basis, Description, Plan, Strategy, ProgramTraits
 from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
 from simoffload.strategies.memory import ROUNDING, pinned_rounding, system_memory
@@ -38,6 +38,7 @@ from simoffload.strategies.programs.flexgen_layout import (
 from simoffload.strategies.tunables import (
     Placement,
     Placements,
+    Sizes,
     StorageTier,
     Tunable,
     Tunables,
@@ -54,7 +55,7 @@ class FlexGen(Strategy):
     """Inference under FlexGen, which offloads weights, key-value cache and hidden states of OPT models; the
     workload's batch is its block."""
 
-    spans_hosts: ClassVar = False
+    traits: ClassVar = ProgramTraits(spans_hosts=False)
     serves: ClassVar = frozenset({"inference"})
     elsewhere: ClassVar = {
         "kv_cache": "FlexGen's cache is placed by cache_gpu_percent and cache_cpu_percent (the rest is on "
@@ -112,11 +113,6 @@ class FlexGen(Strategy):
     def activations(self) -> Shares:
         """Shares of the hidden states."""
         return Shares(self.activations_gpu_percent, self.activations_cpu_percent)
-
-    @property
-    def program(self) -> str:
-        """Version of FlexGen whose code is simulated."""
-        return "flexllmgen 0.1.8"
 
     # -- places ---------------------------------------------------------------------------------
 
@@ -200,14 +196,14 @@ class FlexGen(Strategy):
             yield Change("setting", "pinned weights in host memory (pin_weight)", (edit,), key="pin-weight")
 
     @property
-    def cached(self) -> tuple[str, str]:  # type: ignore[override]  # it depends on keys
-        """The shares of the cache on each tier."""
+    def description(self) -> Description:
+        """Version of FlexGen whose code is simulated, and the shares of the cache on each tier."""
         names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
         held = [
             name if percent == 100 else f"{percent} % {name}" for name, percent in names.items() if percent
         ]
         stored = "4 bits" if self.compress_cache else ""
-        return ", ".join((*held, *filter(None, (stored,)))), stored
+        return Description("flexllmgen 0.1.8", ", ".join((*held, *filter(None, (stored,)))), stored)
 
     def _caches(self, machine: Machine) -> Iterator[Change]:
         """Yield all of the cache in one place, in full and in 4 bits, with attention on either side; and the
@@ -235,20 +231,21 @@ class FlexGen(Strategy):
                 key = "-".join(("cache", tier, *["4-bit"] * packed, *["cpu-attention"] * attends))
                 found.append(Change("placement", text, edits, key=key, quality=quality))
         if all(one.edits for one in found):
-            yield Change("placement", self.cached[0], key="cache-as-it-is")
+            yield Change("placement", self.description.cache, key="cache-as-it-is")
         yield from found
 
-    def batch_unit(self, batch_size: int) -> int:
-        """Return the size of a GPU batch, of which a block has several."""
-        return batch_size // self.gpu_batches if self.gpu_batches > 1 else 1
-
-    def batch(self, count: int, *, now: int) -> tuple[Edit, ...]:
+    def sizes(self, batch_size: int = 1) -> Sizes:
         """Return the edits that make a block of more or fewer GPU batches of the same size, or of one smaller
         GPU batch."""
-        parts, rest = divmod(count, self.batch_unit(now))
-        batches = parts if self.gpu_batches > 1 and not rest else 1
-        divided = () if batches == self.gpu_batches else (Edit.at("strategy.gpu_batches", batches),)
-        return (Edit.at("workload.batch_size", count), *divided)
+        unit = batch_size // self.gpu_batches if self.gpu_batches > 1 else 1
+
+        def batch(count: int) -> tuple[Edit, ...]:
+            parts, rest = divmod(count, unit)
+            batches = parts if self.gpu_batches > 1 and not rest else 1
+            divided = () if batches == self.gpu_batches else (Edit.at("strategy.gpu_batches", batches),)
+            return (Edit.at("workload.batch_size", count), *divided)
+
+        return super().sizes(batch_size)._replace(batch=batch, unit=unit)
 
     # -- the plan -------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.base import Basis, Plan, Strategy, ProgramTraits
 from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,
@@ -68,9 +68,7 @@ class Fsdp(Strategy):
     """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
 
     serves: ClassVar = frozenset({"training"})
-    method: ClassVar = "FSDP"
-    gathers: ClassVar = "FSDP"
-    evidence: ClassVar = "fsdp"
+    traits: ClassVar = ProgramTraits(evidence="fsdp", method="FSDP", gathers="FSDP")
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False

@@ -9,7 +9,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.base import Plan
+from simoffload.strategies.base import Description, Plan, ProgramTraits
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
@@ -30,16 +30,18 @@ class Resident(CachingStrategy):
     ZeRO."""
 
     serves: ClassVar = frozenset({"inference", "training"})
-    formats: ClassVar = ("nf4-dq",)
-    evidence: ClassVar = "accelerate"  # runs with all weights on the GPU, and the cache in host memory
-    unseen: ClassVar = {**CachingStrategy.unseen, "kv_cache.tier": (None, "hbm")}
+    traits: ClassVar = ProgramTraits(
+        evidence="accelerate",  # runs with all weights on the GPU, and the cache in host memory
+        unseen={**CachingStrategy.traits.unseen, "kv_cache.tier": (None, "hbm")},
+        formats=("nf4-dq",),
+    )
 
     kind: Literal["resident"] = "resident"
 
     @property
-    def program(self) -> str:
-        """Program that reads the exported file."""
-        return "transformers" if self.generation_config() else ""
+    def description(self) -> Description:
+        """The program that reads the exported file, and the cache."""
+        return super().description._replace(program="transformers" if self.generation_config() else "")
 
     def exports(self, _plan: Plan) -> dict[str, Any]:
         """Return the file with which transformers makes the cache."""

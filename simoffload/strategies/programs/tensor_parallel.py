@@ -26,7 +26,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
-from simoffload.strategies.base import SERVED, Basis, Plan, Strategy
+from simoffload.strategies.base import SERVED, Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
@@ -76,7 +76,7 @@ from simoffload.strategies.requirements import (
 from simoffload.strategies.requirements import (
     VLLM as VLLM_PROGRAM,
 )
-from simoffload.strategies.tunables import Placements, Tunable, Tunables, memory_tunables
+from simoffload.strategies.tunables import Placements, Sizes, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
@@ -318,9 +318,9 @@ class DividedStrategy(CachingStrategy):
     data parallelism."""
 
     serves: ClassVar = frozenset({"inference"})
-    evidence: ClassVar = "tensor_parallel"
-    gpu_keys: ClassVar = _DEGREES
-    formats: ClassVar = ("fp8", "int4-g128")
+    traits: ClassVar = CachingStrategy.traits._replace(
+        evidence="tensor_parallel", formats=("fp8", "int4-g128"), gpu_keys=_DEGREES
+    )
 
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
@@ -338,12 +338,6 @@ class DividedStrategy(CachingStrategy):
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
     as many as fit."""
-
-    @classmethod
-    def evidence_of(cls, settings: Mapping[str, Any]) -> str:
-        """Return the runs of vLLM for compiled code, else those of the strategy."""
-        compiled = settings.get("compiled", cls.model_fields["compiled"].default)
-        return SERVED if compiled else cls.evidence
 
     @model_validator(mode="before")
     @classmethod
@@ -435,15 +429,26 @@ class DividedStrategy(CachingStrategy):
         """Number of replicas of the model."""
         return self.data_parallel_size
 
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edit that divides each layer among as many GPUs as make ``gpus`` in all; none if that
-        is not a whole number."""
-        each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
-        return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches, and those that divide each layer among as many GPUs as make a
+        number in all; none if that is not a whole number."""
+
+        def divided(gpus: int) -> tuple[Edit, ...]:
+            each, rest = divmod(gpus, self.pipeline_parallel_size * self.data_parallel_size)
+            return () if rest else (Edit.at("strategy.tensor_parallel_size", each),)
+
+        return super().sizes(batch_size)._replace(gpus=divided)
+
+
+def _evidence(settings: Mapping[str, Any]) -> str:
+    """Return the runs of vLLM for compiled code, else those of transformers."""
+    return SERVED if settings.get("compiled", False) else "tensor_parallel"
 
 
 class TensorParallel(DividedStrategy):
     """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
+
+    traits: ClassVar = DividedStrategy.traits._replace(evidence=_evidence)
 
     kind: Literal["tensor_parallel"] = "tensor_parallel"
     compiled: Annotated[bool, Field(strict=True)] = False
@@ -515,9 +520,10 @@ class TensorParallel(DividedStrategy):
                         yield Change("placement", "", edits)
 
     @property
-    def program(self) -> str:
-        """The program that the exported command starts."""
-        return "vLLM" if self._uses_vllm else "transformers or vLLM"
+    def description(self) -> Description:
+        """The program that the exported command starts, and the cache."""
+        program = "vLLM" if self._uses_vllm else "transformers or vLLM"
+        return super().description._replace(program=program)
 
     @property
     def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on who runs the plan

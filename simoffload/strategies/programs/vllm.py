@@ -29,7 +29,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.results import Change, Facts
-from simoffload.strategies.base import SERVED, Plan, Strategy
+from simoffload.strategies.base import SERVED, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.held import Held, HeldKind
@@ -207,7 +207,7 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
-    evidence: ClassVar = SERVED
+    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED)
     cache_engine: ClassVar = VLLM
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
@@ -339,9 +339,9 @@ class VllmCpuOffload(DividedStrategy):
         return plan
 
     @property
-    def program(self) -> str:
-        """The program that the exported command starts."""
-        return "vLLM"
+    def description(self) -> Description:
+        """The program that the exported command starts, and the cache."""
+        return super().description._replace(program="vLLM")
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model; none for layers on a tier from which vLLM has none."""

@@ -49,7 +49,7 @@ from simoffload.strategies.programs.zero_strategy import (
     within_config,
 )
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.tunables import Tunable, Tunables
+from simoffload.strategies.tunables import Sizes, Tunable, Tunables
 from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size
 from simoffload.strategies.zero.schedule_templates import (
     InferenceLayers,
@@ -95,10 +95,15 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         """Number of replicas, each with sequences of its own."""
         return self.ranks // self.tensor_parallel_size
 
-    def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Return the edits for other numbers of GPUs, which share each layer if the present ones do."""
-        more = (Edit.at("strategy.tensor_parallel_size", gpus),) if self.tensor_parallel_size > 1 else ()
-        return (*super().spread(gpus), *more)
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches and numbers of GPUs, which share each layer if the present ones
+        do."""
+        plain = super().sizes(batch_size)
+        if self.tensor_parallel_size == 1:
+            return plain
+        return plain._replace(
+            gpus=lambda gpus: (*plain.gpus(gpus), Edit.at("strategy.tensor_parallel_size", gpus))
+        )
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed

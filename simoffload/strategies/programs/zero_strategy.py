@@ -7,6 +7,7 @@ tier, it has priority over ds_config.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, product, starmap
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.base import Description, Plan, Strategy, ProgramTraits
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
@@ -28,6 +29,7 @@ from simoffload.strategies.tunables import (
     AnyTier,
     Placement,
     Placements,
+    Sizes,
     Tunable,
 )
 
@@ -52,10 +54,9 @@ _ZERO = ("strategy", "ds_config", "zero_optimization")
 class ZeroStrategy(Strategy):
     """Strategy of DeepSpeed's ZeRO: states partitioned over the ranks, in HBM, host memory or on storage."""
 
-    evidence: ClassVar = "zero"
-    files: ClassVar = {"ds_config": DeepSpeedConfig}
-    method: ClassVar = "ZeRO"
-    gathers: ClassVar = "ZeRO-3"
+    traits: ClassVar = ProgramTraits(
+        evidence="zero", method="ZeRO", gathers="ZeRO-3", files={"ds_config": DeepSpeedConfig}
+    )
 
     states: ClassVar[tuple[str, ...]] = ("weights",)
     """States that are offloaded: keys that name their tiers."""
@@ -77,9 +78,9 @@ class ZeroStrategy(Strategy):
         return value
 
     @property
-    def program(self) -> str:
+    def description(self) -> Description:
         """DeepSpeed with the version of the scenario."""
-        return f"DeepSpeed {self.deepspeed_version}"
+        return super().description._replace(program=f"DeepSpeed {self.deepspeed_version}")
 
     def written(self, key: str) -> Written:
         """Return the offload section of ds_config for the data that the scenario places with ``key``."""
@@ -142,10 +143,9 @@ class ZeroStrategy(Strategy):
             return ()
         return machine.gpudirect_warnings("strategy.ds_config.aio.use_gds")
 
-    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Return edits that remove the keys of ds_config which repeat the batch, so that the batch can
-        change."""
-        return released(self.ds_config, *changed)
+    def sizes(self, _batch_size: int = 1) -> Sizes:
+        """Return the edits to other sizes, which remove the keys of ds_config that repeat the batch."""
+        return Sizes.of(self, partial(released, self.ds_config))
 
     def _allowing(self, model: ModelShape, tier: str, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires

@@ -23,7 +23,7 @@ from simoffload.models import ModelShape, Repeated, Sequences
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Plan
+from simoffload.strategies.base import Basis, Description, Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
 from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
@@ -331,9 +331,10 @@ class ZeroTraining(ZeroStrategy):
         return None if section is not None and section.device == "none" else section
 
     @property
-    def trains(self) -> str:
-        """Name of what is trained: adapters with LoRA, else all weights."""
-        return "all weights" if self.lora is None else "adapters"
+    def description(self) -> Description:
+        """DeepSpeed with the version of the scenario, and what is trained: adapters with LoRA."""
+        trained = super().description
+        return trained if self.lora is None else trained._replace(trains="adapters")
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
