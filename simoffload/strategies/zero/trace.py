@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError, shortened
 from simoffload.models import FAMILIES, Layer, LayerGroup, ModelShape, Module, Sequences, loss_module
-from simoffload.models.modules import ProgramTraits
+from simoffload.models.modules import Traits
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Call, Part
 
@@ -65,7 +65,7 @@ class LeafModules(NamedTuple):
         )
 
 
-def _block(traits: ProgramTraits) -> str:
+def _block(traits: Traits) -> str:
     """Return the class of a family's block of experts, as far as the name is that of DeepSpeed's own list."""
     return f"{traits.architecture.removesuffix('ForCausalLM')}SparseMoeBlock"
 
