@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 __all__ = ["shipped_folder"]
@@ -10,6 +9,6 @@ __all__ = ["shipped_folder"]
 
 def shipped_folder(name: str) -> Path:
     """Return the path of the folder "hardware_profiles" or "scenarios"."""
-    package = Path(str(files("simoffload")))
+    package = Path(__file__).parent
     packaged = package / "_data" / name
     return packaged if packaged.is_dir() else package.parent / name

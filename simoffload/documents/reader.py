@@ -41,6 +41,7 @@ _LONGEST_FLOAT = 60
 
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
+_BEGINS_NUMBER = frozenset("0123456789+-.")
 _JOINED = re.compile(r"([A-Za-z_][\w.-]*):([^\s/].*)")
 """A key of a flow mapping such as {kind:x}, which YAML reads as the key "kind:x" without a value."""
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
@@ -125,7 +126,7 @@ def _parsed(text: str) -> str | int | float | bool | None:
     """
     if text in _KEYWORDS:
         return _KEYWORDS[text]
-    if not (match := _NUMBER.fullmatch(text)):
+    if text[0] not in _BEGINS_NUMBER or not (match := _NUMBER.fullmatch(text)):
         return text
     if match.lastgroup is None:
         return float(text.replace(".", ""))
@@ -196,6 +197,7 @@ class _Tree:
         self._data: Any = None
         self._marks: dict[Location, Mark] = {}
         self._problems: list[Problem] = []
+        self._escapes = "\\" in text
         if len(text) > _LONGEST:
             raise self.refusal(None, "larger than 1 MB")
         if control := _CONTROL.search(text):
@@ -261,7 +263,7 @@ class _Tree:
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._complain(location, position, f"tags such as {quoted(tag)} are not accepted; remove the tag")
-        if isinstance(event, yaml.ScalarEvent) and _UNUSABLE.search(event.value):
+        if self._escapes and isinstance(event, yaml.ScalarEvent) and _UNUSABLE.search(event.value):
             message = "text may not contain a NUL character or half of a surrogate pair"
             self._complain(location, position, message)
 
@@ -297,7 +299,7 @@ class _Tree:
                 self._complain(entry, position, f"key given twice (first on line {lines[key]})")
             lines.setdefault(key, position.line)
             value = self._next()
-            if (joined := _JOINED.fullmatch(key)) and _is_plain(event) and _is_empty(value):
+            if ":" in key and _is_plain(event) and _is_empty(value) and (joined := _JOINED.fullmatch(key)):
                 text = f"a space is missing after the colon; write {joined[1]}: {shortened(joined[2])}"
                 self._complain(entry, position, text)
             entries[key] = self._node(value, entry, position)

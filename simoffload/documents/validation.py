@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, core_schema
 
 from simoffload.documents.document import (
@@ -80,10 +80,13 @@ class _Finding(NamedTuple):
     """The unions around the entry; the fault concerns one member of each."""
 
 
-def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
+def validate(
+    document: Document, model: type[M], *, at: Location = (), checked: Mapping[str, Any] | None = None
+) -> M:
     """Return the model of a document, or of the part of it at a location.
 
-    Raises InputError with every problem found, in the order of the file.
+    ``checked`` has values of some of its keys that are valid already. Raises InputError with every problem
+    found, in the order of the file.
     """
     tree = document.data
     for part in at:
@@ -91,6 +94,8 @@ def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
             tree = tree[part]
         except (KeyError, IndexError, TypeError):
             raise input_error([document.problem(at, "required key is missing")]) from None
+    if checked:
+        tree = {**tree, **checked}
     # Infinite and undefined numbers are refused everywhere, whether or not the model checks them.
     findings = list(_not_finite(tree, ()))
     try:
@@ -303,7 +308,11 @@ def _members(annotation: Any) -> Iterator[Any]:
     elif origin in {Union, UnionType}:
         for member in get_args(annotation):
             yield from _members(member)
-    elif isinstance(annotation, type) and issubclass(annotation, RootModel):
+    elif (
+        isinstance(annotation, type)
+        and issubclass(annotation, BaseModel)
+        and annotation.__pydantic_root_model__
+    ):
         yield from _members(annotation.model_fields["root"].annotation)
     elif isinstance(annotation, type) and "alternatives" in vars(annotation):
         yield from annotation.alternatives()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from math import log
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
@@ -100,6 +100,8 @@ def id_fault(text: str) -> str | None:
 
 class Provenance(Frozen):
     """The source of a statement, and the date on which it was looked up."""
+
+    model_config = ConfigDict(defer_build=False)  # each is part of many sections, which share its validator
 
     origin: Origin
     source: Text

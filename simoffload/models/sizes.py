@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, TypeAdapter
@@ -12,7 +12,6 @@ from pydantic import Field, TypeAdapter
 from simoffload.documents import Document, Frozen, candidates, listing, named, parse_yaml, quoted
 from simoffload.errors import shortened
 from simoffload.models.quantization import QUANTIZATIONS, Quantization
-from simoffload.models.quantization_config import KEY, read_quantization
 from simoffload.models.release_names import Meaning, meaning, usual_form
 
 _LONGEST = 200  # characters of a name; no model has as many
@@ -44,12 +43,16 @@ class Size(Frozen):
     @property
     def released(self) -> Quantization | None:
         """Quantization of the released weights; None where they have 16 bits."""
+        if self.quantization_config is None:
+            return None
+        from simoffload.models.quantization_config import KEY, read_quantization
+
         return read_quantization(Document("sizes.yaml", {KEY: self.quantization_config}))
 
 
 @cache
 def _sizes() -> dict[str, Size]:
-    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
 
 

@@ -23,13 +23,10 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.models.common_keys import CommonKeys, saved_type
-from simoffload.models.drafts import MARK, drafted, how_to_draft, left_out
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
 from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
-from simoffload.models.quantization_config import read_quantization
 from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 from simoffload.models.sizes import find_size
@@ -134,6 +131,8 @@ class ModelSpec(Frozen):
                 Document("", {"model": {"model_type": family, **self.overrides}}), ("model",)
             )
         if family not in FAMILIES:
+            from simoffload.models.drafts import how_to_draft
+
             message = f"unknown family{suggest(family, FAMILIES)}; known: {', '.join(FAMILIES)}"
             keys = Document("", {"model": {"model_type": family, **self.overrides}})
             how = how_to_draft(keys, ("model",), f"{{family: {shortened(family)}, draft: true, …}}")
@@ -183,11 +182,17 @@ class ModelSpec(Frozen):
         if family is None:
             return self._drafted(document, at, label)
         config = self._from_file(document, family, at)
-        notes = left_out(document.data) if at else ()
+        if not at:
+            return self._stored(_Resolved(self._label(label), config), document, at)
+        from simoffload.models.drafts import left_out
+
+        notes = left_out(document.data)
         return self._stored(_Resolved(self._label(label), config, notes=notes), document, at)
 
     def _drafted(self, document: Document, at: Location, label: str | None = None) -> _Resolved:
         """Return the draft of a model of an unknown family, with the quantization that its file describes."""
+        from simoffload.models.drafts import MARK, drafted
+
         overrides = {} if label is None else self.overrides
         config, notes = drafted(document, at, overrides)
         if label is None:
@@ -198,6 +203,9 @@ class ModelSpec(Frozen):
     def _stored(self, model: _Resolved, document: Document, at: Location) -> _Resolved:
         """Return the model with the form of its weights that its file states. What the scenario replaces need
         not be supported. Raises InputError."""
+        from simoffload.models.common_keys import saved_type
+        from simoffload.models.quantization_config import read_quantization
+
         described = None
         if self.quantization is None:
             described = read_quantization(document, lambda: _rows(model.config), at=at)
@@ -219,6 +227,8 @@ class ModelSpec(Frozen):
         return model._replace(quantization=described, dtype=saved.dtype)
 
     def _from_file(self, document: Document, family: type[FamilyConfig], at: Location) -> FamilyConfig:
+        from simoffload.models.common_keys import CommonKeys
+
         validate(document, CommonKeys, at=at)
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
@@ -297,6 +307,8 @@ def _family_of(document: Document, path: str, *, draft: bool) -> tuple[type[Fami
     if held is not None and not isinstance(inner, Mapping):
         message = f"must be a mapping with the configuration of the language model ({held.family})"
         raise InputError([document.problem(("text_config",), message)])
+    from simoffload.models.drafts import how_to_draft
+
     if draft and isinstance(given, str):
         return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
     how = how_to_draft(document, at, f"{{config: {shortened(path)}, draft: true}}")

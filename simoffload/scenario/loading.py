@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,7 +131,7 @@ def _checked(
     document = completed(document, cache, problems)
     common = _common(document, similar)
     try:
-        scenario = validate(replace(document, data={**document.data, **common}), Scenario)
+        scenario = validate(document, Scenario, checked=common)
     except InputError as error:
         problems = [*error.problems, *problems]
         _check_the_rest(document, cache, problems)

@@ -205,6 +205,8 @@ def _gathered(ranks: int, bound: float, method: str) -> str:
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Return a warning if weights are offloaded although a full copy fits into each GPU."""
+    if plan.model.weight_bytes > plan.machine.tiers["hbm"].capacity:
+        return ()
     from simoffload.strategies.programs.resident import whole_copies
 
     copies = whole_copies(plan)

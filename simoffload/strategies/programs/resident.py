@@ -108,33 +108,6 @@ class ResidentPlan(StagedPlan):
         return Degrees(1, 1, self.ranks)
 
 
-def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
-    """Return an upper bound of decode throughput [tokens/s] if each GPU reads only its part of the weights.
-
-    None if there is no decode step.
-
-    Notes
-    -----
-    In a step each of ``ranks`` x ``batch_size`` sequences gets a token, and each GPU reads its part of the
-    weights and of the key-value cache once from its HBM, at the rate of its profile:
-
-        batch_size x ranks x rate / (weights / ranks + cache of batch_size sequences)
-
-    The weights are the least that a step must read (``ModelShape.least_read_bytes``: no embeddings, and the
-    experts of a single token, as if all tokens used the same ones). The cache is that at the mean context of
-    the decode steps. Tensor parallelism divides weights and cache in this way (Shoeybi et al., Megatron-LM,
-    arXiv 1909.08053). The bound ignores its communication and all computation, so it is not a prediction.
-    """
-    if not workload.decode_steps:
-        return None
-    batch = workload.batch_size
-    steps, prompt = workload.decode_steps, workload.prompt_length
-    twice = 2 * prompt + steps + 1  # the mean context, which may be between two lengths
-    around = (model.kv_cache_bytes(batch=batch, tokens=tokens) for tokens in (twice // 2, (twice + 1) // 2))
-    cache = sum(around) / 2
-    return batch * ranks * machine.accelerator.hbm_rate / (model.least_read_bytes / ranks + cache)
-
-
 def whole_copies(plan: Plan) -> Plan | None:
     """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
     divides layers among GPUs, or has kernels of its own."""

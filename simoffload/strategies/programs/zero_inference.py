@@ -38,9 +38,8 @@ from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond
+from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond, spread_bound
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.resident import spread_bound
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
     device_of,
