@@ -33,7 +33,7 @@ def first_that_holds(values: Sequence[T], holds: Callable[[T], bool]) -> T | Non
 class _Trial(NamedTuple):
     """A count with its room."""
 
-    count: int
+    number: int
     room: Mapping[str, float] | None
 
     @property
@@ -59,12 +59,12 @@ def largest_that_fits(room: Room, *, start: int, most: int, falls: Callable[[int
             return None
     else:
         before, high = _Trial(0, None), low
-        while high.fits and high.count < most:
+        while high.fits and high.number < most:
             crossing = _crossing(before, high, float, min)
-            following = 4 * high.count if crossing == inf else max(floor(crossing) + 1, high.count + step)
+            following = 4 * high.number if crossing == inf else max(floor(crossing) + 1, high.number + step)
             before, low, high, step = high, high, tried(min(most, following)), 2 * step
         if high.fits:
-            return high.count
+            return high.number
     found = _nearest(tried, low, high, float, min)
     if not falls(found + 1):
         return found
@@ -85,17 +85,17 @@ def smallest_that_fits(room: Room, *, start: int, most: int) -> int | None:
 
     before, last, step = _Trial(0, None), tried(start), 1
     while not last.fits:
-        if last.count == most:
+        if last.number == most:
             return None
         if last.room is None:
-            following = start << (last.count // start).bit_length()
+            following = start << (last.number // start).bit_length()
         elif before.room is None:  # at least, as if all of the need were shared
-            following = ceil(last.count * (1 - min(last.room.values())))
+            following = ceil(last.number * (1 - min(last.room.values())))
         else:
             crossing = min(most, _crossing(before, last, _reciprocal, max))
-            following = max(ceil(crossing), last.count + step)
+            following = max(ceil(crossing), last.number + step)
         before, last, step = last, tried(min(most, following)), 2 * step
-    return start if last.count == start else _nearest(tried, last, before, _reciprocal, max)
+    return start if last.number == start else _nearest(tried, last, before, _reciprocal, max)
 
 
 _Scale = Callable[[float], float]
@@ -108,16 +108,16 @@ def _nearest(tried: Callable[[int], _Trial], fits: _Trial, fails: _Trial, scale:
     Where room is linear in a ``scale``, which is its own inverse, two trials find it, elsewhere halves.
     """
     evenly = True
-    while (gap := abs(fits.count - fails.count)) > 1:
-        middle = (fits.count + fails.count) // 2
+    while (gap := abs(fits.number - fails.number)) > 1:
+        middle = (fits.number + fails.number) // 2
         if evenly and isfinite(crossing := _crossing(fits, fails, scale, pick)):
-            rounded = floor(crossing) if fits.count < fails.count else ceil(crossing)
-            low, high = sorted((fits.count, fails.count))
+            rounded = floor(crossing) if fits.number < fails.number else ceil(crossing)
+            low, high = sorted((fits.number, fails.number))
             middle = min(max(rounded, low + 1), high - 1)
         trial = tried(middle)
         fits, fails = (trial, fails) if trial.fits else (fits, trial)
-        evenly = not evenly or abs(fits.count - fails.count) <= gap // 2
-    return fits.count
+        evenly = not evenly or abs(fits.number - fails.number) <= gap // 2
+    return fits.number
 
 
 def _crossing(one: _Trial, other: _Trial, scale: _Scale, pick: _Pick) -> float:
@@ -125,7 +125,7 @@ def _crossing(one: _Trial, other: _Trial, scale: _Scale, pick: _Pick) -> float:
     it; inf if one stays too small, and if none ends."""
     if one.room is None or other.room is None:
         return inf
-    begin, end = scale(one.count), scale(other.count)
+    begin, end = scale(one.number), scale(other.number)
     found = []
     for name, here in other.room.items():
         there = one.room.get(name, 1.0)

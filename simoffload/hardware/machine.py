@@ -113,6 +113,8 @@ class Machine:
     accelerator: Accelerator
     host: Host
     tiers: dict[str, Tier]
+    targets: Mapping[str, Target]
+    """Drives or storage systems of each tier of storage."""
     profiles: tuple[ProfileUse, ...]
     """The profile files from which the machine was built."""
     setting: Setting | None

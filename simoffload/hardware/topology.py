@@ -83,6 +83,8 @@ class Platform:
         if nodes > 1 and not profile.network:
             message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
             raise InputError.at("nodes", message)
+        partly = {tier: self.targets[tier].partly_cached(one) for tier, one in (cached_writes or {}).items()}
+        targets = {**self.targets, **partly}
         return Machine(
             platform=profile.id,
             nodes=nodes,
@@ -90,11 +92,12 @@ class Platform:
             accelerator=self.accelerator,
             host=self.host,
             tiers=_tiers(self, nodes),
+            targets=targets,
             count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
             profiles=self.profiles,
             setting=profile.setting,
             numbers=self.inputs,
-            build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
+            build_topology=lambda: _build_topology(replace(self, targets=targets), nodes),
             with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),
             overruns=lambda tiers: (*self.remarks, *overruns(self, tiers, nodes=nodes)),
         )
@@ -115,12 +118,7 @@ def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
     return tiers
 
 
-def _build_topology(
-    platform: Platform, nodes: int, cached: Mapping[str, Fraction]
-) -> tuple[tuple[Resource, ...], Topology]:
-    targets = platform.targets
-    partly = {tier: targets[tier].partly_cached(share) for tier, share in cached.items()}
-    platform = replace(platform, targets={**targets, **partly})
+def _build_topology(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Topology]:
     builder = _Builder(platform, nodes)
     topology = builder.build()
     return builder.resources.finish(), topology

@@ -147,7 +147,7 @@ class NearerSearch:
 def _on_storage(scenario: LoadedScenario) -> bool:
     """Return whether a scenario keeps anything but checkpoints on storage."""
     checkpoints = isinstance(scenario.scenario.workload, Checkpointing)
-    return not checkpoints and any(tier in scenario.machine.topology.targets for tier in scenario.places)
+    return not checkpoints and any(tier in scenario.machine.targets for tier in scenario.places)
 
 
 def _candidates(evaluator: Evaluator) -> Iterator[Change]:

@@ -262,7 +262,7 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
 
 def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     machine = evaluator.scenario.machine
-    target = machine.topology.targets[use.tier]
+    target = machine.targets[use.tier]
     if target.array is not None:
         return _drives(evaluator, use, target)
     copies = machine.nodes if target.drives else 1

@@ -194,7 +194,7 @@ def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
     """Return the bytes [B] that the tier must hold: if its drives are local and the order of samples changes,
     each host has a copy of the dataset."""
     hosts = machine.nodes_of(ranks)
-    local = machine.topology.targets[dataset.tier].drives > 0
+    local = machine.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 
 

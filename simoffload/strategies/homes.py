@@ -117,7 +117,7 @@ def held_weights(
     """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host whose processes of all
     ``ranks`` have their own, and of a storage tier, which they share, one copy for each host with drives of
     its own; ``remedies`` by tier."""
-    targets, hosts = machine.topology.targets, machine.nodes_of(ranks)
+    targets, hosts = machine.targets, machine.nodes_of(ranks)
     sums: dict[tuple[str, bool], list[int]] = {}
     for home, sizes in tensors.items():
         sums.setdefault((home.tier, home.pinned), []).extend(sizes)

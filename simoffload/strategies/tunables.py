@@ -221,4 +221,4 @@ def memory_tunables(
 
 def uses_storage(plan: Plan) -> bool:
     """Whether states are on drives or servers, so that settings of reads matter."""
-    return any(tier in plan.machine.topology.targets for tier in state_tiers(plan))
+    return any(tier in plan.machine.targets for tier in state_tiers(plan))

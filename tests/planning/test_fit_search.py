@@ -72,7 +72,7 @@ def test_the_smallest_count_for_several_tiers(parts: list[tuple[float, float]], 
     assert found is not None
     assert needed[0] <= 1
     assert found == start or needed[1] > 1
-    assert len(tried) <= 6
+    assert len(tried) <= 8
 
 
 @given(
@@ -87,7 +87,7 @@ def test_the_largest_count_for_several_tiers(parts: list[tuple[float, float]], s
     needed = [max(a + b * count for a, b in parts) for count in (found or 1, (found or 1) + 1)]
     assert found is not None
     assert needed[0] <= 1 < needed[1]
-    assert len(tried) <= 6
+    assert len(tried) <= 8
 
 
 def test_counts_that_are_refused_lie_between_those_that_are_not() -> None:

@@ -116,7 +116,7 @@ class Connector(Frozen):
             yield f"{_KEY} has no effect, as it neither loads nor stores a block; remove it"
 
     def _check_direct(self, machine: Machine) -> tuple[str, ...]:
-        target = machine.topology.targets.get(self.tier)
+        target = machine.targets.get(self.tier)
         if target is None:
             text = "host memory is always copied by the GPU itself; leave it out"
             raise InputError.at(f"{_KEY}.direct", text)

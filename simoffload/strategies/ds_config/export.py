@@ -293,7 +293,7 @@ def faster_settings(config: DeepSpeedConfig, version: str, plan: Plan, *, trains
     """Yield settings, switches and versions to try, including some that DeepSpeed may refuse; ``trains``:
     there is an optimizer."""
     model, machine, storage = plan.model, plan.machine, uses_storage(plan)
-    has_gds, target = machine.accelerator.gpudirect_storage, machine.topology.targets.get(target_of(plan))
+    has_gds, target = machine.accelerator.gpudirect_storage, machine.targets.get(target_of(plan))
     direct = has_gds is not None and has_gds.value and target is not None and target.has_rdma
     zero, aio = config.zero_optimization, config.aio
     for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):

@@ -710,10 +710,10 @@ class AcceleratePlan(InferencePlan):
             for name, size in tensors if device is not None else ():
                 if name not in found or device == self.main:
                     found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
-        stored: dict[Home, dict[str, int]] = {}
+        stored: dict[DeviceName, dict[str, int]] = {}
         for name, (device, size) in found.items():
-            stored.setdefault(self.home(device), {})[name] = size
-        return stored
+            stored.setdefault(device, {})[name] = size
+        return {self.home(device): sizes for device, sizes in stored.items()}
 
     def home(self, device: DeviceName) -> Home:
         """Return the home of tensors that the map puts on a device."""
@@ -807,7 +807,7 @@ class AcceleratePlan(InferencePlan):
     def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
         """Return what one GPU holds, with the cache of its layers and all activations, and what the host
         does beside weights."""
-        here = {call.layer for call, one in zip(self.tree.calls, self.executed, strict=True) if one == gpu}
+        here = self._layers.get(gpu, set())
         layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
         part = replace(self.model, groups=layers)
         on_gpu = (one for one in self.cache_memory(part, copies=1) if one.tier == "hbm")
@@ -818,6 +818,14 @@ class AcceleratePlan(InferencePlan):
             Held("hbm", "offloaded module, largest", loaded, kind="staging"),
             *self.working_memory(self.model, (*on_gpu, *everywhere)),
         )
+
+    @cached_property
+    def _layers(self) -> Mapping[int, set[int]]:
+        """Numbers of the layers in which each GPU computes something."""
+        found: dict[int, set[int]] = {}
+        for call, gpu in zip(self.tree.calls, self.executed, strict=True):
+            found.setdefault(gpu, set()).add(call.layer)
+        return found
 
     # -- schedules ------------------------------------------------------------------------------
 

@@ -462,8 +462,12 @@ class VllmOffloadPlan(TensorParallelPlan):
         }
         layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
         if not group:
-            spent = accumulate((size_of([one]) for one in layers), initial=0)
-            return tuple(_within(budget - before, one) for before, one in zip(spent, layers, strict=False))
+            sizes = {id(one): size_of([one]) for one in by_kind.values()}
+            spent = accumulate((sizes[id(one)] for one in layers), initial=0)
+            return tuple(
+                one if 0 < sizes[id(one)] <= budget - before else _within(budget - before, one)
+                for before, one in zip(spent, layers, strict=False)
+            )
         chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
             key = "offload_prefetch_step" if offloaded else "offload_group_size"
