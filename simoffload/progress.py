@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Progress", "Stage", "Watcher", "stage", "steps", "watched_by", "working_on"]
+__all__ = ["Progress", "Stage", "Watcher", "stage", "step", "steps", "watched_by", "working_on"]
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ def watched_by(watcher: Watcher | Progress | None) -> Iterator[None]:
 
 @contextmanager
 def stage(total: int | None = None) -> Iterator[Stage]:
-    """Yield a stage of the work, of which every step begins with ``step``.
+    """Yield a stage of the work, of which every step begins with its ``step``, or with :func:`step`.
 
     ``total`` is the number of steps; None: unknown. It may grow: ``total`` of the stage can be set.
     """
@@ -179,6 +179,12 @@ def steps(
         for item in items:
             one.step(name(item))
             yield item
+
+
+def step(name: str) -> None:
+    """Begin the next step of the innermost stage."""
+    if _current.progress is not None and _current.progress.stages:
+        _current.progress.stages[-1].step(name)
 
 
 def working_on(activity: str) -> None:
