@@ -28,7 +28,7 @@ class Progress:
         self.activity = ""
         """What happens now, within the innermost step."""
         self.ended = 0
-        """Number of steps of outermost stages that ran before."""
+        """Number of steps of outermost stages that ran before, without those whose number was unknown."""
         self.stages: tuple[Stage, ...] = ()
         """The stages that run, each within a step of the one before."""
         self._watcher = watcher
@@ -53,7 +53,7 @@ class Progress:
     @property
     def done(self) -> int:
         """Number of steps of outermost stages that have ended."""
-        return self.ended + (self.stages[0].done if self.stages else 0)
+        return self.ended + (self.stages[0].done if self.total else 0)
 
     @property
     def total(self) -> int | None:
@@ -115,7 +115,7 @@ class Stage:
         """End the stage, unless it has ended with the step around it."""
         if self in self._progress.stages:
             self._progress.stages = self._around
-            self._progress.ended += 0 if self._around else self.begun
+            self._progress.ended += 0 if self._around or self.total is None else self.begun
 
     @property
     def done(self) -> int:
