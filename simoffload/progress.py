@@ -34,7 +34,7 @@ class Progress:
         self._watcher = watcher
 
     def work_on(self, activity: str) -> None:
-        """Set what happens now."""
+        """Set the activity that happens now."""
         self.activity = activity
         if self._watcher is not None:
             self._watcher(self.line)
@@ -188,6 +188,6 @@ def step(name: str) -> None:
 
 
 def working_on(activity: str) -> None:
-    """Set what happens now, within the current step."""
+    """Set the activity that happens now, within the current step."""
     if _current.progress is not None:
         _current.progress.work_on(activity)
