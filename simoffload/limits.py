@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
 
 _CTRL_C = "Ctrl-C"
-_SHARED = "engine.timeout (--timeout), which all parts of the answer share,"
+_SHARED = "engine.timeout (--timeout), which all parts of the answer share"
 _ELEMENT = 16
 """Memory [B] of an element of a sequence while it is built: a pointer, and one in its copy."""
 
@@ -218,7 +218,7 @@ class _Watch:
             elif timeout is not None and time.monotonic() - self._began > timeout:
                 exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
             elif time.monotonic() > self._until:
-                exceeded = _SHARED
+                exceeded = f"{_SHARED},"
             elif _resident() - self._held_before > memory:
                 exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Progress", "Stage", "Watcher", "stage", "steps", "watched_by", "working_on"]
+__all__ = ["Progress", "Stage", "Watcher", "stage", "step", "steps", "watched_by", "working_on"]
 
 T = TypeVar("T")
 
@@ -28,13 +28,13 @@ class Progress:
         self.activity = ""
         """What happens now, within the innermost step."""
         self.ended = 0
-        """Number of steps of outermost stages that ran before."""
+        """Number of steps of outermost stages that ran before, without those whose number was unknown."""
         self.stages: tuple[Stage, ...] = ()
         """The stages that run, each within a step of the one before."""
         self._watcher = watcher
 
     def work_on(self, activity: str) -> None:
-        """Set what happens now."""
+        """Set the activity that happens now."""
         self.activity = activity
         if self._watcher is not None:
             self._watcher(self.line)
@@ -53,7 +53,7 @@ class Progress:
     @property
     def done(self) -> int:
         """Number of steps of outermost stages that have ended."""
-        return self.ended + (self.stages[0].done if self.stages else 0)
+        return self.ended + (self.stages[0].done if self.total else 0)
 
     @property
     def total(self) -> int | None:
@@ -115,7 +115,7 @@ class Stage:
         """End the stage, unless it has ended with the step around it."""
         if self in self._progress.stages:
             self._progress.stages = self._around
-            self._progress.ended += 0 if self._around else self.begun
+            self._progress.ended += 0 if self._around or self.total is None else self.begun
 
     @property
     def done(self) -> int:
@@ -151,7 +151,7 @@ def watched_by(watcher: Watcher | Progress | None) -> Iterator[None]:
 
 @contextmanager
 def stage(total: int | None = None) -> Iterator[Stage]:
-    """Yield a stage of the work, of which every step begins with ``step``.
+    """Yield a stage of the work, of which every step begins with its ``step``, or with :func:`step`.
 
     ``total`` is the number of steps; None: unknown. It may grow: ``total`` of the stage can be set.
     """
@@ -181,7 +181,13 @@ def steps(
             yield item
 
 
+def step(name: str) -> None:
+    """Begin the next step of the innermost stage."""
+    if _current.progress is not None and _current.progress.stages:
+        _current.progress.stages[-1].step(name)
+
+
 def working_on(activity: str) -> None:
-    """Set what happens now, within the current step."""
+    """Set the activity that happens now, within the current step."""
     if _current.progress is not None:
         _current.progress.work_on(activity)

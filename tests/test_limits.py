@@ -17,7 +17,18 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.limits import Limits, count_operations, keep, limited, now_doing, sharing, time_left
+from simoffload.limits import (
+    Limits,
+    check_time,
+    count_operations,
+    interrupt,
+    interruptible,
+    keep,
+    limited,
+    now_doing,
+    sharing,
+    time_left,
+)
 
 
 @limited
@@ -364,3 +375,25 @@ def test_parts_of_an_answer_share_one_time() -> None:
     assert len(ended) == 1
     assert time_left() > 1e9
     part()
+
+
+def test_an_interruption_ends_what_is_limited_as_a_limit_does() -> None:
+    heard: list[str] = []
+    with interruptible(lambda: heard.append("interrupted")):
+        threading.Timer(0.05, interrupt).start()
+        with pytest.raises(WorkLimitError, match=r"^stopped by Ctrl-C while reporting$"):
+            endless(Limits(), doing="reporting")
+        with pytest.raises(WorkLimitError, match=r"^stopped by Ctrl-C$"):
+            limited(list)()
+        with pytest.raises(WorkLimitError, match=r"^stopped by Ctrl-C$"):
+            check_time()
+        assert not interrupt(), "only once"
+    assert heard == ["interrupted"]
+    check_time()
+    assert limited(list)() == []
+    assert not interrupt(), "nothing is interruptible"
+
+
+def test_what_begins_after_the_shared_time_does_not_begin() -> None:
+    with sharing(0.0), pytest.raises(WorkLimitError, match="which all parts of the answer share; raise"):
+        limited(list)()

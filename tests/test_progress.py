@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.progress import Progress, stage, steps, watched_by, working_on
+from simoffload.progress import Progress, stage, step, steps, watched_by, working_on
 
 
 def test_a_function_hears_of_each_step_and_of_what_happens_in_it() -> None:
@@ -63,6 +63,17 @@ def test_a_stage_may_grow_and_its_length_may_be_unknown() -> None:
             None,
             "1: c",
         )
+
+
+def test_a_step_may_begin_far_from_its_stage() -> None:
+    heard: list[str] = []
+    step("nowhere")
+    with watched_by(heard.append), stage():
+        step("a")
+        for _ in steps(["b", "c"], str):
+            pass
+        step("d")
+    assert heard == ["1: a", "1: a: 1 of 2: b", "1: a: 2 of 2: c", "2: d"]
 
 
 def test_what_an_error_leaves_open_ends_with_the_step_around_it() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.sources import refusal, scenario_set
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.limits import keep, limited, sharing
+from simoffload.limits import keep, limited, now_doing, sharing
 from simoffload.progress import steps
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
         if missing:
             console.note(f"other caches and changes that make it fit are left out: {missing}")
             result = replace(result, planner=None)
-        return _reported(result, console)
+        return _reported(scenario, result, console)
 
 
 def _planned(result: SimulationResult) -> str:
@@ -85,9 +85,11 @@ def _planned(result: SimulationResult) -> str:
 
 
 @limited
-def _reported(result: SimulationResult, console: Console) -> _FitAnswer:
+def _reported(scenario: LoadedScenario, result: SimulationResult, console: Console) -> _FitAnswer:
     from simoffload.report.from_result import result_document
 
+    keep(scenario.scenario.engine.limits)
+    now_doing("reporting")
     return _FitAnswer(_text(result_document(result), console), result.to_dict(), result.fits)
 
 

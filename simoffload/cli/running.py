@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import load, refusal, scenario_set
-from simoffload.errors import WorkLimitError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class _Run(NamedTuple):
 
 def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Run:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
-    from simoffload.planning.answers import ScenarioPlanner, simulate
+    from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
@@ -56,23 +54,10 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             result = simulate(
                 scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
             )
-            missing = _explained(result)
-        if missing:
-            console.note(f"the explanation is left out: {missing}")
-            result = replace(result, planner=ScenarioPlanner(scenario, prices))
+            # Worked out here, and kept for the report.
+            _ = result.remedies, result.explanation, result.next_changes
         with Waiting(console):
             return _reported(scenario, result, folder, arguments, console)
-
-
-def _explained(result: SimulationResult) -> str:
-    """Work out what was asked for beside the times, which is kept for the report; return the limit that was
-    reached."""
-    _ = result.remedies
-    try:
-        _ = result.explanation, result.next_changes
-    except WorkLimitError as error:
-        return str(error)
-    return ""
 
 
 @limited

@@ -12,7 +12,7 @@ from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
-from simoffload.progress import Watcher, watched_by, working_on
+from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.schedule import Cause
@@ -140,7 +140,7 @@ def storage_curve(
     evaluator = evaluator or Evaluator(loaded(scenario))
     result, _ = evaluator.timed()
     tier = _tier(evaluator.scenario.machine, result)
-    with watched_by(progress):
+    with watched_by(progress), stage():
         return _Storage(evaluator, tier).curve() if tier else None
 
 
@@ -224,7 +224,7 @@ class _Storage:
     def at(self, factor: float) -> _BandwidthRun:
         """Simulate the scenario with storage that is ``factor`` times as fast."""
         if factor not in self._runs:
-            working_on(f"{self._tier} at {format_number(factor)} times its rate")
+            step(f"{self._tier} at {format_number(factor)} times its rate")
             self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor), scope="steps"))
         return self._runs[factor]
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.cache_speed import CacheSpeed, cache_speed
 from simoffload.planning.evaluator import Evaluator
@@ -71,12 +71,17 @@ class Sensitivity:
     """Count of numbers that have no effect or cannot be changed."""
     left_out: int
     """Count of numbers not tried: unused ones, and those that only determine what fits."""
+    untried: int = 0
+    """Count of numbers that were not reached before a limit of the scenario."""
+    stopped: str = ""
+    """The limit that was reached; empty if all numbers were tried."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; times [s] are those of ``metric``."""
         return {
             **by_name(self.result, "unit metric=compared_by unit_s=compared_s"),
             **by_name(self, "change without_effect left_out rows"),
+            **(by_name(self, "untried stopped") if self.stopped else {}),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -98,22 +103,35 @@ def sensitivity(
 
     Whole numbers change by one, shares go up to 1, of curves all rates change. A rate is lowered first, and
     a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
-    InputError where the scenario does not fit, and what ``simulate`` raises.
+    InputError where the scenario does not fit, and what ``simulate`` raises for it as it is; a limit that a
+    changed one reaches ends the search.
     """
     evaluator = evaluator or Evaluator(loaded(scenario))
     machine = evaluator.scenario.machine
     result, time = evaluator.timed()
-    tried = deciding_parameters(machine, result)
-    rows = []
-    with watched_by(progress), stage(len(tried)) as trials:
-        for number in _with_effect(evaluator, tried, change, time):
-            trials.step(f"{number.profile} {number.key}")
-            row = _row(number, change, time, evaluator)
-            if row.swing:
-                rows.append(row)
+    numbers = deciding_parameters(machine, result)
+    rows, reached, stopped = list[SensitivityRow](), 0, ""
+    try:
+        with watched_by(progress), stage(len(numbers)) as trials:
+            for number in _with_effect(evaluator, numbers, change, time):
+                trials.begun = reached = numbers.index(number)  # those left out before it have no effect
+                trials.step(f"{number.profile} {number.key}")
+                row = _row(number, change, time, evaluator)
+                if row.swing:
+                    rows.append(row)
+        reached = len(numbers)
+    except WorkLimitError as error:
+        stopped = str(error)
     rows.sort(key=lambda row: (-row.swing, row.number))
-    total = sum(1 for _ in profile_parameters(machine))
-    return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
+    return Sensitivity(
+        result,
+        change,
+        tuple(rows),
+        without_effect=reached - len(rows),
+        left_out=sum(1 for _ in profile_parameters(machine)) - len(numbers),
+        untried=len(numbers) - reached,
+        stopped=stopped,
+    )
 
 
 def _with_effect(
@@ -216,10 +234,12 @@ class Explanation:
     """Loading of prefixes into the key-value cache; None if none is loaded."""
     cache: CacheSpeed | None = None
     """How fast the tier of the key-value cache is; None in HBM, and where ``prefix`` says it."""
+    stopped: str = ""
+    """The limit for which all but the sensitivity is left out; empty if none was reached."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        more = [name for name in ("prefix", "cache") if getattr(self, name) is not None]
+        more = [name for name in ("prefix", "cache", "stopped") if getattr(self, name)]
         return by_name(self, " ".join(("sensitivity storage", *more)))
 
 
@@ -227,6 +247,10 @@ def explain(scenario: LoadedScenario, *, evaluator: Evaluator | None = None) -> 
     """Explain the result of a scenario. Raises InputError where it does not fit."""
     evaluator = evaluator or Evaluator(scenario)
     found = sensitivity(scenario, evaluator=evaluator)
-    storage = storage_curve(scenario, evaluator=evaluator)
-    prefix = prefix_loading(scenario, evaluator=evaluator)
-    return Explanation(found, storage, prefix, None if prefix else cache_speed(scenario, evaluator=evaluator))
+    try:
+        storage = storage_curve(scenario, evaluator=evaluator)
+        prefix = prefix_loading(scenario, evaluator=evaluator)
+        cache = None if prefix else cache_speed(scenario, evaluator=evaluator)
+    except WorkLimitError as error:
+        return Explanation(found, None, stopped=str(error))
+    return Explanation(found, storage, prefix, cache)

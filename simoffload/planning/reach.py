@@ -14,7 +14,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import Quantity, quantity_at
 from simoffload.planning.service_levels import ServiceLevel, parse_service
-from simoffload.progress import Watcher, stage, watched_by, working_on
+from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import fit
@@ -222,7 +222,7 @@ class Trials:
         """Return the trial of a value, simulated if it fits."""
         if index not in self._tried:
             text = self.quantity.text(index)
-            working_on(f"{self.quantity.path} = {text}")
+            step(f"{self.quantity.path} = {text}")
             self._tried[index] = self.of(text, *self._edits(index))
         return self._tried[index]
 

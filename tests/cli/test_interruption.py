@@ -135,15 +135,16 @@ def test_where_nothing_is_found_yet_there_is_no_answer(
     assert program(name, "small.yaml", *options, *FAST) == (130, "", "interrupted\n")
 
 
-def test_an_explanation_is_left_out_and_the_result_is_there(program: Program, interrupt: Interrupt) -> None:
-    interrupt(step=4, of=10)
+def test_an_explanation_has_the_inputs_that_were_tried(program: Program, interrupt: Interrupt) -> None:
+    interrupt(step=20, of=30)
     answer = program("run", "small.yaml", "--explain", *FAST)
     assert answer.status == 130
-    first, second = answer.err.splitlines()[:2]
-    assert first.startswith("not complete: stopped by Ctrl-C at 4 of ")
-    assert second == "the explanation is left out: stopped by Ctrl-C"
-    assert "Where the time goes" in answer.out
-    assert "Sensitivity" not in answer.out
+    assert answer.err.startswith("not complete: stopped by Ctrl-C at 20 of ")
+    text = " ".join(answer.out.split())
+    assert "Where the time goes" in text
+    assert re.search(r"not complete, \d+ were not tried: stopped by Ctrl-C", text)
+    assert "Storage bandwidth and throughput left out: stopped by Ctrl-C" in text
+    assert "not complete: no change was tried: stopped by Ctrl-C" in text
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -27,6 +27,8 @@ def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
     if explanation.cache is not None:
         found.append(ReportSection("Tier of the key-value cache", explanation.cache.sentences))
     shown = () if found and curve is None else (bandwidth(curve),)
+    if explanation.stopped:
+        shown = (ReportSection(STORAGE, (f"left out: {explanation.stopped}",)),)
     return (*shown, *found, _sensitivity(explanation.sensitivity))
 
 
@@ -61,6 +63,8 @@ def _sensitivity(found: Sensitivity) -> ReportSection:
         f"{plural(effect, 'input')} {'has' if effect == 1 else 'have'} an effect{shown}, "
         f"{found.without_effect} have none, {found.left_out} are unused"
     )
+    if found.stopped:
+        text += f"; not complete, {found.untried} were not tried: {found.stopped}"
 
     def change(end: float | None) -> str:
         return minus(f"{end / time - 1:+.1%}".replace("%", " %")) if end else ""
