@@ -178,6 +178,11 @@ def test_one_table_of_all_models(make_result: Make) -> None:
     ]
 
 
+def test_a_model_that_does_not_fit_is_a_row_with_what_it_lacks(make_result: Make, make_refusal: Make) -> None:
+    shown = compare_text([make_result(model="a"), make_refusal(model="b", target="nfs")])
+    assert re.search(r"^  b +nfs +lacks [\d.]+ GB of \w+$", shown, re.MULTILINE), shown
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_lines_keep_to_the_width(make_result: Make, make_refusal: Make, width: int) -> None:
     warning = "offloading is slower here, and this is a long warning that goes on and on. " * 3
