@@ -76,7 +76,7 @@ def best_batch(
     service = tuple(parse_service(text, kind) for text in texts)
     limit = batch_limit(evaluator, workload)
     search = _Batches(evaluator, service, evaluator.strategy.batch_unit(workload.batch_size))
-    with watched_by(progress), stage():
+    with watched_by(progress), stage() as search.steps:
         best, nearest = (None, None) if limit.most is None else search.up_to(limit.most, limit.now)
     return BestBatch(
         name=scenario.name,

@@ -14,7 +14,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import Quantity, quantity_at
 from simoffload.planning.service_levels import ServiceLevel, parse_service
-from simoffload.progress import Watcher, stage, watched_by, working_on
+from simoffload.progress import Stage, Watcher, stage, watched_by
 from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation import fit
@@ -98,6 +98,9 @@ class Reach:
     best: Trial
     """Value that comes nearest; one that keeps them where there is one."""
 
+    stopped: str = ""
+    """Limit that a value reached, or that ended the search; empty if there was none."""
+
     @property
     def reached(self) -> bool:
         """Whether a value keeps all service levels."""
@@ -141,6 +144,7 @@ class Reach:
             "by": self.path,
             "slo": [one.text for one in self.service],
             "reached": self.reached,
+            **({"stopped": self.stopped} if self.stopped else {}),
             "value": plain(self.value),
             "beyond": plain(self.beyond),
             "least": plain(self.least),
@@ -182,8 +186,9 @@ def reach(
     service = tuple(parse_service(text, kind) for text in texts)
     quantity = quantity_at(evaluator, by, within=within)
     low, high = quantity.ends(within)
-    with watched_by(progress), stage():
-        return _Search(evaluator, quantity, service).from_to(low, high)
+    search = _Search(evaluator, quantity, service)
+    with watched_by(progress), stage() as search.steps:
+        return search.from_to(low, high)
 
 
 def _kind(scenario: LoadedScenario) -> type[SimulationResult]:
@@ -206,14 +211,26 @@ class Trials:
         self._evaluator, self._missed = evaluator, missed
         self.quantity = quantity
         self._tried: dict[int, Trial] = {}
+        self.steps: Stage | None = None
+        """Stage of the search for who waits for it, of which each value is a step."""
+        self.stopped = ""
+        """Limit that a value reached, or that ended the search; empty if there was none."""
 
     def refused(self, index: int) -> bool:
         """Return whether a value is refused, which says nothing about its neighbours."""
-        return bool(self._evaluator.refusal(*self._edits(index)))
+        try:
+            return bool(self._evaluator.refusal(*self._edits(index)))
+        except WorkLimitError as error:
+            self.stopped = str(error)
+            return True
 
     def fits(self, index: int) -> bool:
         """Return whether a value is not refused and everything fits with it."""
-        return self._evaluator.fits(*self._edits(index))
+        try:
+            return self._evaluator.fits(*self._edits(index))
+        except WorkLimitError as error:
+            self.stopped = str(error)
+            return False
 
     def _edits(self, index: int) -> tuple[Edit, ...]:
         return self.quantity.edits(self.quantity.written(index))
@@ -222,23 +239,25 @@ class Trials:
         """Return the trial of a value, simulated if it fits."""
         if index not in self._tried:
             text = self.quantity.text(index)
-            working_on(f"{self.quantity.path} = {text}")
+            if self.steps is not None:
+                self.steps.step(f"{self.quantity.path} = {text}")
             self._tried[index] = self.of(text, *self._edits(index))
         return self._tried[index]
 
     def of(self, value: str, *edits: Edit) -> Trial:
         """Return the trial of a value given by its edits."""
-        uses = self._evaluator.needs(*edits)
-        if uses is None:
-            return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
-        if lacking := [use.sentence() for use in uses if not use.fits]:
-            return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
         try:
+            uses = self._evaluator.needs(*edits)
+            if uses is None:
+                return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
+            if lacking := [use.sentence() for use in uses if not use.fits]:
+                return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
             _, result = self._evaluator.answer(*edits)
         except InputError as error:
             return Trial(value, edits, None, inf, "refused", error.problems[0].message)
         except WorkLimitError as error:
-            return Trial(value, edits, None, inf, "stopped", str(error))
+            self.stopped = str(error)
+            return Trial(value, edits, None, inf, "stopped", self.stopped)
         return Trial(value, edits, result, self._missed(result))
 
     # -- where something holds ------------------------------------------------------------------
@@ -390,4 +409,5 @@ class _Search(Trials):
             above=None if above is None else self.at(above),
             others=tuple(self.at(index) for index in self._kept() if reached and not least <= index <= most),
             best=self.at(start),
+            stopped=self.stopped,
         )
