@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
+from itertools import cycle, pairwise
+from math import inf, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
@@ -276,17 +276,30 @@ class Trials:
     def edge(self, inner: int, outer: int, holds: Callable[[int], bool]) -> tuple[int, int]:
         """Return the two values between ``inner``, for which a condition holds, and ``outer``, for which it
         does not, where that changes; refused values between them are passed over."""
-        while (middle := self.between(inner, outer)) is not None:
+        for halves in cycle((False, False, True)):  # what is no line over its numbers is halved at least
+            guess = None if halves else self.crossing(inner, outer)
+            middle = self.between(inner, outer, guess)
+            if middle is None:
+                break
             if holds(middle):
                 inner = middle
             else:
                 outer = middle
         return inner, outer
 
-    def between(self, one: int, other: int) -> int | None:
-        """Return the value nearest to the middle of two that is not refused; None if there is none."""
+    def crossing(self, inner: int, outer: int) -> int | None:
+        """Return where the service levels are just kept, between a value that keeps them and one that does
+        not, if they are missed by more and more on the way; None where this is not known."""
+        kept, missed = (self._tried[at].missed if at in self._tried else inf for at in (inner, outer))
+        if not 0 < kept <= 1 < missed < inf:
+            return None
+        return round(outer + (inner - outer) * log(missed) / log(missed / kept))
+
+    def between(self, one: int, other: int, guess: int | None = None) -> int | None:
+        """Return the value nearest to a guess between two, by default their middle, that is not refused; None
+        if there is none."""
         low, high = sorted((one, other))
-        middle = (low + high) // 2
+        middle = (low + high) // 2 if guess is None else min(max(guess, low + 1), high - 1)
         steps = (middle + sign * step for step in range(_ASIDE) for sign in (1, -1))
         return next((at for at in steps if low < at < high and not self.refused(at)), None)
 
