@@ -34,7 +34,14 @@ class _Day(datetime.date):
 
 def _stories() -> Iterator[tuple[str, str]]:
     """What begins in an empty folder: a page, or a section of the how-tos."""
-    for page in ("README.md", "docs/tutorial.md", "docs/costs.md", "docs/advise.md", "docs/kv-cache.md"):
+    for page in (
+        "README.md",
+        "docs/tutorial.md",
+        "docs/costs.md",
+        "docs/advise.md",
+        "docs/kv-cache.md",
+        "docs/reach.md",
+    ):
         yield page, (TOP / page).read_text()
     for section in re.split(r"^## ", (TOP / "docs/how-to.md").read_text(), flags=re.MULTILINE)[1:]:
         yield f"how-to: {section.splitlines()[0]}", section

@@ -32,4 +32,4 @@ def test_programs_run(program: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_examples_are_there() -> None:
-    assert (len(SHOWN), len(PROGRAMS)) == (3, 3)
+    assert (len(SHOWN), len(PROGRAMS)) == (4, 3)

@@ -175,6 +175,14 @@ def _add_compare(parser: _Parser) -> None:
         help="also simulate with the section strategy from FILE (ranks by default as in the scenario); "
         "may be repeated",
     )
+    parser.add_argument(
+        "--models",
+        type=listed,
+        action="extend",
+        default=[],
+        metavar="NAME,…",
+        help="also simulate with these models in place of the scenario's (simoffload models list)",
+    )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     parser.add_argument(
         "--nearer",

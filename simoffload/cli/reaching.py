@@ -23,12 +23,16 @@ def find_values(arguments: Namespace, console: Console) -> ExitCode:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.reach import reach
 
-    with sharing(scenario.scenario.engine.timeout), Waiting(console):
+    with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = reach(scenario, slo=arguments.slo, by=arguments.by, within=arguments.within)
     answer = _answer(found, folder, arguments, console)
     answer.show()
     answer.list_files(console)
-    return ExitCode.OK if found.reached else ExitCode.DOES_NOT_FIT
+    if found.stopped:
+        console.note(f"not every value was tried: {found.stopped}")
+    if found.reached:
+        return ExitCode.OK
+    return ExitCode.FAILED if found.stopped else ExitCode.DOES_NOT_FIT
 
 
 def _refuse_both(arguments: Namespace) -> None:

@@ -92,14 +92,18 @@ def _reported(
 def compare(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    if len(arguments.scenarios) == 1 and not arguments.on and not arguments.strategy:
-        message = "one scenario is not a comparison; give several scenarios, --on TARGET,… or --strategy FILE"
+    alternatives = arguments.on or arguments.strategy or arguments.models
+    if len(arguments.scenarios) == 1 and not alternatives:
+        message = (
+            "one scenario is not a comparison; give several scenarios, --on TARGET,…, --models or --strategy"
+        )
         raise refusal("compare", message)
     scenarios = scenario_set(
         arguments.scenarios,
         arguments.on,
         overrides=arguments.overrides,
         strategies=arguments.strategy,
+        models=arguments.models,
         command="compare",
         console=console,
     )

@@ -167,6 +167,28 @@ def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 
 
+_OF_ANY_MODEL = ("dtype", "attention", "quantization")
+"""Keys of the section ``model`` that hold for any model."""
+
+
+def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> LoadedScenario:
+    """Return the scenario with another named model. Raises InputError for a name that no model has."""
+    from simoffload.documents import Edit, edited
+    from simoffload.scenario import resolve
+
+    section = scenario.document.data["model"]
+    kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
+    name = f"{scenario.name}, {model}"[:_LONGEST_NAME]
+    edits = (Edit(("name",), name), Edit(("model",), {"name": model, **kept} if kept else model))
+    try:
+        found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
+    except InputError as error:
+        raise InputError(
+            one._replace(path="--models", line=None, column=None) for one in error.problems
+        ) from None
+    return replace(found, remarks=scenario.remarks)
+
+
 # -- several scenarios ---------------------------------------------------------------------------
 
 
@@ -176,17 +198,23 @@ def scenario_set(
     *,
     overrides: Sequence[str],
     strategies: Sequence[str] = (),
+    models: Sequence[str] = (),
     command: str,
     console: Console,
 ) -> dict[str, LoadedScenario]:
-    """Return every scenario by its label, unchanged and with each of the ``strategies`` (files), on every
-    target. Raises InputError with all problems."""
+    """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
+    ``strategies`` (files), on every target. Raises InputError with all problems."""
     scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
-    if len(sources) == 1 and not strategies and targets:
+    if len(sources) == 1 and not strategies and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=overrides), console)
     named: dict[str, LoadedScenario] = {}
     for name, scenario in _by_name(sources, scenario_of, command).items():
         named[name] = scenario
+        for model in models:
+            other = with_model(scenario, model, placed=not targets)
+            if other.name in named:
+                raise refusal(command, f"the model {model} is given twice")
+            named[other.name] = other
         for file in strategies:
             other = with_strategy(scenario, file, placed=not targets)
             if other.name in named:

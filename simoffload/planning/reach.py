@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
+from itertools import cycle, pairwise
+from math import inf, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
@@ -98,6 +98,9 @@ class Reach:
     best: Trial
     """Value that comes nearest; one that keeps them where there is one."""
 
+    stopped: str = ""
+    """Limit that a value reached, or that ended the search; empty if there was none."""
+
     @property
     def reached(self) -> bool:
         """Whether a value keeps all service levels."""
@@ -141,6 +144,7 @@ class Reach:
             "by": self.path,
             "slo": [one.text for one in self.service],
             "reached": self.reached,
+            **({"stopped": self.stopped} if self.stopped else {}),
             "value": plain(self.value),
             "beyond": plain(self.beyond),
             "least": plain(self.least),
@@ -182,8 +186,9 @@ def reach(
     service = tuple(parse_service(text, kind) for text in texts)
     quantity = quantity_at(evaluator, by, within=within)
     low, high = quantity.ends(within)
+    search = _Search(evaluator, quantity, service)
     with watched_by(progress), stage():
-        return _Search(evaluator, quantity, service).from_to(low, high)
+        return search.from_to(low, high)
 
 
 def _kind(scenario: LoadedScenario) -> type[SimulationResult]:
@@ -206,14 +211,24 @@ class Trials:
         self._evaluator, self._missed = evaluator, missed
         self.quantity = quantity
         self._tried: dict[int, Trial] = {}
+        self.stopped = ""
+        """Limit that a value reached, or that ended the search; empty if there was none."""
 
     def refused(self, index: int) -> bool:
         """Return whether a value is refused, which says nothing about its neighbours."""
-        return bool(self._evaluator.refusal(*self._edits(index)))
+        try:
+            return bool(self._evaluator.refusal(*self._edits(index)))
+        except WorkLimitError as error:
+            self.stopped = str(error)
+            return True
 
     def fits(self, index: int) -> bool:
         """Return whether a value is not refused and everything fits with it."""
-        return self._evaluator.fits(*self._edits(index))
+        try:
+            return self._evaluator.fits(*self._edits(index))
+        except WorkLimitError as error:
+            self.stopped = str(error)
+            return False
 
     def _edits(self, index: int) -> tuple[Edit, ...]:
         return self.quantity.edits(self.quantity.written(index))
@@ -228,17 +243,18 @@ class Trials:
 
     def of(self, value: str, *edits: Edit) -> Trial:
         """Return the trial of a value given by its edits."""
-        uses = self._evaluator.needs(*edits)
-        if uses is None:
-            return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
-        if lacking := [use.sentence() for use in uses if not use.fits]:
-            return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
         try:
+            uses = self._evaluator.needs(*edits)
+            if uses is None:
+                return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
+            if lacking := [use.sentence() for use in uses if not use.fits]:
+                return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
             _, result = self._evaluator.answer(*edits)
         except InputError as error:
             return Trial(value, edits, None, inf, "refused", error.problems[0].message)
         except WorkLimitError as error:
-            return Trial(value, edits, None, inf, "stopped", str(error))
+            self.stopped = str(error)
+            return Trial(value, edits, None, inf, "stopped", self.stopped)
         return Trial(value, edits, result, self._missed(result))
 
     # -- where something holds ------------------------------------------------------------------
@@ -257,17 +273,30 @@ class Trials:
     def edge(self, inner: int, outer: int, holds: Callable[[int], bool]) -> tuple[int, int]:
         """Return the two values between ``inner``, for which a condition holds, and ``outer``, for which it
         does not, where that changes; refused values between them are passed over."""
-        while (middle := self.between(inner, outer)) is not None:
+        for halves in cycle((False, False, True)):  # what is no line over its numbers is halved at least
+            guess = None if halves else self.crossing(inner, outer)
+            middle = self.between(inner, outer, guess)
+            if middle is None:
+                break
             if holds(middle):
                 inner = middle
             else:
                 outer = middle
         return inner, outer
 
-    def between(self, one: int, other: int) -> int | None:
-        """Return the value nearest to the middle of two that is not refused; None if there is none."""
+    def crossing(self, inner: int, outer: int) -> int | None:
+        """Return where the service levels are just kept, between a value that keeps them and one that does
+        not, if they are missed by more and more on the way; None where this is not known."""
+        kept, missed = (self._tried[at].missed if at in self._tried else inf for at in (inner, outer))
+        if not 0 < kept <= 1 < missed < inf:
+            return None
+        return round(outer + (inner - outer) * log(missed) / log(missed / kept))
+
+    def between(self, one: int, other: int, guess: int | None = None) -> int | None:
+        """Return the value nearest to a guess between two, by default their middle, that is not refused; None
+        if there is none."""
         low, high = sorted((one, other))
-        middle = (low + high) // 2
+        middle = (low + high) // 2 if guess is None else min(max(guess, low + 1), high - 1)
         steps = (middle + sign * step for step in range(_ASIDE) for sign in (1, -1))
         return next((at for at in steps if low < at < high and not self.refused(at)), None)
 
@@ -390,4 +419,5 @@ class _Search(Trials):
             above=None if above is None else self.at(above),
             others=tuple(self.at(index) for index in self._kept() if reached and not least <= index <= most),
             best=self.at(start),
+            stopped=self.stopped,
         )

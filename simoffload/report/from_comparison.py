@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import Costed
 from simoffload.report import comparison_charts
@@ -32,12 +33,20 @@ from simoffload.report.document import (
     fraction,
     held,
 )
-from simoffload.report.formatting import NameFirst, largest, span, uncapitalized
+from simoffload.report.formatting import NameFirst, counted, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
-from simoffload.report.sections.background import commands, inputs, limits, scenario, versions
+from simoffload.report.sections.background import (
+    COMMAND,
+    commands,
+    inputs,
+    limits,
+    scenario,
+    settings,
+    versions,
+)
 from simoffload.report.sections.capacity import CAPACITY
-from simoffload.report.sections.costs import costs_compared
+from simoffload.report.sections.costs import costs_compared, per_million
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
 from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
@@ -89,19 +98,14 @@ def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[Repo
     """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
     for number, (kind, mine) in enumerate(kinds.items()):
-        sentences = [
-            text for group in mine for text in (*_missing(group), *_limits(group), *_reservations(group))
-        ]
+        sentences = [*_missing(mine), *_limits(mine), *_reservations(mine)]
         if number == 0:
             sentences = [*notes, *sentences]
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
             tuple(
-                table
-                for group in mine
-                for table in (_table(group, alone=len(found) == 1), _interval_table(group))
-                if table.rows
+                table for table in (_table(mine, costs=len(mine) > 1), _interval_table(mine)) if table.rows
             ),
             tuple(_legend(mine)),
             notes_on_terminal=True,
@@ -113,17 +117,29 @@ def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
     for group in found:
         timed = [row for row in group.rows if row.result.compared_s is not None]
         for row in sorted(timed, key=lambda row: row.result.compared_s or 0.0)[:1]:
-            yield from commands(row.result.provenance, f"with the fastest, {row.label}")
+            shown = commands if len(found) == 1 else partial(settings, title=COMMAND)
+            label = row.label if len(found) == 1 else f"{row.label} of {group.title}"
+            yield from shown(row.result.provenance, f"with the fastest, {label}")
 
 
-def _missing(group: Group) -> Iterator[str]:
-    """Return sentences that state why results have no times."""
-    for row in group.rows:
-        if not row.result.fits:
-            yield NameFirst(f"{row.label} {'is ' if row.result.refused else ''}{row.result.shortfall}")
-    if not any(row.result.fits for row in group.rows):
+def _labels(found: Sequence[Group]) -> Iterator[tuple[str, ComparisonRow]]:
+    """Yield the rows of all groups with their labels, which have the model where there are several groups."""
+    for group in found:
         for row in group.rows:
-            yield from (NameFirst(f"{row.label} would fit with {one}") for one in _remedies(row.result))
+            parts = (group.title, row.label) if len(group.rows) > 1 else (group.title,)
+            yield ", ".join(parts) if len(found) > 1 else row.label, row
+
+
+def _missing(found: Sequence[Group]) -> Iterator[str]:
+    """Return sentences that state why results have no times, and what would help where a group has none."""
+    for group in found:
+        rows = [(label, row) for label, row in _labels(found) if row in group.rows]
+        for label, row in rows:
+            if not row.result.fits:
+                yield NameFirst(f"{label} {'is ' if row.result.refused else ''}{row.result.shortfall}")
+        if not any(row.result.fits for row in group.rows):
+            for label, row in rows:
+                yield from (NameFirst(f"{label} would fit with {one}") for one in _remedies(row.result))
 
 
 def _remedies(result: SimulationResult) -> Iterator[str]:
@@ -133,23 +149,27 @@ def _remedies(result: SimulationResult) -> Iterator[str]:
         yield f"{'; '.join(one.description for one in found.changes)} (simoffload fit)"
 
 
-def _limits(group: Group) -> Iterator[str]:
+def _limits(compared: Sequence[Group]) -> Iterator[str]:
     """Return the limits of bottlenecks, such as "ai400x2 read is limited by ib0 in", by row if they
     differ."""
     found: dict[str, dict[str, list[str]]] = {}
-    for row in group.rows:
+    for label, row in _labels(compared):
         cause, limit = row.result.bottleneck, row.result.limit
         if cause and limit and limit != cause:
-            found.setdefault(cause, {}).setdefault(limit, []).append(row.label)
+            found.setdefault(cause, {}).setdefault(limit, []).append(label)
     for cause, limits_found in found.items():
         for limit, labels in limits_found.items():
-            where = f" ({', '.join(labels)})" if len(limits_found) > 1 else ""
+            where = f" ({_joined(labels)})" if len(limits_found) > 1 else ""
             yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
-def _reservations(group: Group) -> Iterator[str]:
+def _reservations(compared: Sequence[Group]) -> Iterator[str]:
     """Return what makes intervals wide: no real runs, a host that nobody measured."""
-    timed = [(row.label, confidence(row.result)) for row in group.rows if row.result.compared_s is not None]
+    timed = [
+        (label, confidence(row.result))
+        for label, row in _labels(compared)
+        if row.result.compared_s is not None
+    ]
     about = {
         "no comparable real runs": [label for label, found in timed if found.unlike],
         "beyond the calibrated range": [label for label, found in timed if found.extrapolates],
@@ -159,7 +179,12 @@ def _reservations(group: Group) -> Iterator[str]:
     }
     for text, labels in about.items():
         if labels:
-            yield NameFirst(f"{'all' if len(labels) == len(timed) > 1 else ', '.join(labels)}: {text}")
+            yield NameFirst(f"{'all' if len(labels) == len(timed) > 1 else _joined(labels)}: {text}")
+
+
+def _joined(labels: Sequence[str]) -> str:
+    """Return labels in a row; those that consist of several parts are further apart."""
+    return ("; " if any(", " in one for one in labels) else ", ").join(labels)
 
 
 def _legend(found: Sequence[Group]) -> Iterator[str]:
@@ -182,38 +207,56 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
         yield rule
 
 
-def _table(group: Group, *, alone: bool) -> ReportTable:
-    heads, names = keys(group)
-    cells = presentation(group.rows[0].result).cells
-    metric = presentation(group.rows[0].result).ratio
-    ratio = f"{metric} vs {group.against}" if group.against else f"{metric} ratio"
-    answer = "bottleneck" if any(row.result.step for row in group.rows) else "answer"
-    head = (*heads, *cells, ratio, "throughput", "published", answer, "share of the bound")
-    rows = tuple((*name, *_row(group, row)) for name, row in zip(names, group.rows, strict=True))
-    first = len(heads)
+def _named_rows(
+    found: Sequence[Group],
+) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], ComparisonRow, Group]]]:
+    """Return the headings and cells that identify the rows of all groups, the model's first if there are
+    several groups."""
+    keyed = [(group, *keys(group)) for group in found]
+    heads = max((heads for _, heads, _ in keyed), key=len)
+    rows = []
+    for group, own, names in keyed:
+        for name, row in zip(names, group.rows, strict=True):
+            label = (row.result.name,) if len(own) < len(heads) else ()
+            model = (group.model,) if len(found) > 1 else ()
+            rows.append(((*model, *map(printable, label), *name), row, group))
+    return (("model", *heads) if len(found) > 1 else heads), rows
+
+
+def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
+    """Return the table of the groups of a kind of work; ratios are within a group."""
+    heads, named = _named_rows(found)
+    first = presentation(found[0].rows[0].result)
+    baselines = {group.against for group in found if len(group.rows) > 1 or len(found) == 1}
+    against = baselines.pop() if len(baselines) == 1 else ""
+    ratio = f"{first.ratio} vs {against}" if against else f"{first.ratio} ratio"
+    answer = "bottleneck" if any(row.result.step for _, row, _ in named) else "answer"
+    head = (*heads, *first.cells, ratio, "throughput", "published", "cost/1M", answer, "share of the bound")
+    rows = tuple(
+        (*name, *_row(group, row, several=len(found) > 1, costs=costs)) for name, row, group in named
+    )
+    at = len(heads)
     return ReportTable(
-        "" if alone else " · ".join(in_common([row.result for row in group.rows])),
+        "",
         head,
         rows,
-        (*range(first, first + len(cells) + 3), len(head) - 1),
-        keys=first,
-        refused=tuple(number for number, row in enumerate(group.rows) if not row.result.fits),
+        (*range(at, at + len(first.cells) + 4), len(head) - 1),
+        keys=at,
+        refused=tuple(number for number, (_, row, _) in enumerate(named) if not row.result.fits),
+        grouped=len(found) > 1,
+        page_columns=(len(head) - 1,) if len(found) > 1 else (),
     ).without_empty_columns()
 
 
-def _interval_table(group: Group) -> ReportTable:
-    """Return the interval of every time and rate of the table of the group."""
-    heads, names = keys(group)
-    cells = presentation(group.rows[0].result)
-    rows = tuple(
-        (*name, *_spans(row.result))
-        for name, row in zip(names, group.rows, strict=True)
-        if row.result.compared_s is not None
-    )
-    first = len(heads)
+def _interval_table(found: Sequence[Group]) -> ReportTable:
+    """Return the interval of every time and rate of the table of the groups."""
+    heads, named = _named_rows(found)
+    cells = presentation(found[0].rows[0].result)
+    rows = tuple((*name, *_spans(row.result)) for name, row, _ in named if row.result.compared_s is not None)
     head = (*heads, *cells.cells)
-    numbers = tuple(range(first, len(head)))
-    return ReportTable(INTERVAL, head, rows, numbers, keys=first).without_empty_columns()
+    numbers = tuple(range(len(heads), len(head)))
+    table = ReportTable(INTERVAL, head, rows, numbers, keys=len(heads), grouped=len(found) > 1)
+    return table.without_empty_columns()
 
 
 def _spans(result: SimulationResult) -> Iterator[Entry]:
@@ -228,21 +271,27 @@ def _spans(result: SimulationResult) -> Iterator[Entry]:
         yield Datum(text, unit=unit_of(metric), ends=ends)
 
 
-def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
+def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Iterator[Entry]:
     """Return the cells of a row: times, ratios, and the bottleneck, or the reason why there is none."""
     result, step = row.result, row.result.step
+    related = len(group.rows) > 1 or not several  # a single row has nothing to be compared with
     yield from presentation(result).cells.values()
-    yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
+    yield Datum(row.ratio_text, row.ratio) if row.ratio_text and related else ""
     yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
     ratio = row.published.ratio if row.published else None
     yield "" if ratio is None else Datum(f"{format_number(ratio)}×", ratio)
-    yield largest(step) if step is not None else _answer(result)
+    yield per_million(result.costs) if costs and result.costs is not None else ""
+    yield largest(step) if step is not None else _answer(result, lacking=several)
     # If more than the weights is offloaded, a table has no room for it.
     yield "" if group.narrow or step is None else fraction(result.bound_fraction or 0.0)
 
 
-def _answer(result: SimulationResult) -> str:
-    return "refused" if result.refused else "fits" if result.fits else "does not fit"
+def _answer(result: SimulationResult, *, lacking: bool) -> str:
+    """Return what became of a result without times, with what it lacks most if that is asked for."""
+    if result.refused or result.fits:
+        return "refused" if result.refused else "fits"
+    worst = min(result.capacity, key=lambda use: use.headroom)
+    return f"lacks {counted(-worst.headroom, worst)} of {worst.tier}" if lacking else "does not fit"
 
 
 def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:

@@ -24,8 +24,8 @@ _LIMITS = (
 )
 
 _BEST = (
-    "best batch = sequences per GPU with the highest throughput of those that fit; the smallest of several",
-    "fits = the largest batch that fits, all other settings unchanged",
+    "best batch = the batch with the highest throughput among those that fit",
+    "fits = the largest batch that fits; all other settings are unchanged",
 )
 
 

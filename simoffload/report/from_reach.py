@@ -26,7 +26,7 @@ from simoffload.report.sections.background import COMMAND
 from simoffload.results import SimulationResult
 
 _MEANINGS = (
-    "kept: the predicted value keeps every service level; at the limit itself about half of real runs do",
+    "kept: by the predicted value; at the limit itself about half of real runs miss it",
     "counts are exact, other numbers have three digits",
 )
 

@@ -278,3 +278,32 @@ def test_memory_that_would_do_is_said_and_shown_on_request(program) -> None:
     nearer = [one["label"] for one in json.loads(answer.out)["nearer"]]
     assert list(compared(answer)) == ["raid0", "lustre", *nearer]
     assert nearer[0] == "dram"
+
+
+def test_several_models_are_rows_of_one_table(program) -> None:
+    answer = program("compare", "small.yaml", "--models", "bloom-1b1,bloom-3b", *WIDE)
+    assert answer.status == 0, answer.err
+    table = answer.out.partition("\n  model ")[2].partition("80 % interval")[0].splitlines()
+    names = [line.split()[0] for line in table[1:] if line.strip()]
+    assert names == ["bloom-560m", "bloom-1b1", "bloom-3b"]
+    rows = compared(program("compare", "small.yaml", "--models", "bloom-3b", "--json", *WIDE))
+    assert list(rows) == ["small", "small, bloom-3b"]
+    assert rows["small, bloom-3b"]["result"]["model"]["name"] == "bloom-3b"
+
+
+def test_models_on_targets(program) -> None:
+    answer = program("compare", "small.yaml", "--models", "bloom-3b", "--on", "dram,raid", "--json", *WIDE)
+    assert {"small dram", "small, bloom-3b raid"} <= compared(answer).keys()
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ("bloom-176", '--models: model: unknown model "bloom-176"; did you mean "bloom-176b"?'),
+        ("bloom-3b,bloom-3b", "simoffload compare: the model bloom-3b is given twice"),
+    ],
+)
+def test_models_that_are_wrong(models: str, message: str, program) -> None:
+    answer = program("compare", "small.yaml", "--models", models)
+    assert (answer.status, answer.out) == (2, "")
+    assert message in answer.err

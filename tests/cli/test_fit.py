@@ -199,3 +199,20 @@ def test_a_scenario_that_reaches_its_limits_stops_no_other(program, tmp_path, mo
         in program("fit", "small.yaml", "slow.yaml", "--largest", *limit).out
     )
     assert program("fit", "slow.yaml", "--largest", *limit).status == 1
+
+
+def test_the_best_batch_by_placement(program) -> None:
+    answer = program("fit", "small.yaml", "--best-batch", "--on", "all", "--json")
+    assert answer.status == 0, answer.err
+    found = json.loads(answer.out)["best_batch"]
+    assert [one["target"] for one in found] == ["hbm", "dram", "raid", "nfs", "ai400x2"]
+    assert all(one["best"]["metrics"]["tokens_per_s"] for one in found)
+    answer = program("fit", "small.yaml", "--best-batch", "--slo", "tpot=1us")
+    assert answer.status == 3
+    assert "no batch that fits keeps it; nearest: tpot" in " ".join(answer.out.split())
+
+
+def test_service_levels_are_for_the_best_batch(program) -> None:
+    answer = program("fit", "small.yaml", "--slo", "tpot=1s")
+    assert answer.status == 2
+    assert "--slo needs --best-batch" in answer.err

@@ -121,3 +121,10 @@ def test_an_unset_number_starts_from_the_range(program: Program) -> None:
     assert answer.status == 2
     assert "is not set, so there is no value to start from; give a range: --within 1..64" in answer.err
     assert program(*command, "--within", "512..2048").status == 0
+
+
+def test_a_value_that_reaches_a_limit_does_not_count(program: Program) -> None:
+    """Without an answer that is a failure, as what was not tried might keep the service level."""
+    answer = program("reach", "small.yaml", "--slo", "tpot=1us", *BATCH, "--max-events", "1000")
+    assert answer.status == 1
+    assert "not every value was tried: " in answer.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -164,9 +165,22 @@ def test_capacity_of_several(make_result: Make, make_refusal: Make) -> None:
     assert "TPOT" not in text
 
 
-def test_one_table_a_model(make_result: Make) -> None:
+def test_one_table_of_all_models(make_result: Make) -> None:
     results = [make_result(model=model, target=target) for model in ("a", "b") for target in ("dram", "raid")]
-    assert compare_text(results).count("vs dram") == 2
+    shown = compare_text(results)
+    assert shown.count("vs dram") == 1
+    table = shown.partition("\n  model")[2].partition("80 % interval")[0]
+    assert re.findall(r"^  ([ab ]) +(dram|raid) ", table, re.MULTILINE) == [
+        ("a", "dram"),
+        (" ", "raid"),
+        ("b", "dram"),
+        (" ", "raid"),
+    ]
+
+
+def test_a_model_that_does_not_fit_is_a_row_with_what_it_lacks(make_result: Make, make_refusal: Make) -> None:
+    shown = compare_text([make_result(model="a"), make_refusal(model="b", target="nfs")])
+    assert re.search(r"^  b +nfs +lacks [\d.]+ GB of \w+$", shown, re.MULTILINE), shown
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

@@ -305,7 +305,7 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
     return (
         one.label,
         _marked(money(metrics["purchase"], currency), prices),
-        _marked(money(metrics["cost_per_million_tokens"], currency), one.economics.missing),
+        per_million(one.economics),
         "" if mine is None else Datum(f"{format_number(mine / best)}×", mine),
         _lifetimes(one.result),
         _marked(_watts(metrics["power_w"]), powers),
@@ -313,6 +313,12 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
         _marked("" if kwh is None else Datum(_digits(kwh), kwh, "kWh"), powers),
         money(one.economics.metrics()["rent_per_million_tokens"], currency),
     )
+
+
+def per_million(one: Economics) -> Entry:
+    """Return a cell for the cost of a million tokens; empty where it is not known."""
+    cost = money(one.at_least()["cost_per_million_tokens"], one.costs.currency)
+    return _marked(cost, one.missing)
 
 
 def _marked(cell: Entry, missing: Sequence[str] | None) -> Entry:
