@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.extrapolate import makespan_for_longer_context
+from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
 from tests.examples import some
@@ -166,3 +166,12 @@ def test_one_that_ends_as_another_begins_may_come_to_overlap_it() -> None:
     timeline = execute(schedule)
     assert timeline.makespan == 4 * 10**12
     assert makespan_for_longer_context(timeline, grown(schedule, [(0, 0)], 10)) is None
+
+
+def test_more_than_kernels_differs() -> None:
+    """A copy of another size, not a longer kernel; blocks that are cut differently say nothing."""
+    copy, kernel = wait(COPY, 7), Op("compute", "", GPU, fixed=9, after=(Dependency(COPY),))
+    one = story(Block("layer", (copy, kernel), 10))
+    assert not differ_beyond_kernels(one, grown(one, [(0, 1)], 5))
+    assert differ_beyond_kernels(one, grown(one, [(0, 0), (0, 1)], 5))
+    assert not differ_beyond_kernels(one, story(Block("layer", (copy, kernel), 9)))
