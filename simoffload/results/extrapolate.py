@@ -30,7 +30,10 @@ def makespan_for_longer_context(
     repeats, k grows from each period to the next by the same number for all operations.
     """
     growth = _growth(timeline.schedule, schedule)
-    if growth is None or timeline.entries > _LARGEST or not timeline.is_simple:
+    if growth is None or timeline.entries > _LARGEST:
+        return None
+    timeline = timeline.written_out()
+    if timeline.entries > _LARGEST:
         return None
     labels = timeline.schedule.labels
     lasts = [

@@ -175,3 +175,16 @@ def test_more_than_kernels_differs() -> None:
     assert not differ_beyond_kernels(one, grown(one, [(0, 1)], 5))
     assert differ_beyond_kernels(one, grown(one, [(0, 0), (0, 1)], 5))
     assert not differ_beyond_kernels(one, story(Block("layer", (copy, kernel), 9)))
+
+
+def test_what_comes_back_after_others() -> None:
+    """Others repeat once between the layers and several times, and are recorded once."""
+    waits = (wait(HOST, 50), wait(GPU, 30, Dependency(HOST)), wait(COPY, 1, Dependency(GPU)))
+    once, layers = Block("other", waits), LAYER._replace(repeat=30)
+    schedule = story(layers, once, once._replace(repeat=5), layers, once, LAYER._replace(repeat=10))
+    timeline = execute(schedule)
+    assert not timeline.is_simple
+    assert list(timeline.written_out()) == list(timeline)
+    for by in (1, 3):
+        longer = grown(schedule, [(3, 2), (5, 2)], by)
+        assert makespan_for_longer_context(timeline, longer) == execute(longer).makespan
