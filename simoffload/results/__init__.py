@@ -33,7 +33,7 @@ from simoffload.results.endurance import (
     lifetime_warnings,
     tier_lifetime,
 )
-from simoffload.results.extrapolate import makespan_for_longer_context
+from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
@@ -101,6 +101,7 @@ __all__ = [
     "cause_text",
     "data_loading_sentences",
     "definitions",
+    "differ_beyond_kernels",
     "duration",
     "interval_columns",
     "lifetime_warnings",

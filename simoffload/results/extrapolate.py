@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from simoffload.results.timeline import Piece, Repeat, Timeline, Track
@@ -30,7 +30,10 @@ def makespan_for_longer_context(
     repeats, k grows from each period to the next by the same number for all operations.
     """
     growth = _growth(timeline.schedule, schedule)
-    if growth is None or timeline.entries > _LARGEST or not timeline.is_simple:
+    if growth is None or timeline.entries > _LARGEST:
+        return None
+    timeline = timeline.written_out()
+    if timeline.entries > _LARGEST:
         return None
     labels = timeline.schedule.labels
     lasts = [
@@ -46,6 +49,24 @@ def makespan_for_longer_context(
     return max([end + k * growth.by for end, k in (slopes.at(*last) for last in lasts)], default=0)
 
 
+def differ_beyond_kernels(one: Schedule, other: Schedule) -> bool:
+    """Return whether two schedules with blocks of the same lengths differ in more than durations of
+    kernels."""
+    if _lengths(one) != _lengths(other):
+        return False
+    pairs = chain.from_iterable(
+        zip(block.ops, twin.ops, strict=True) for block, twin in zip(one.blocks, other.blocks, strict=True)
+    )
+    return any(
+        op is not grown and op != grown and (op.kind != "compute" or op._replace(fixed=grown.fixed) != grown)
+        for op, grown in pairs
+    )
+
+
+def _lengths(schedule: Schedule) -> list[tuple[int, int]]:
+    return [(len(block.ops), block.repeat) for block in schedule.blocks]
+
+
 class _Growth(NamedTuple):
     places: frozenset[tuple[int, int]]
     """Places (block, position) of the operation that takes longer."""
@@ -56,8 +77,7 @@ class _Growth(NamedTuple):
 def _growth(one: Schedule, other: Schedule) -> _Growth | None:
     """Return the duration that is longer in the other schedule; None if anything else differs."""
     places: dict[tuple[int, int], int] = {}
-    mine, others = ([(len(block.ops), block.repeat) for block in own.blocks] for own in (one, other))
-    if mine != others:  # layers that were equal no longer are, or the reverse
+    if _lengths(one) != _lengths(other):  # layers that were equal no longer are, or the reverse
         return None
     for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
         for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):

@@ -12,7 +12,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -363,6 +363,28 @@ class Timeline:
     def is_simple(self) -> bool:
         """Whether copies only follow immediately on what they copy."""
         return all([track.is_simple for track in self.tracks[:1]])
+
+    def written_out(self) -> Timeline:
+        """Return the same timeline in which copies only follow immediately on what they copy: windows that
+        take place again later are recorded again, without predecessors."""
+        return self if self.is_simple else replace(self, tracks=tuple(map(self._written_out, self.tracks)))
+
+    def _written_out(self, track: Track) -> Track:
+        steps, start, end = list[CompiledOp](), array("q"), array("q")
+        items, spans = list[Item](), list[tuple[int, int]]()
+        for number, (item, own) in enumerate(zip(track.items, track.ordinals, strict=True)):
+            begin = len(end)
+            for window, later, ordinal in zip(item.windows, item.later, own, strict=False):
+                first, last = track.spans[window]
+                for entry in range(first, last):
+                    step = track.steps[entry]
+                    block, _ = self._where(step, ordinal + entry - first)
+                    steps.append(step if block == step.block else self._compile().steps(block)[step.position])
+                    start.append(track.start[entry] + later)
+                    end.append(track.end[entry] + later)
+            items.append(Item((number,), item.times, (0,), item.length))
+            spans.append((begin, len(end)))
+        return Track(track.rank, track.stream, steps, start, end, array("q"), tuple(items), tuple(spans))
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
         """Return the tracks of the streams of a rank. Raises KeyError if there is no such rank."""

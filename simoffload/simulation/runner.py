@@ -9,7 +9,14 @@ from typing import Literal
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
-from simoffload.results import PassResult, PassWork, Timeline, makespan_for_longer_context, summarize_pass
+from simoffload.results import (
+    PassResult,
+    PassWork,
+    Timeline,
+    differ_beyond_kernels,
+    makespan_for_longer_context,
+    summarize_pass,
+)
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.simulation.decoding import (
@@ -101,12 +108,17 @@ class Runner:
             kept = None if how == "off" else timeline
             return Simulated(step, durations(step), result, round(result.time_ps), kept)
 
+        unlike = set[int]()  # steps from which no later one is derived: more than kernels differs
+
         def later(low: Simulated, step: int) -> int | None:
             # Transfers of other sizes meet differently: such steps are not derived from each other.
-            if low.timeline is None or transfers(low.step) != transfers(step):
+            if low.timeline is None or low.step in unlike or transfers(low.step) != transfers(step):
                 return None
-            ends_with = series.step(step).ends_with
-            return makespan_for_longer_context(low.timeline, schedule(step), ends_with=ends_with)
+            other, ends_with = schedule(step), series.step(step).ends_with
+            if differ_beyond_kernels(low.timeline.schedule, other):
+                unlike.add(low.step)
+                return None
+            return makespan_for_longer_context(low.timeline, other, ends_with=ends_with)
 
         if how == "on":
             return decode(series.steps, durations, run, later)

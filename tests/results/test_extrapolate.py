@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.extrapolate import makespan_for_longer_context
+from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
 from tests.examples import some
@@ -166,3 +166,25 @@ def test_one_that_ends_as_another_begins_may_come_to_overlap_it() -> None:
     timeline = execute(schedule)
     assert timeline.makespan == 4 * 10**12
     assert makespan_for_longer_context(timeline, grown(schedule, [(0, 0)], 10)) is None
+
+
+def test_more_than_kernels_differs() -> None:
+    """A copy of another size, not a longer kernel; blocks that are cut differently say nothing."""
+    copy, kernel = wait(COPY, 7), Op("compute", "", GPU, fixed=9, after=(Dependency(COPY),))
+    one = story(Block("layer", (copy, kernel), 10))
+    assert not differ_beyond_kernels(one, grown(one, [(0, 1)], 5))
+    assert differ_beyond_kernels(one, grown(one, [(0, 0), (0, 1)], 5))
+    assert not differ_beyond_kernels(one, story(Block("layer", (copy, kernel), 9)))
+
+
+def test_what_comes_back_after_others() -> None:
+    """Others repeat once between the layers and several times, and are recorded once."""
+    waits = (wait(HOST, 50), wait(GPU, 30, Dependency(HOST)), wait(COPY, 1, Dependency(GPU)))
+    once, layers = Block("other", waits), LAYER._replace(repeat=30)
+    schedule = story(layers, once, once._replace(repeat=5), layers, once, LAYER._replace(repeat=10))
+    timeline = execute(schedule)
+    assert not timeline.is_simple
+    assert list(timeline.written_out()) == list(timeline)
+    for by in (1, 3):
+        longer = grown(schedule, [(3, 2), (5, 2)], by)
+        assert makespan_for_longer_context(timeline, longer) == execute(longer).makespan
