@@ -23,9 +23,10 @@ from simoffload.simulation.decoding import (
 )
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
-Scope = Literal["all", "steps", "compared"]
+Scope = Literal["all", "steps", "first", "compared"]
 """What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
-named in answers; or no more than ``compared_s``."""
+named in answers; only the ``first`` of the decode steps, which stands for all and is the shortest, as its
+key-value cache is the smallest; or no more than ``compared_s``."""
 
 
 class Runner:
@@ -108,6 +109,9 @@ class Runner:
             ends_with = series.step(step).ends_with
             return makespan_for_longer_context(low.timeline, schedule(step), ends_with=ends_with)
 
+        if self.scope == "first" and series.steps:
+            first = run(1)
+            return Decoding((first,), first.time * series.steps)
         if how == "on":
             return decode(series.steps, durations, run, later)
         every = tuple(run(step) for step in range(1, series.steps + 1))
