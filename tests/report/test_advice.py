@@ -128,7 +128,7 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     assert looked == f"15 combinations of {kinds}; at most 250,000 USD, ttft ≤ 2 s"
     assert best.startswith("highest throughput: weights on hbm, batch 16; ")
     assert re.search(r"; 730 tokens/s \[\d+ to [\d,]+\] for 200,000 USD; 80 % intervals in brackets$", best)
-    assert counts == "1 simulated, 14 cannot be among the best"
+    assert counts == "1 simulated, 6 exceed the budget, 8 cannot be among the best"
     (table,) = section.tables
     assert len(table.rows) == len(search.front) == 1
 

@@ -27,7 +27,7 @@ from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
-from simoffload.simulation import fit, simulate
+from simoffload.simulation import Scope, fit, simulate
 from tests.planning.advise.conftest import BATCHES, SPACE, STORAGE_BOUND, TIERS, batch, family, loaded, tier
 
 REFUSED = (family(tier("nowhere")), family(tier("elsewhere")))
@@ -40,13 +40,13 @@ def scenario() -> LoadedScenario:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
-    """A catalogue of fifteen purchases; everything that is simulated."""
+    """A catalogue of fifteen purchases; everything that is simulated to the end."""
     monkeypatch.setattr(purchases, "families", lambda *_: SPACE)
     done: list[LoadedScenario] = []
 
-    def recorded(one: LoadedScenario, **_: object) -> object:
-        done.append(one)
-        return simulate(one)
+    def recorded(one: LoadedScenario, *, scope: Scope) -> object:
+        done.extend([one] if scope == "all" else [])
+        return simulate(one, scope=scope)
 
     monkeypatch.setattr(evaluator, "simulate", recorded)
     return done
@@ -347,10 +347,10 @@ def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
     scenario = loaded(STORAGE_BOUND, "engine.timeout=2 s")
     quick = evaluator.simulate
 
-    def slow(one: LoadedScenario, **_: object) -> object:
+    def slow(one: LoadedScenario, *, scope: Scope) -> object:
         if len(simulated) >= 2:
             time.sleep(0.5)
-        return quick(one)
+        return quick(one, scope=scope)
 
     monkeypatch.setattr(evaluator, "simulate", slow)
     monkeypatch.setattr(Frontier, "beats", lambda *_, **__: False)
