@@ -190,7 +190,7 @@ def test_more_of_a_single_drive_is_an_array() -> None:
 
 
 def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limited(scenario: LoadedScenario) -> SimulationResult:
+    def limited(scenario: LoadedScenario, **_: object) -> SimulationResult:
         if scenario.machine.topology.targets["raid"].drives == 5:
             raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
         return simulate(scenario)
