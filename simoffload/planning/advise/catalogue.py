@@ -97,9 +97,10 @@ def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:
     if isinstance(work, Checkpointing):
         yield 1, _UNCHANGED
         return
+    each = " per GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
     for factor in _BATCH:
         size = factor * work.batch_size
-        yield factor, Change(_KIND, f"batch {size}", evaluator.batch(size) if factor > 1 else ())
+        yield factor, Change(_KIND, f"batch {size}{each}", evaluator.batch(size) if factor > 1 else ())
 
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
