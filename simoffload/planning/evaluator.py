@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
+from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Scope, simulate
+from simoffload.simulation import Execution, Scope, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Counted = Callable[[int], tuple[Edit, ...]]
 """Returns the edits that make a count of something."""
+_PASSES = 16
+"""Number of passes that are remembered: those of the unchanged scenario, with which many changes agree."""
 
 
 @dataclass
@@ -57,6 +60,14 @@ class _Record:
     results: dict[Scope, SimulationResult] = field(default_factory=dict)
 
 
+class _Known(NamedTuple):
+    """What evaluators of a scenario and of it with changes share."""
+
+    records: dict[str, _Record]
+    """Records of documents, by their text."""
+    execution: Execution
+
+
 class Evaluator:
     """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
 
@@ -70,11 +81,11 @@ class Evaluator:
         effort: Effort | None = None,
         *,
         result: SimulationResult | None = None,
-        records: dict[str, _Record] | None = None,
+        known: _Known | None = None,
     ) -> None:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
-        self._records: dict[str, _Record] = {} if records is None else records
+        self._known = known or _Known({}, lru_cache(_PASSES)(execute))
         self._by_edits: dict[str, _Record] = {}
         unchanged = self._record()
         unchanged.scenario = scenario
@@ -86,7 +97,7 @@ class Evaluator:
         key = repr(edits)
         if key not in self._by_edits:
             document = self.scenario.changed(*edits)
-            self._by_edits[key] = self._records.setdefault(canonical(document.data), _Record())
+            self._by_edits[key] = self._known.records.setdefault(canonical(document.data), _Record())
         return self._by_edits[key]
 
     def same(self, *edits: Edit) -> Hashable:
@@ -115,7 +126,7 @@ class Evaluator:
         scenario, results = self.edited(*edits), self._record(*edits).results
         found = results.get("all") or results.get(scope)
         if found is None:
-            found = results[scope] = simulate(scenario, scope=scope)
+            found = results[scope] = simulate(scenario, scope=scope, execution=self._known.execution)
         return scenario, found
 
     def least(self, *edits: Edit) -> SimulationResult:
@@ -165,7 +176,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.edited(*edits), self.effort, records=self._records)
+        return Evaluator(self.edited(*edits), self.effort, known=self._known)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -181,8 +192,9 @@ class Evaluator:
         try:
             known = self._record(*edits)
             if known.uses is None:
-                known.uses = memory_footprint(self.edited(*edits))
-                self.effort.planned += 1
+                timed = next(iter(known.results.values()), None)
+                known.uses = timed.capacity if timed else memory_footprint(self.edited(*edits))
+                self.effort.planned += timed is None
             return known.uses
         except InputError as error:
             return error.problems[0].message
