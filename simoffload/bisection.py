@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, inf, isfinite, sqrt
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Room", "first_that_holds", "largest_that_fits", "least_factor", "smallest_that_fits"]
+__all__ = [
+    "Room",
+    "first_that_holds",
+    "first_with_room",
+    "largest_that_fits",
+    "least_factor",
+    "smallest_that_fits",
+]
 
 T = TypeVar("T")
 _PROBES = 8
@@ -39,6 +46,19 @@ class _Trial(NamedTuple):
     @property
     def fits(self) -> bool:
         return self.room is not None and all(left >= 0 for left in self.room.values())
+
+
+def first_with_room(count: int, room: Room) -> int | None:
+    """Return the first index below ``count`` that fits, of which each leaves more room than the one before;
+    None if none fits."""
+
+    def tried(index: int) -> _Trial:
+        return _Trial(index, room(index))
+
+    first, last = tried(0), tried(count - 1)
+    if first.fits:
+        return 0
+    return _nearest(tried, last, first, float, max) if last.fits else None
 
 
 def largest_that_fits(room: Room, *, start: int, most: int, falls: Callable[[int], bool]) -> int | None:

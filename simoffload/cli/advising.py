@@ -61,8 +61,6 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 service=service,
                 objective=arguments.objective,
                 platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
-                method=arguments.method,
-                trials=arguments.trials,
                 costs=prices,
                 evaluator=evaluator,
             )
@@ -74,7 +72,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         )
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
-        tried = f"{found.simulated:,} of {found.combinations:,} combinations were simulated"
+        looked = found.combinations - found.not_tried
+        tried = f"{looked:,} of {found.combinations:,} combinations were looked at"
         console.note(f"the search is not complete, {tried}: {found.stopped}")
     if advice.stopped:
         console.note(f"the advice is not complete, {advice.extent}")

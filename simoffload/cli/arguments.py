@@ -18,7 +18,6 @@ from simoffload.cli.option_types import (
     add_limits,
     add_overrides,
     amount,
-    count,
     listed,
     size,
 )
@@ -217,14 +216,6 @@ def _add_advise(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
-    )
-    parser.add_argument(
-        "--method",
-        choices=("grid", "optuna"),
-        help="simulate all combinations, or those that NSGA-II selects (default: by their number)",
-    )
-    parser.add_argument(
-        "--trials", type=count, default=200, metavar="N", help="number of trials of optuna (default: 200)"
     )
     add_overrides(parser)
     add_json(parser)

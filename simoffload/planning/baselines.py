@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
-from simoffload.planning.serving import baseline
+from simoffload.planning.serving import baseline, class_of
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import strategy_for, strategy_of
+from simoffload.strategies import strategy_for
 
 
 def without_offloading(
@@ -23,12 +23,10 @@ def without_offloading(
         if results[label].refused or scenario.places[0] in ("", "hbm"):
             continue
         for kind in strategy_for(scenario.scenario.workload.kind):
-            other = strategy_of(kind)
-            assert other is not None
             name = in_place_of_target(label, kind, scenario)
             if name in found or name in known:
                 continue
-            edits = baseline(other, scenario, scenario.model)
+            edits = baseline(class_of(kind), scenario, scenario.model)
             if not edits:
                 continue
             gpus = scenario.edited(*edits).scenario.strategy.gpus

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simoffload.documents import Edit
-from simoffload.errors import InputError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import ANSWERS_CHANGE
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
@@ -28,8 +26,6 @@ class CacheLimits(NamedTuple):
     """Tiers that a larger batch overfills."""
     context: Limit
     """[tokens] of prompt and output, with the batch of the scenario, up to the positions of the model."""
-    batch_edits: Callable[[int], tuple[Edit, ...]]
-    """Function that returns the edits for a batch in this placement."""
 
     @property
     def placement(self) -> str:
@@ -40,11 +36,6 @@ class CacheLimits(NamedTuple):
     def lacking(self) -> tuple[TierUse, ...]:
         """Tiers that are too small."""
         return tuple(use for use in self.uses if not use.fits)
-
-    @property
-    def outside(self) -> int:
-        """What tiers other than HBM must hold [B]."""
-        return sum(use.needed for use in self.uses if use.tier != "hbm")
 
     @property
     def fits(self) -> bool:
@@ -75,9 +66,42 @@ def cache_limits(scenario: ScenarioSource, *, evaluator: Evaluator | None = None
     workload = evaluator.workload
     if not isinstance(workload, Inference):
         return ()
-    found = [_limits(evaluator, one, workload) for one in evaluator.changes("cache")]
-    possible = tuple(one for one in found if one is not None)
-    return possible if len(possible) > 1 else ()
+    return tuple(_limits(evaluator, one, workload) for one in placements(evaluator))
+
+
+class CachePlacement(NamedTuple):
+    """A CachePlacement is the scenario with its key-value cache elsewhere, or as it is."""
+
+    change: Change
+    there: Evaluator
+    uses: tuple[TierUse, ...]
+
+    @property
+    def outside(self) -> int:
+        """What tiers other than HBM must hold [B]."""
+        return sum(use.needed for use in self.uses if use.tier != "hbm")
+
+    @property
+    def fits(self) -> bool:
+        """Whether all tiers are large enough."""
+        return all(use.fits for use in self.uses)
+
+    @property
+    def move(self) -> str:
+        """Description of the move, which says whether answers change."""
+        text = f"key-value cache on {self.change.description}"
+        return text if self.change.same_work else f"{text} {ANSWERS_CHANGE}"
+
+
+def placements(evaluator: Evaluator) -> tuple[CachePlacement, ...]:
+    """Return the placements of the key-value cache that the program does not refuse; empty where there is no
+    choice."""
+    found = []
+    for one in evaluator.changes("cache") if isinstance(evaluator.workload, Inference) else ():
+        uses = evaluator.needs(*one.edits)
+        if uses is not None:
+            found.append(CachePlacement(one, evaluator.changed_by(*one.edits), uses))
+    return tuple(found) if len(found) > 1 else ()
 
 
 _LARGER = 8
@@ -92,54 +116,42 @@ def cache_options(evaluator: Evaluator) -> Iterator[Change]:
     If the present placement fits, and no other leaves less outside HBM, it is in HBM: other tiers and fewer
     bits are then worth their price only for a larger batch, and are left out with the present one.
     """
-    limits = cache_limits(evaluator.scenario, evaluator=evaluator)
-    now = next((one for one in limits if not one.change.edits), None)
-    least = min((one.outside for one in limits), default=0)
+    known = placements(evaluator)
+    now = next((one for one in known if not one.change.edits), None)
+    least = min((one.outside for one in known), default=0)
     resident = now is not None and now.fits and now.outside == least
-    for one in limits:
+    for one in known:
         if one.change.edits and not (resident and (one.outside > least or not one.change.same_work)):
-            yield one.change._replace(description=_move_of(one))
+            yield one.change._replace(description=one.move)
     if now is not None and now.fits:
-        yield from _with_larger_batches(now, limits)
+        yield from _with_larger_batches(now, known)
 
 
-def _move_of(one: CacheLimits) -> str:
-    text = f"key-value cache on {one.placement}"
-    return text if one.change.same_work else f"{text} {ANSWERS_CHANGE}"
-
-
-def _with_larger_batches(now: CacheLimits, limits: tuple[CacheLimits, ...]) -> Iterator[Change]:
+def _with_larger_batches(now: CachePlacement, known: Sequence[CachePlacement]) -> Iterator[Change]:
     """Yield the first placement with the largest batch, if it is larger than that of ``now``: in the present
     format, and in another."""
-    most, batch = _LARGER * now.batch.now, now.batch.now
-
-    def held(one: CacheLimits) -> int:
-        return min(one.batch.most or 0, most)
-
+    work = now.there.workload
+    assert isinstance(work, Inference)
+    batch = work.batch_size
+    held = {id(one): one.there.largest_batch(most=_LARGER * batch) or 0 for one in known}
     for same in (True, False):
-        of_format = [one for one in limits if one.change.same_work == same]
-        one = max(of_format, key=held, default=now)
-        if held(one) > max(held(now), batch):
+        of_format = [one for one in known if one.change.same_work == same]
+        one = max(of_format, key=lambda one: held[id(one)], default=now)
+        most = held[id(one)]
+        if most > max(held[id(now)], batch):
             yield one.change._replace(
-                description=f"{_move_of(one)}, batch {held(one)} instead of {batch}",
-                edits=(*one.change.edits, *one.batch_edits(held(one))),
-                key=f"{one.change.key}-batch-{held(one)}",
+                description=f"{one.move}, batch {most} instead of {batch}",
+                edits=(*one.change.edits, *one.there.batch(most)),
+                key=f"{one.change.key}-batch-{most}",
             )
 
 
-def _limits(evaluator: Evaluator, change: Change, workload: Inference) -> CacheLimits | None:
-    try:
-        there = evaluator.changed_by(*change.edits)
-    except InputError:
-        return None
-    uses = there.needs()
-    if uses is None:
-        return None
-    positions = evaluator.scenario.model.max_position_embeddings
+def _limits(evaluator: Evaluator, one: CachePlacement, workload: Inference) -> CacheLimits:
+    there, positions = one.there, evaluator.scenario.model.max_position_embeddings
     context = context_limit(there, workload, positions=positions)
     batch, unit = batch_limit(there, workload), there.strategy.sizes(workload.batch_size).unit
     most = batch.most or 0
     more = most + (1 if most < unit else unit)
     beyond = there.needs(*there.batch(more)) or ()
     full = tuple(use.tier for use in beyond if not use.fits)
-    return CacheLimits(change, uses, batch, full, context, there.batch)
+    return CacheLimits(one.change, one.uses, batch, full, context)

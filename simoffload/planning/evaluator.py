@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
+from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Scope, simulate
+from simoffload.simulation import Execution, Scope, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Counted = Callable[[int], tuple[Edit, ...]]
 """Returns the edits that make a count of something."""
+_PASSES = 16
+"""Number of passes that are remembered: those of the unchanged scenario, with which many changes agree."""
 
 
 @dataclass
@@ -48,10 +51,28 @@ class Evaluated:
     economics: Economics
 
 
+@dataclass
+class _Record:
+    """What was worked out of one document so far."""
+
+    scenario: LoadedScenario | None = None
+    uses: tuple[TierUse, ...] | None = None
+    results: dict[Scope, SimulationResult] = field(default_factory=dict)
+
+
+class _Known(NamedTuple):
+    """What evaluators of a scenario and of it with changes share."""
+
+    records: dict[str, _Record]
+    """Records of documents, by their text."""
+    execution: Execution
+
+
 class Evaluator:
     """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
 
-    ``result`` is the result of the unchanged scenario, where it is known.
+    ``result`` is the result of the unchanged scenario, where it is known. Evaluators of a scenario and of it
+    with changes (``changed_by``) share what they work out.
     """
 
     def __init__(
@@ -60,29 +81,41 @@ class Evaluator:
         effort: Effort | None = None,
         *,
         result: SimulationResult | None = None,
+        known: _Known | None = None,
     ) -> None:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
-        self._known: dict[str, tuple[TierUse, ...] | str] = {}
-        self._scenarios: dict[str, LoadedScenario] = {}
-        self._results: dict[tuple[str, Scope], SimulationResult] = {}
+        self._known = known or _Known({}, lru_cache(_PASSES)(execute))
+        self._by_edits: dict[str, _Record] = {}
+        unchanged = self._record()
+        unchanged.scenario = scenario
         if result is not None:
-            self._results[self.identity(), "all"] = replace(result, planner=None)
+            unchanged.results["all"] = replace(result, planner=None)
+
+    def _record(self, *edits: Edit) -> _Record:
+        """Return the record of the document to which edits lead."""
+        key = repr(edits)
+        if key not in self._by_edits:
+            document = self.scenario.changed(*edits)
+            self._by_edits[key] = self._known.records.setdefault(canonical(document.data), _Record())
+        return self._by_edits[key]
+
+    def same(self, *edits: Edit) -> Hashable:
+        """Return a value that is equal for edits that lead to the same document."""
+        return id(self._record(*edits))
+
+    def changes_nothing(self, *edits: Edit) -> bool:
+        """Return whether edits lead to the scenario as it is."""
+        return self._record(*edits) is self._record()
 
     # -- simulations ----------------------------------------------------------------------------
 
-    def identity(self, *edits: Edit) -> str:
-        """Return a text that is equal for edits that lead to the same document."""
-        return canonical(self.scenario.changed(*edits).data)
-
     def edited(self, *edits: Edit) -> LoadedScenario:
         """Return the scenario with edits. Raises InputError for edits that lead to no scenario."""
-        if not edits:
-            return self.scenario
-        key = self.identity(*edits)
-        if key not in self._scenarios:
-            self._scenarios[key] = self.scenario.edited(*edits)
-        return self._scenarios[key]
+        known = self._record(*edits)
+        if known.scenario is None:
+            known.scenario = self.scenario.edited(*edits)
+        return known.scenario
 
     def answer(self, *edits: Edit, scope: Scope = "all") -> tuple[LoadedScenario, SimulationResult]:
         """Return the scenario with edits and its simulation, as far as the question needs it.
@@ -90,11 +123,18 @@ class Evaluator:
         Raises InputError for edits that the scenario, its machine or the program refuses, SimulationError if
         the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
         """
-        key, scenario = self.identity(*edits), self.edited(*edits)
-        known = self._results.get((key, "all")) or self._results.get((key, scope))
-        if known is None:
-            known = self._results[key, scope] = simulate(scenario, scope=scope)
-        return scenario, known
+        scenario, results = self.edited(*edits), self._record(*edits).results
+        found = results.get("all") or results.get(scope)
+        if found is None:
+            found = results[scope] = simulate(scenario, scope=scope, execution=self._known.execution)
+        return scenario, found
+
+    def least(self, *edits: Edit) -> SimulationResult:
+        """Return a result that no simulation with edits beats, with every decode step as short as the first.
+
+        Raises what ``answer`` raises.
+        """
+        return self.answer(*edits, scope="first")[1]
 
     def timed(self) -> tuple[SimulationResult, float]:
         """Return the result of the unchanged scenario, and its ``compared_s`` [s].
@@ -136,7 +176,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.edited(*edits), self.effort)
+        return Evaluator(self.edited(*edits), self.effort, known=self._known)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -149,15 +189,15 @@ class Evaluator:
         return known if isinstance(known, str) else ""
 
     def _counted(self, *edits: Edit) -> tuple[TierUse, ...] | str:
-        key = repr(edits)
-        if key not in self._known:
-            try:
-                scenario = self.scenario.edited(*edits) if edits else self.scenario
-                self._known[key] = memory_footprint(scenario)
-                self.effort.planned += 1
-            except InputError as error:
-                self._known[key] = error.problems[0].message
-        return self._known[key]
+        try:
+            known = self._record(*edits)
+            if known.uses is None:
+                timed = next(iter(known.results.values()), None)
+                known.uses = timed.capacity if timed else memory_footprint(self.edited(*edits))
+                self.effort.planned += timed is None
+            return known.uses
+        except InputError as error:
+            return error.problems[0].message
 
     def fits(self, *edits: Edit) -> bool:
         """Return whether all tiers are large enough with these edits, and the edits are not refused."""

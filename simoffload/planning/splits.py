@@ -4,127 +4,121 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
-from simoffload.bisection import first_that_holds
+from simoffload.bisection import first_with_room
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
-from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.serving import ANSWERS_CHANGE, formats, together, weight_formats
-from simoffload.results import Change, peak_uses, quality_of_weights
-from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.planning.serving import class_of, in_format, stored_as, weight_formats
+from simoffload.results import Change, TierUse, peak_uses
+from simoffload.strategies import Strategy, strategy_for
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import Tunable
 from simoffload.workload import Inference
 
 
-class _Form(NamedTuple):
-    """A _Form is the model with its weights stored in one format."""
+class Division(NamedTuple):
+    """A Division is one way to divide the weights between GPUs and other tiers, which the machine decides how
+    far to go."""
 
-    name: str
-    """Name of the format; "" for the scenario's own."""
-    edits: tuple[Edit, ...]
-    model: ModelShape
+    kind: str
+    """Kind of the strategy that divides them."""
+    gpus: int
+    format: str
+    """Name of the format of the weights; "" for the scenario's own."""
+    position: int
+    """Position among what the strategy offers (``Strategy.instead``)."""
+
+    def most(self, evaluator: Evaluator) -> Change | None:
+        """Return the division with the most weights on the GPUs that fits, None if none does.
+
+        Only memory is calculated: a division with more weights on the GPUs is not slower.
+        """
+        model = stored_as(evaluator.scenario, self.format)
+        for tunable in next(islice(_offers(evaluator, self, model), self.position, None), ()):
+            change = _most(evaluator, tunable, model)
+            if change is not None:
+                break
+        else:
+            return None
+        key = "-".join(filter(None, (f"split-{self.kind}-{self.gpus}", change.key)))
+        change = change._replace(key=key)
+        return in_format(evaluator, change, self.format) if self.format else change
 
 
-def other_ways(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield other formats, GPUs that hold the weights, and ``splits``, as options of ``advise``."""
-    yield from (one._replace(kind="workload") for one in formats(evaluator))
-    yield from together(evaluator)
-    yield from splits(evaluator)
+def divisions(evaluator: Evaluator) -> Iterator[Division]:
+    """Yield the divisions for each strategy of inference, number of GPUs and format of the weights: on the
+    GPUs of the scenario, and on all of its machine."""
+    if not isinstance(evaluator.workload, Inference):
+        return
+    for kind in strategy_for("inference"):
+        for gpus in dict.fromkeys((evaluator.strategy.gpus, evaluator.scenario.machine.gpus)):
+            for name in ("", *weight_formats(evaluator.scenario, class_of(kind))):
+                one = Division(kind, gpus, name, 0)
+                offers = _offers(evaluator, one, stored_as(evaluator.scenario, name))
+                yield from (one._replace(position=at) for at, _ in enumerate(offers))
 
 
 def splits(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield, for each strategy of inference, number of GPUs and format of the weights, the split with the
-    most weights on the GPUs that fits: on the GPUs of the scenario, and on all of its machine.
-
-    Only memory is calculated: a split with more weights on the GPUs is not slower. Other tiers of
-    the scenario's own strategy are not splits.
-    """
-    scenario, machine = evaluator.scenario, evaluator.scenario.machine
-    if not isinstance(evaluator.workload, Inference):
-        return
-    forms: dict[str, _Form] = {"": _Form("", (), scenario.model)}
-    for kind in strategy_for("inference"):
-        strategy = strategy_of(kind)
-        assert strategy is not None
-        for gpus in dict.fromkeys((evaluator.strategy.gpus, machine.gpus)):
-            for name in ("", *weight_formats(scenario, strategy)):
-                if name not in forms:
-                    stored = evaluator.model("quantization", name)
-                    forms[name] = _Form(name, (stored,), quantized(scenario.model, QUANTIZATIONS[name]))
-                form, work = forms[name], evaluator.workload
-                for alternatives in strategy.instead(evaluator.strategy, form.model, work, machine, gpus):
-                    largest = (_largest(scenario, strategy, one, form) for one in alternatives)
-                    for one in islice(chain.from_iterable(largest), 1):
-                        key = "-".join(filter(None, (f"split-{kind}-{gpus}", one.key, name)))
-                        yield one._replace(key=key)
+    """Yield of each of ``divisions`` the one with the most weights on the GPUs that fits."""
+    return (change for one in divisions(evaluator) if (change := one.most(evaluator)) is not None)
 
 
 def of_other_strategies(evaluator: Evaluator) -> Iterator[Change]:
     """Yield for each strategy but the scenario's the first of ``splits``, with unchanged weights if they
     fit."""
     seen = {evaluator.strategy.kind}
-    for change in splits(evaluator):
-        kind = _section(change)["kind"]
-        if kind not in seen:
-            seen.add(kind)
+    for one in divisions(evaluator):
+        change = None if one.kind in seen else one.most(evaluator)
+        if change is not None:
+            seen.add(one.kind)
             yield change._replace(kind="strategy")
 
 
-def _largest(
-    scenario: LoadedScenario, strategy: type[Strategy], tunable: Tunable, form: _Form
-) -> Iterator[Change]:
-    """Yield the first change of a division that fits, if any does: of those after the ones for which HBM is
-    too small, and before those for which the other tiers are."""
-    if tunable.purpose != "division":
-        return
-    values, work = tuple(tunable.values), scenario.scenario.workload
+def _offers(evaluator: Evaluator, one: Division, model: ModelShape) -> Iterator[tuple[Tunable, ...]]:
+    machine, work = evaluator.scenario.machine, evaluator.workload
+    return class_of(one.kind).instead(evaluator.strategy, model, work, machine, one.gpus)
+
+
+def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change | None:
+    """Return the first change of a division for which HBM is large enough, if the other tiers are, too: they
+    need more with every part that is not on the GPUs."""
+    values = tuple(tunable.values) if tunable.purpose == "division" else ()
+    if not values:
+        return None
+    last, now, work = _strategy(tunable, values[-1]), evaluator.strategy, evaluator.workload
     assert isinstance(work, Inference)
-    if len(values) == 1 and strategy is type(scenario.scenario.strategy):
-        return  # another tier of its own
-
-    def divided(index: int) -> Strategy:
-        return strategy.model_validate(_section(tunable.change(values[index])))
-
-    replicas = divided(-1).replicas
-    batch, rest = divmod(work.batch_size * scenario.scenario.strategy.replicas, replicas)
-    if rest:  # its replicas cannot have equal parts of the sequences
-        return
+    batch, rest = divmod(work.batch_size * now.replicas, last.replicas)
+    # Another tier of its own is a placement, and its replicas must have equal parts of the sequences.
+    if rest or (len(values) == 1 and type(last) is type(now)):
+        return None
     batched = () if batch == work.batch_size else (Edit.at("workload.batch_size", batch),)
-    work = scenario.edited(*batched).scenario.workload
+    there = evaluator.edited(*batched)
 
     @cache
-    def too_small(index: int) -> frozenset[str]:
-        """Return the kinds of the tiers that are too small; HBM for what the strategy refuses."""
+    def uses(index: int) -> tuple[TierUse, ...]:
+        """Return what the tiers need; nothing for what the strategy refuses."""
         try:
-            plan = divided(index).plan(form.model, work, scenario.machine)
+            plan = _strategy(tunable, values[index]).plan(model, there.scenario.workload, there.machine)
         except InputError:
-            return frozenset({"hbm"})
-        uses = peak_uses(memory_stages(plan), scenario.machine.tiers)
-        return frozenset(use.kind for use in uses if not use.fits)
+            return ()
+        return peak_uses(memory_stages(plan), there.machine.tiers)
 
-    # Other tiers need less with every part on the GPUs: if those do not fit beside the most that HBM takes,
-    # they never do.
-    index: int | None = 0
-    if len(values) > 1 and too_small(0):
-        # Where both are too small, HBM is for all with more on the GPUs, another tier for all with less.
-        if len(lacking := too_small((len(values) + 1) // 2)) > 1 and "hbm" in lacking:
-            return
-        index = first_that_holds(range(1, len(values)), lambda one: "hbm" not in too_small(one))
-    if index is None or too_small(index):
-        return
+    def room(index: int) -> dict[str, float] | None:
+        free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.kind == "hbm"}
+        return free or None
+
+    index = first_with_room(len(values), room)
+    if index is None or not all(use.fits for use in uses(index)):
+        return None
     change = tunable.change(values[index])
-    description = change.description + (f", stored as {form.name} {ANSWERS_CHANGE}" if form.name else "")
-    edits = (*form.edits, *change.edits, *batched)
-    quality = quality_of_weights(form.name) if form.name else ""
-    yield change._replace(description=description, edits=edits, quality=quality)
+    return change._replace(edits=(*change.edits, *batched))
 
 
-def _section(change: Change) -> dict[str, Any]:
-    """Return the section ``strategy`` that a change writes."""
-    return next(edit.value for edit in change.edits if edit.path == ("strategy",))
+def _strategy(tunable: Tunable, value: Any) -> Strategy:
+    """Return the strategy that a change of a tunable writes."""
+    section = next(edit.value for edit in tunable.change(value).edits if edit.path == ("strategy",))
+    return class_of(section["kind"]).model_validate(section)

@@ -332,9 +332,11 @@ def front(search: Search) -> Figure:
     """Draw all simulated purchases, and the Pareto front as a line."""
     rest = [point for point in search.points if isfinite(point.purchase)]
     best = [search.best] if search.best in rest else []
+    same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
     data = [
         _marks("simulated", rest, draw.GREY, "circle-open"),
-        _marks("nothing is both cheaper and faster", search.front, draw.BLUE, "circle", mode="lines+markers"),
+        _marks("nothing is both cheaper and faster", same, draw.BLUE, "circle", mode="lines+markers"),
+        *([_marks("with other answers", other, draw.GREEN, "circle", mode="lines+markers")] if other else []),
         _marks("best", best, draw.VERMILION, "diamond", size=13),
     ]
     return draw.figure(

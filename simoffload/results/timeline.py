@@ -362,7 +362,7 @@ class Timeline:
     @property
     def is_simple(self) -> bool:
         """Whether copies only follow immediately on what they copy."""
-        return all([track.is_simple for track in self.tracks[:1]])
+        return all(track.is_simple for track in self.tracks[:1])
 
     def written_out(self) -> Timeline:
         """Return the same timeline in which copies only follow immediately on what they copy: windows that

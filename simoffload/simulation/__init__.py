@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simoffload.engine import execute
 from simoffload.hardware import machine_spreads
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Runner, Scope
+from simoffload.simulation.runner import Execution, Runner, Scope
 
-__all__ = ["Scope", "fit", "simulate"]
+__all__ = ["Execution", "Scope", "fit", "simulate"]
 
 
 @limited
 def simulate(
-    scenario: LoadedScenario, *, keep_timelines: bool = False, scope: Scope = "all"
+    scenario: LoadedScenario,
+    *,
+    keep_timelines: bool = False,
+    scope: Scope = "all",
+    execution: Execution = execute,
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 
@@ -31,7 +36,7 @@ def simulate(
     result = measures.capacity(plan)
     if not result.fits:
         return result
-    runner = Runner(scenario, keep=keep_timelines, scope=scope)
+    runner = Runner(scenario, keep=keep_timelines, scope=scope, execution=execution)
     result = measures.timed(plan, result, runner)
     if scope != "all":
         return result

@@ -128,7 +128,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
         if runner.scope != "all":
-            prefill = runner.scope == "steps" or not series.steps
+            prefill = runner.scope != "compared" or not series.steps
             needed = {"allocation", *(["prefill"] if prefill else [])}
             passes = [one for one in passes if one.kind in needed]
         found = dict(zip((one.kind for one in passes), runner.phases(passes), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -30,16 +30,21 @@ from simoffload.simulation.decoding import (
 )
 from simoffload.strategies import Earlier, Phase, PhaseSeries
 
-Scope = Literal["all", "steps", "compared"]
+Scope = Literal["all", "steps", "first", "compared"]
 """What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
-named in answers; or no more than ``compared_s``."""
+named in answers; only the ``first`` of the decode steps, which stands for all and is the shortest, as its
+key-value cache is the smallest; or no more than ``compared_s``."""
+Execution = Callable[..., Timeline]
+"""The function ``execute``, or one that remembers what it executed, for questions about many scenarios."""
 
 
 class Runner:
     """A Runner executes the passes of one scenario."""
 
-    def __init__(self, scenario: LoadedScenario, *, keep: bool, scope: Scope = "all") -> None:
-        self._scenario, self._keep = scenario, keep
+    def __init__(
+        self, scenario: LoadedScenario, *, keep: bool, scope: Scope = "all", execution: Execution = execute
+    ) -> None:
+        self._scenario, self._keep, self._execute = scenario, keep, execution
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
@@ -120,6 +125,9 @@ class Runner:
                 return None
             return makespan_for_longer_context(low.timeline, other, ends_with=ends_with)
 
+        if self.scope == "first" and series.steps:
+            first = run(1)
+            return Decoding((first,), first.time * series.steps)
         if how == "on":
             return decode(series.steps, durations, run, later)
         every = tuple(run(step) for step in range(1, series.steps + 1))
@@ -150,7 +158,7 @@ class Runner:
     def _executed(self, schedule: Schedule) -> Timeline:
         options = self._options
         rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
-        timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
+        timeline = self._execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
         if "verify" in (options.rank_symmetry, options.steady_state):
             verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
         return timeline

@@ -61,19 +61,9 @@ CASES: tuple[Case, ...] = (
         ("simoffload advise:", 'argument --platforms: "dgx-h100,," has an empty entry'),
     ),
     command(
-        "advise-method-unknown",
-        "advise s.yaml --method random",
-        ("simoffload advise:", '"random" is not one of grid, optuna'),
-    ),
-    command(
         "advise-objective-unknown",
         "advise s.yaml --objective costs",
         ("simoffload advise:", '"costs" is not one of throughput, latency, cost', 'did you mean "cost"'),
-    ),
-    command(
-        "advise-no-trials",
-        "advise s.yaml --trials 0",
-        ("simoffload advise:", 'argument --trials: "0" is not a whole number above 0'),
     ),
     *(
         Case(

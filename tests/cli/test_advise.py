@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -120,7 +119,6 @@ def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, t
     [
         (("--platforms", "dgx-h10"), 'there is no platform "dgx-h10"; did you mean "dgx-h100"?'),
         (("--slo", "tpto=5s"), 'unknown metric "tpto"; did you mean "tpot"?'),
-        (("--search", "--method", "optuna"), "needs the package optuna: pip install 'simoffload[search]'"),
         (("--costs", "none.yaml"), "none.yaml: no such file"),
     ],
 )
@@ -130,7 +128,6 @@ def test_slips_are_found_before_anything_is_simulated(
     def forbidden(*_args: object, **_options: object) -> NoReturn:
         raise AssertionError("simulated")
 
-    monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setattr("simoffload.planning.evaluator.simulate", forbidden)
     answer = program("advise", "small.yaml", *argv)
     assert answer.status == 2

@@ -54,7 +54,7 @@ def curve() -> StorageCurve:
 @pytest.fixture(scope="module")
 def search() -> Search:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(purchases, "dimensions", lambda *_: SPACE)
+        patch.setattr(purchases, "families", lambda *_: SPACE)
         return search_catalogue(loaded(STORAGE_BOUND), budget=250_000)
 
 
@@ -124,10 +124,11 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     (section,) = searched(search, budget=250_000, service=[level])
     looked, counts, *_ = section.sentences
     best = purchase_verdict(search, budget=250_000, service=[level])
-    assert looked == ("15 combinations of storage, drives, memory and batch; at most 250,000 USD, ttft ≤ 2 s")
+    kinds = "storage, drives, memory, program, format and batch"
+    assert looked == f"15 combinations of {kinds}; at most 250,000 USD, ttft ≤ 2 s"
     assert best.startswith("highest throughput: weights on hbm, batch 16; ")
     assert re.search(r"; 730 tokens/s \[\d+ to [\d,]+\] for 200,000 USD; 80 % intervals in brackets$", best)
-    assert counts == "9 simulated, 6 exceed the budget"
+    assert counts == "1 simulated, 6 exceed the budget, 8 cannot be among the best"
     (table,) = section.tables
     assert len(table.rows) == len(search.front) == 1
 
@@ -209,7 +210,7 @@ def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Ad
     assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)
     assert {trace["name"] for trace in bars} == {"hardware", "placement", "workload", "setting"}
     marks = {trace["name"]: trace for trace in checked(front(search))["data"]}
-    assert len(marks["simulated"]["x"]) == 9
+    assert len(marks["simulated"]["x"]) == len(search.points)
     assert marks["best"]["y"] == [search.best.rate] if search.best else False
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
 from simoffload.planning.advise.objective import Objective
 from simoffload.planning.advise.purchases import (
-    Method,
     Search,
     SimulatedPurchase,
     search_catalogue,
@@ -14,7 +13,6 @@ from simoffload.planning.advise.purchases import (
 __all__ = [
     "WORTH",
     "Advice",
-    "Method",
     "Objective",
     "Search",
     "SimulatedPurchase",

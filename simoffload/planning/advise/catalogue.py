@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.errors import PlacementError
+from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import (
     LEAST_DRIVES,
     Drive,
@@ -23,8 +23,9 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.planning.advise.drives import DriveSlots, shipped, takes_drives
-from simoffload.planning.advise.options import placement_words, resident
 from simoffload.planning.costs import CostList
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.search import Way, placement_words, program_ways, resident, with_formats
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.tunables import Placement, moving
@@ -43,40 +44,63 @@ _TIER = "bought"
 _UNCHANGED = Change(_KIND, "")
 
 
-class Dimension(NamedTuple):
-    """A Dimension is one decision of a hardware purchase, with its choices."""
+class Family(NamedTuple):
+    """A Family holds the purchases with which the work is done in one way on one platform.
 
-    name: str
-    choices: tuple[Change, ...]
-    """Possible choices; an empty description keeps what is already installed."""
+    Of each sequence of choices one is made. More storage and memory take no more time, and a larger batch
+    takes no less.
+    """
+
+    platform: Change
+    """Change to the platform; without edits for the scenario's own."""
+    storage: tuple[Change, ...]
+    """Storage of one kind with its placement, the least first; an empty description keeps what is there."""
+    memory: tuple[Change, ...]
+    """Sizes of host memory, the least first."""
+    batches: tuple[tuple[int, Change], ...]
+    """Sizes of the batch as multiples of the scenario's, which is the first."""
+    way: Way | None = None
+    """Another program, as a way to do the work on the machine that is bought; None keeps the program."""
+
+    @property
+    def size(self) -> int:
+        """Number of combinations of one choice of each kind."""
+        return len(self.storage) * len(self.memory) * len(self.batches)
 
 
-def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
-    """Return what can be chosen for the work of a scenario on a platform; None means its own platform.
+def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterator[Family]:
+    """Yield what can be chosen for the work of a scenario on a platform; None means its own platform.
 
     Raises InputError for an unknown platform.
     """
+    scenario = evaluator.scenario
     there = () if name is None else (Edit.at("platform", name),)
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
-    placed_edits = (*there, *gpus) if there else ()
-    found = [
-        Dimension("platform", (Change(_KIND, platform.profile.name if placed_edits else "", placed_edits),))
-    ]
-    found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
+    placed = Change(_KIND, platform.profile.name if name else "", (*there, *gpus))
     host = platform.host
-    has = host.memory_capacity.value
-    most = host.memory_maximum.value if host.memory_maximum else math.inf
-    sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    memory = (_UNCHANGED, *(_memory(host.id, size) for size in sizes[1:]))
-    found.append(Dimension("memory", memory))
-    work = scenario.scenario.workload
-    if not isinstance(work, Checkpointing):
-        now, *batches = (factor * work.batch_size for factor in _BATCH)
-        strategy = scenario.scenario.strategy
-        larger = (Change(_KIND, f"batch {one}", strategy.sizes(now).batch(one)) for one in batches)
-        found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
-    return tuple(found)
+    has, most = host.memory_capacity.value, host.memory_maximum.value if host.memory_maximum else math.inf
+    sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
+    memory = (_UNCHANGED, *(_memory(host.id, size) for size in list(sizes)[1:]))
+    batches = tuple(_batches(evaluator))
+    for series in _storage(scenario, platform, costs, own=name is None):
+        of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
+        yield from (Family(placed, stored, memory, batches) for stored in of_formats)
+    with suppress(InputError):  # where the scenario's own program cannot run, no other one is tried
+        other = evaluator.changed_by(*placed.edits)
+        for way in program_ways(other):
+            yield Family(placed, (_UNCHANGED,), memory, batches, way)
+
+
+def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:
+    work = evaluator.workload
+    if isinstance(work, Checkpointing):
+        yield 1, _UNCHANGED
+        return
+    each = " per GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
+    for factor in _BATCH:
+        size = factor * work.batch_size
+        yield factor, Change(_KIND, f"batch {size}{each}", evaluator.batch(size) if factor > 1 else ())
 
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
@@ -122,34 +146,52 @@ def _memory(host: str, size: int) -> Change:
     return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
-def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
+Series = tuple[Change, ...]
+"""Choices of one kind, the least first."""
+
+
+def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Series]:
     """Yield the present storage, every tier of the platform, arrays of any number of drives, and shared
     storage."""
     if not scenario.placements.storage:
-        yield _UNCHANGED
+        yield (_UNCHANGED,)
         return
     if own:
-        yield Change(_KIND, "storage unchanged")
+        yield (Change(_KIND, "storage unchanged"),)
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
-            yield Change(_KIND, description, _placement_edits(scenario, tier, machine))
+            yield (Change(_KIND, description, _placement_edits(scenario, tier, machine)),)
     for copies in resident(scenario):
         gpus = () if own else (Edit.at("strategy.ranks", ranks),)
-        yield Change(_KIND, copies.description, (*copies.edits, *gpus))
-    where, slots = _places_of_drives(platform), DriveSlots.of(platform)
+        yield (Change(_KIND, copies.description, (*copies.edits, *gpus)),)
+    yield from filter(None, (*_own_arrays(scenario, platform, costs), *_shared(scenario, platform)))
+
+
+def _own_arrays(scenario: LoadedScenario, platform: Platform, costs: CostList) -> Iterator[Series]:
+    """Yield for each array that is sold its numbers of drives."""
+    machine, where, slots = platform.machine(), _places_of_drives(platform), DriveSlots.of(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
         placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
         least, drive = LEAST_DRIVES[array.level], _drive(array)
-        for number in (one for one in _DRIVES if one >= least and slots.take(drive, one)):
-            count = Edit(("profiles", f"raid/{array.id}", "count"), number)
-            description = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
-            yield Change(_KIND, description, (local, count, *placed_edits))
-    if platform.profile.setting == "desk":  # which has no rack
+        numbers = [one for one in _DRIVES if one >= least and slots.take(drive, one)]
+        counts = (Edit(("profiles", f"raid/{array.id}", "count"), number) for number in numbers)
+        software = f", {kind}" if kind else ""
+        texts = (f"RAID{array.level} of {number} x {array.drive}{software}" for number in numbers)
+        yield tuple(
+            Change(_KIND, text, (local, count, *placed_edits))
+            for text, count in zip(texts, counts, strict=True)
+        )
+
+
+def _shared(scenario: LoadedScenario, platform: Platform) -> Iterator[Series]:
+    """Yield servers and appliances, where there is a rack for them."""
+    machine = platform.machine()
+    if platform.profile.setting == "desk":
         return
     shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
     for kind in shared:
@@ -159,9 +201,15 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
                 continue
             remote = _tier({"profile": one.id, "through": list(through)})
             placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
-            for number in _SYSTEMS if kind == "pfs" else (1,):
-                joined = (Edit(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
-                yield Change(_KIND, f"{number} x {one.id}", (remote, *joined, *placed_edits))
+            count = ("profiles", f"{kind}/{one.id}", "count")
+            yield tuple(
+                Change(
+                    _KIND,
+                    f"{number} x {one.id}",
+                    (remote, *([Edit(count, number)] if number > 1 else []), *placed_edits),
+                )
+                for number in (_SYSTEMS if kind == "pfs" else (1,))
+            )
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +18,11 @@ from simoffload.planning.advise.objective import (
     ranking_time,
     sequences_at_once,
 )
-from simoffload.planning.advise.options import options_of
+from simoffload.planning.advise.options import memory, options_of
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.planning.search import only_with
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
@@ -200,6 +203,7 @@ def advise(
             options, trial.stopped = (), str(error)
         for option in steps(options, lambda option: option.key):
             trial.evaluate(option)
+        trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:
         trial.evaluate(together)
@@ -254,6 +258,40 @@ class _Trial:
             self.impossible.append(change._replace(barred=why))
         else:
             self.tried.append(self._compared(change, found, answer))
+
+    def evaluate_pairs(self) -> None:
+        """Simulate more host memory with what is possible only then, if it is faster than anything alone."""
+        tiers, alone = tuple(dict.fromkeys(self.result.targets)), self._fastest()
+        purchases = [one for one in memory(self.scenario) if not one.barred]
+        try:
+            for pairs in limited(list)(only_with(self._evaluator, purchases, tiers)) if purchases else ():
+                best = limited(self._best_of)(pairs)
+                for rank, (time, change) in sorted(best.items()):
+                    if time * WORTH < min(alone[: rank + 1]):
+                        self.evaluate(change)
+                alone = self._fastest()
+        except WorkLimitError as error:
+            self.stopped = self.stopped or str(error)
+
+    def _best_of(self, changes: Sequence[Change]) -> dict[int, tuple[float, Change]]:
+        """Return the change with the least time, and that time, of those with the same answers and of
+        others."""
+        best: dict[int, tuple[float, Change]] = {}
+        for change in steps(changes, lambda change: change.key):
+            with suppress(InputError, SimulationError):
+                time = ranking_time(self._evaluator.least(*change.edits), self.objective)
+                if time and time < best.get(change.rank, (math.inf,))[0]:
+                    best[change.rank] = time, change
+        return best
+
+    def _fastest(self) -> list[float]:
+        """Return the shortest time with as many sequences at once, with the same answers and with others."""
+        now = sequences_at_once(self.scenario)
+        times = [[ranking_time(self.result, self.objective) or math.inf], [math.inf]]
+        for one in self.tried:
+            if sequences_at_once(one.scenario) == now:
+                times[one.change.rank].append(ranking_time(one.result, self.objective) or math.inf)
+        return [min(each) for each in times]
 
     def _compared(self, change: Change, scenario: LoadedScenario, result: SimulationResult) -> Tried:
         cost = economics(scenario, result, self._costs)

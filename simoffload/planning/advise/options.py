@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Nic, Pcie, Platform, Ports, adapter_rate
 from simoffload.planning.advise.drives import drives, shipped
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.replaced import replaced
+from simoffload.planning.search import places, resident
+from simoffload.planning.serving import formats, together
 from simoffload.planning.smallest_changes import smallest_changes
-from simoffload.planning.splits import other_ways
+from simoffload.planning.splits import splits
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import fit
 from simoffload.strategies.held import state_tiers
-from simoffload.strategies.tunables import RESIDENT, Placement, moving
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Training
 
@@ -37,7 +36,7 @@ def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) 
     """Return all changes to try, each key once, without those that change nothing."""
     scenario, found = evaluator.scenario, dict[str, Change]()
     for option in (replaced(evaluator, one) for one in _options(evaluator, result, costs)):
-        if scenario.changed(*option.edits).data != scenario.document.data:
+        if not evaluator.changes_nothing(*option.edits):
             found.setdefault(option.key, option)
     if not result.fits:
         found |= {option.key: option for option in remedies(scenario)}
@@ -55,22 +54,16 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
         yield from ports(platform, tier, nodes=scenario.machine.nodes)
     yield from places(scenario, tiers)
     yield from resident(scenario)
-    yield from memory(scenario, tiers)
+    yield from islice(memory(scenario), 1)
     if result.fits:  # none of these needs less memory
         yield from cables(scenario)
         yield from processors(scenario)
         yield from workloads(scenario)
     yield from cache_options(evaluator)
-    yield from other_ways(evaluator)
+    yield from (one._replace(kind="workload") for one in formats(evaluator))
+    yield from together(evaluator)
+    yield from splits(evaluator)
     yield from evaluator.changes("setting")
-
-
-def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
-    """Describe a placement: "weights on dram, optimizer on nvme", with what the strategy adds to it."""
-    work, (weights, optimizer) = scenario.scenario.workload, placement
-    description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
-    description += f", optimizer on {optimizer}" if optimizer else ""
-    return description + scenario.placements.caveat(weights, ranks)
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Change]:
@@ -105,64 +98,22 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
         yield one._replace(kind=kind, key=f"fit-{number}", priced=priced)
 
 
-def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
-    """Yield other tiers for the weights or checkpoints and, in training, for the optimizer."""
-    strategy = scenario.scenario.strategy
-    for placement in _placements(scenario, tiers):
-        description = placement_words(scenario, placement, ranks=strategy.ranks)
-        edits = moving(strategy, placement, scenario.machine)
-        yield Change("placement", description, edits, key=f"on-{placement}")
-
-
-def resident(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield a full copy of all states on each GPU, instead of states that are partitioned or offloaded."""
-    strategy = scenario.scenario.strategy
-    with suppress(PlacementError):
-        if edits := moving(strategy, Placement(RESIDENT), scenario.machine):
-            without = f", without {strategy.traits.method}" if strategy.traits.method else ""
-            description = f"a whole copy of the model in each GPU{without}"
-            yield Change("placement", description, edits, key="on-resident")
-
-
-def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
-    """Yield placements of the strategy that differ from the present one."""
-    names = scenario.machine.tiers
-    possible = scenario.placements.possible
-    if not isinstance(scenario.scenario.workload, Training):
-        yield from (one for one in possible if one.weights not in tiers and one.optimizer is None)
-        return
-    weights, now = tiers[0], tiers[-1]
-    pairs = [Placement(weights, tier) for tier in names]
-    pairs += [Placement("hbm", "dram"), *(Placement(tier, tier) for tier in names)]
-    yield from (pair for pair in dict.fromkeys(pairs) if pair in possible and pair != (weights, now))
-
-
-def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
-    """Yield twice the host memory (or as much as its board takes), and the same with the weights moved into
-    it."""
+def memory(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield twice and four times the host memory, or as much as its board takes."""
     host = scenario.machine.host
     has, most = host.memory_capacity.value, host.memory_maximum
-    more = 2 * has if most is None else max(has, min(2 * has, most.value))
-    size, now = (format_bytes(one, binary=True) for one in (more, has))
-    description = f"{size} of host memory instead of {now}"
-    if more == has:
-        description = f"more host memory than {now}"
-    changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
-    barred = f"host/{host.id} supports no more" if more == has else ""
-    yield Change("hardware", description, (changed,), barred=barred, key="memory-x2")
-    if barred:
-        return
-    if "dram" not in tiers:
-        try:
-            inside = scenario.on("dram")
-        except InputError:
+    now, sizes = format_bytes(has, binary=True), set[int]()
+    for factor in (2, 4):
+        more = factor * has if most is None else max(has, min(factor * has, most.value))
+        if more == has:
+            why = f"host/{host.id} supports no more"
+            yield Change("hardware", f"more host memory than {now}", barred=why, key="memory-x2")
             return
-        if fit(inside).fits:
-            return
-        on_dram = moving(scenario.scenario.strategy, Placement("dram"), scenario.machine)
-        yield Change(
-            "hardware", f"{description}, with the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
-        )
+        if more not in sizes:
+            changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
+            description = f"{format_bytes(more, binary=True)} of host memory instead of {now}"
+            yield Change("hardware", description, (changed,), key=f"memory-x{factor}")
+        sizes.add(more)
 
 
 def systems(platform: Platform, tier: str) -> Iterator[Change]:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain, product
+from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, sharing, time_left
-from simoffload.planning.advise.catalogue import Dimension, dimensions, joined_edits, limits_of
+from simoffload.planning.advise.catalogue import Family, families, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.progress import Watcher, steps, watched_by, working_on
-from simoffload.results import Change, by_name
+from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import fit
 
-if TYPE_CHECKING:
-    import optuna
-
-Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
-MOST_ON_A_GRID = 1000
-"""Number of combinations up to which all are simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +48,16 @@ class SimulatedPurchase(Evaluated):
         return joined_edits(self.changes)
 
     @property
+    def rank(self) -> int:
+        """Place among other purchases: those with the same answers come first."""
+        return max(one.rank for one in self.changes)
+
+    @property
+    def quality(self) -> str:
+        """What is known of answers that the purchase alters; empty if they stay the same."""
+        return "; ".join(dict.fromkeys(one.quality for one in self.changes if one.quality))
+
+    @property
     def purchase(self) -> float:
         """Price in the list's currency; infinite where prices are missing."""
         return _purchase(self.economics)
@@ -65,8 +70,7 @@ class SimulatedPurchase(Evaluated):
     @property
     def speed(self) -> float:
         """[1/s] What the front compares: steps of one sequence for the objective "latency", else ``rate``."""
-        time = ranking_time(self.result, self.objective)
-        return 1 / time if time else 0.0
+        return _speed(self.result, self.objective)
 
     @property
     def cost_per_unit(self) -> float:
@@ -77,7 +81,7 @@ class SimulatedPurchase(Evaluated):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **by_name(self, "description changes=edits meets units_per_s=rate"),
+            **by_name(self, "description changes=edits meets units_per_s=rate quality"),
             **by_name(self.economics, "purchase missing_prices=missing"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
@@ -88,6 +92,11 @@ def _purchase(one: Economics) -> float:
     return math.inf if one.purchase is None else one.purchase
 
 
+def _speed(result: SimulationResult, objective: Objective) -> float:
+    time = ranking_time(result, objective)
+    return 1 / time if time else 0.0
+
+
 @dataclass(frozen=True)
 class Search:
     """The Search holds the purchases that were simulated from a catalogue."""
@@ -95,11 +104,13 @@ class Search:
     points: tuple[SimulatedPurchase, ...]
     """All purchases that were simulated."""
     best: SimulatedPurchase | None
-    """Best purchase by the objective that keeps budget and service level; None if there is none."""
+    """Best purchase by the objective that keeps budget and service level, with the same answers if there is
+    one; None if there is none."""
+    other: SimulatedPurchase | None
+    """Best of all, if it has other answers and ``best`` has the same ones."""
     nearest: SimulatedPurchase | None
     """Purchase within the budget that misses the service level by the least."""
     objective: Objective
-    method: Method
     combinations: int
     """Number of combinations in the catalogue: those that were simulated, and those counted below."""
     over_budget: int
@@ -110,8 +121,11 @@ class Search:
     """Number of combinations that do not fit."""
     duplicates: int
     """Number of combinations that lead to the same scenario as another one."""
+    beaten: int
+    """Number of combinations of which a least time or that of others shows that one that was simulated is as
+    cheap and as fast; they are not simulated, nor those that would miss the service level."""
     not_tried: int
-    """Number of combinations that the method did not look at."""
+    """Number of combinations that were not reached before the search was stopped."""
     refusals: dict[str, int]
     """Number of refused combinations by the reason of the program or the machine, most frequent first."""
     missing: tuple[str, ...]
@@ -149,25 +163,30 @@ class Search:
             "have a part without a price, which no budget allows": self.unpriced,
             "are refused by the program or the machine": self.refused,
             "are equal to others": self.duplicates,
+            "cannot be among the best": self.beaten,
             "were not looked at": self.not_tried,
         }
         return {text: number for text, number in counted.items() if number or text == "simulated"}
 
     @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
-        """Points that keep the service level and that no other beats in both purchase and speed (Pareto)."""
-        found: list[SimulatedPurchase] = []
+        """Points that keep the service level and that no other beats in both purchase and speed (Pareto).
+
+        Those with the same answers come first, then those that are better with other answers.
+        """
+        frontier, found = Frontier(), list[SimulatedPurchase]()
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
-        for point in sorted(priced, key=lambda one: (one.purchase, -one.speed)):
-            if not found or point.speed > found[-1].speed:
-                found.append(point)
+        for one in sorted(priced, key=lambda one: (one.rank, one.purchase, -one.speed)):
+            if not frontier.beats(one.rank, price=one.purchase, speed=one.speed):
+                frontier.add(one.rank, price=one.purchase, speed=one.speed)
+                found.append(one)
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = "combinations simulated over_budget unpriced too_large refused duplicates not_tried"
-        rest = "stopped outcomes refusals missing_prices=missing limits keeps best nearest front"
-        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} {rest}")}
+        counted = "combinations simulated over_budget unpriced too_large refused duplicates beaten not_tried"
+        rest = "stopped outcomes refusals missing_prices=missing limits keeps best other nearest front"
+        return {"schema": SCHEMA, **by_name(self, f"objective currency {counted} {rest}")}
 
 
 def search_catalogue(
@@ -177,55 +196,52 @@ def search_catalogue(
     service: Sequence[ServiceLevel] = (),
     objective: Objective | None = None,
     platforms: Sequence[str] = (),
-    method: Method | None = None,
-    trials: int = 200,
     costs: CostList | None = None,
     progress: Watcher | None = None,
     evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
-    Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
-    ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
-    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. The ``objective`` is by
-    default that of ``advise``. The scenario itself is simulated first. Its limits hold for the whole search,
-    which then returns what it has; with nothing it raises WorkLimitError. Raises what ``simulate`` raises for
-    the scenario, and InputError for an unknown objective or platform, or where optuna is needed and missing.
+    Storage, number of drives, host memory, format of the weights and batch are combined, also under other
+    programs, on the scenario's platform and on ``platforms``. What is beyond ``budget`` is not simulated, nor
+    what a shorter time than its own shows to be beaten by something that is no dearer and keeps the answers
+    as well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
+    limits hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError.
+    Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     objective = objective_of(evaluator.scenario, objective)
     run = _PurchaseSearch(evaluator, known, budget, tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
-    spaces = [dimensions(evaluator.scenario, name, known) for name in names]
-    combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
-    chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
-    if chosen == "optuna":
-        _check_optuna()  # before anything is simulated
+    found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
         _, unchanged = evaluator.answer()
     stopped = ""
     try:
         with sharing(time_left() / 2), watched_by(progress):  # the other half is for what follows
-            _try_all(run, spaces, trials=None if chosen == "grid" else max(1, trials // len(spaces)))
+            run.all_of(found)
     except WorkLimitError as error:
         stopped = str(error)
         if not run.points:
             raise
     fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
-    best = min(fitting, key=_rank, default=None)
+    best = min(fitting, key=lambda one: (one.rank, _rank(one)), default=None)
+    other = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
+    combinations = sum(one.size for one in found)
     return Search(
         run.points,
         best,
-        min(missed, key=lambda one: max(level.missed(one.result) for level in service), default=None),
+        None if best is None or other is None or other.rank == best.rank else other,
+        min(missed, key=lambda one: _missed(one.result, run.service), default=None),
         objective,
-        chosen,
         combinations,
         run.over_budget,
         run.unpriced,
         run.too_large,
-        run.looked_at - run.distinct,
+        run.duplicates,
+        run.beaten,
         combinations - run.looked_at,
         dict(run.refusals.most_common()),
         tuple(run.missing),
@@ -236,26 +252,36 @@ def search_catalogue(
     )
 
 
-@limited
-def _try_all(run: _PurchaseSearch, spaces: Sequence[Sequence[Dimension]], *, trials: int | None) -> None:
-    """Try all combinations, or so many ``trials`` of each space."""
-    keep(run.limits)
-    for space in spaces:
-        if trials is not None:
-            explore(space, run.point, trials=trials)
-            continue
-        choices = itertools.product(*(range(len(one.choices)) for one in space))
-        for choice in steps(choices, total=math.prod(len(one.choices) for one in space)):
-            run.point(space, choice)
-
-
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:
     """Return the order of purchases by their objective; equal ones by price."""
     return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
 
 
+def _missed(result: SimulationResult, service: Sequence[ServiceLevel]) -> float:
+    """Return by how many times a result misses the service level that it misses most; at most 1: none."""
+    return max((level.missed(result) for level in service), default=0.0)
+
+
+class _Candidate(NamedTuple):
+    """A _Candidate is one choice of each kind, with all that is changed."""
+
+    changes: tuple[Change, ...]
+    edits: tuple[Edit, ...]
+
+    @property
+    def rank(self) -> int:
+        return max(one.rank for one in self.changes)
+
+
+class _Bound(NamedTuple):
+    """A _Bound is what the best member of a family may be."""
+
+    speed: float
+    rank: int
+
+
 class _PurchaseSearch:
-    """A _PurchaseSearch simulates combinations, each scenario once, and counts those without a result."""
+    """A _PurchaseSearch simulates what may be among the best purchases, and counts all others."""
 
     def __init__(
         self,
@@ -266,135 +292,138 @@ class _PurchaseSearch:
         objective: Objective,
     ) -> None:
         self._evaluator, self._costs, self._objective = evaluator, costs, objective
-        self._budget, self._service = budget, service
-        self._known: dict[str, SimulatedPurchase | None] = {}
+        self._budget, self.service = budget, service
+        self._seen: set[Hashable] = set()
+        self._frontier = Frontier()
+        self._points: list[SimulatedPurchase] = []
+        self._misses: list[tuple[float, _Candidate]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
-        self.over_budget = self.unpriced = self.too_large = 0
-        self._chosen: set[tuple[int, tuple[int, ...]]] = set()
-        self.limits = evaluator.scenario.scenario.engine.limits
-
-    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
-        """Return the purchase for one choice in each dimension; None if it has no answer."""
-        picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
-        edits = joined_edits(picked)
-        key = self._evaluator.identity(*edits)
-        if key not in self._known:
-            self._known[key] = self._simulated(picked, edits)
-        self._chosen.add((id(space), tuple(choice)))
-        return self._known[key]
-
-    @property
-    def looked_at(self) -> int:
-        """Number of combinations that were looked at, each once."""
-        return len(self._chosen)
-
-    @property
-    def distinct(self) -> int:
-        """Number of distinct scenarios among the combinations."""
-        return len(self._known)
+        self.over_budget = self.unpriced = self.too_large = self.duplicates = self.beaten = 0
 
     @property
     def points(self) -> tuple[SimulatedPurchase, ...]:
         """Purchases that were simulated so far."""
-        return tuple(point for point in self._known.values() if point is not None)
+        return tuple(self._points)
 
-    def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> SimulatedPurchase | None:
+    @property
+    def looked_at(self) -> int:
+        """Number of combinations that were looked at."""
+        counts = (self.over_budget, self.unpriced, self.too_large, self.duplicates, self.beaten)
+        return len(self._points) + sum(counts) + self.refusals.total()
+
+    @limited
+    def all_of(self, found: Sequence[Family]) -> None:
+        """Try all combinations, those of the fastest families first."""
+        keep(self._evaluator.scenario.scenario.engine.limits)
+        bounds = [(family, self._bound(family)) for family in steps(found)]
+        for family, bound in steps(sorted(bounds, key=lambda one: -one[1].speed)):
+            if bound.speed:
+                self._try(family, bound)
+        for missed, candidate in sorted(self._misses, key=lambda one: one[0]):
+            nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
+            if missed >= nearest or any(one.meets for one in self._points):
+                break
+            self.beaten -= 1
+            self._simulate(candidate)
+
+    def _bound(self, family: Family) -> _Bound:
+        """Return the speed that no member of a family exceeds with the batch of the scenario, which is that
+        with the most storage and memory; 0 if no member is possible."""
+        speed, rank = 0.0, 0
         try:
-            scenario = self._evaluator.edited(*edits)
-            capacity = fit(scenario)
-            if not capacity.fits:
-                self.too_large += 1
+            candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
+            if candidate is not None:
+                rank, speed = candidate.rank, self._speed(self._evaluator.least(*candidate.edits))
+            self.too_large += 0 if speed else family.size
+        except (InputError, SimulationError) as error:
+            self._refuse(error, family.size)
+        return _Bound(speed, rank)
+
+    def _try(self, family: Family, bound: _Bound) -> None:
+        """Try the members of a family, those first that are likely to be best."""
+        latency, prices = self._objective == "latency", dict[Hashable, float]()
+        batches = family.batches if latency else family.batches[::-1]
+        for (times, batch), stored, memory in product(batches, family.storage, family.memory):
+            speed, bought = bound.speed * (1 if latency else times), (id(stored), id(memory))
+            if self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
+                self.beaten += 1
+                continue
+            try:
+                candidate = self._candidate(family, stored, memory, batch)
+                if candidate is None:
+                    self.too_large += 1
+                elif (price := self._price(candidate)) is not None:
+                    prices[bought] = price
+                    self._time(candidate, price, speed)
+            except (InputError, SimulationError) as error:
+                self._refuse(error, 1)
+
+    def _refuse(self, error: InputError | SimulationError, number: int) -> None:
+        text = error.problems[0].message if isinstance(error, InputError) else str(error)
+        self.refusals[text] += number
+
+    def _speed(self, result: SimulationResult) -> float:
+        return _speed(result, self._objective)
+
+    def _candidate(self, family: Family, *choices: Change) -> _Candidate | None:
+        """Return the candidate with some choices; None if its program cannot do the work with them."""
+        changes = (family.platform, *choices)
+        if family.way is not None:
+            there = self._evaluator.changed_by(*joined_edits(changes))
+            change = family.way(there)
+            if change is None:
                 return None
-            cost = economics(scenario, capacity, self._costs)
-            self.missing |= dict.fromkeys(cost.bill.missing)
-            if self._budget is not None and _purchase(cost) > self._budget:
-                self.unpriced += bool(cost.bill.missing)
-                self.over_budget += not cost.bill.missing
-                return None
-            working_on(", ".join(one.description for one in changes if one.description) or "no change")
-            scenario, result = self._evaluator.answer(*edits)
-        except InputError as error:
-            self.refusals[error.problems[0].message] += 1
+            changes = (*changes, change)
+        return _Candidate(changes, joined_edits(changes))
+
+    def _price(self, candidate: _Candidate) -> float | None:
+        """Return the price of a candidate that fits, is within the budget and is no other one in other
+        words; None for others, which it counts."""
+        same = self._evaluator.same(*candidate.edits)
+        if same in self._seen:
+            self.duplicates += 1
             return None
-        except SimulationError as error:
-            self.refusals[str(error)] += 1
+        self._seen.add(same)
+        scenario = self._evaluator.edited(*candidate.edits)
+        capacity = fit(scenario)
+        if not capacity.fits:
+            self.too_large += 1
             return None
-        return SimulatedPurchase(
-            changes=changes,
+        cost = economics(scenario, capacity, self._costs)
+        self.missing |= dict.fromkeys(cost.bill.missing)
+        price = _purchase(cost)
+        if self._budget is None or price <= self._budget:
+            return price
+        self.unpriced += bool(cost.bill.missing)
+        self.over_budget += not cost.bill.missing
+        return None
+
+    def _time(self, candidate: _Candidate, price: float, speed: float) -> None:
+        """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
+        rank = candidate.rank
+        if not self._frontier.beats(rank, price=price, speed=speed):
+            least = self._evaluator.least(*candidate.edits)
+            missed = _missed(least, self.service)
+            if missed > 1:
+                self._misses.append((missed, candidate))
+            elif not self._frontier.beats(rank, price=price, speed=self._speed(least)):
+                self._simulate(candidate)
+                return
+        self.beaten += 1
+
+    def _simulate(self, candidate: _Candidate) -> None:
+        working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")
+        scenario, result = self._evaluator.answer(*candidate.edits)
+        point = SimulatedPurchase(
+            changes=candidate.changes,
             scenario=scenario,
             result=result,
             economics=economics(scenario, result, self._costs),
-            meets=all(level.kept(result) for level in self._service),
+            meets=_missed(result, self.service) <= 1,
             objective=self._objective,
         )
-
-
-_SEED = 20261121
-_WORST = (0.0, 1e18)
-
-
-def _check_optuna() -> None:
-    """Raise InputError without the package optuna."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
-        raise InputError.at("optuna", text, path="--method") from None
-
-
-def explore(
-    space: Sequence[Dimension],
-    evaluate: Callable[[Sequence[Dimension], Sequence[int]], SimulatedPurchase | None],
-    *,
-    trials: int,
-) -> None:
-    """Try ``trials`` combinations that look promising for a high speed and a low purchase.
-
-    The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
-    itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
-    the same trials. Raises InputError without the package optuna.
-
-    NSGA-II: Deb et al., "A fast and elitist multiobjective genetic algorithm" (2002).
-    """
-    _check_optuna()
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def objective(trial: optuna.Trial) -> tuple[float, float]:
-        choice = [trial.suggest_int(one.name, 0, len(one.choices) - 1) for one in space]
-        point = evaluate(space, choice)
-        if point is None or not point.meets:
-            return _WORST
-        return point.speed, min(point.purchase, _WORST[1])
-
-    study = optuna.create_study(
-        directions=["maximize", "minimize"],
-        sampler=optuna.samplers.NSGAIISampler(population_size=max(2, min(24, trials)), seed=_SEED),
-    )
-    _climb(study, objective, space, trials=trials)
-    study.optimize(objective, n_trials=trials - len(study.trials))
-
-
-def _climb(
-    study: optuna.Study,
-    objective: Callable[[optuna.Trial], tuple[float, float]],
-    space: Sequence[Dimension],
-    *,
-    trials: int,
-) -> None:
-    """Go through the dimensions until no other choice in any of them is faster."""
-    before: dict[str, int] = {}
-    fastest = {one.name: 0 for one in space}
-    while fastest != before:
-        before = fastest
-        for dimension in sorted(space, key=lambda one: len(one.choices)):
-            line = (fastest | {dimension.name: index} for index in range(len(dimension.choices)))
-            done = [trial.params for trial in study.trials]
-            new = [choice for choice in line if choice not in done][: trials - len(done)]
-            for choice in new:
-                study.enqueue_trial(choice)
-            study.optimize(objective, n_trials=len(new))
-            fastest = max(study.trials, key=lambda trial: trial.values[0]).params
+        self._points.append(point)
+        if point.meets:
+            self._frontier.add(point.rank, price=point.purchase, speed=point.speed)

@@ -331,8 +331,7 @@ def searched(
     the Pareto front."""
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
-    looked = f"{search.combinations:,} combinations of storage, drives, memory and batch"
-    looked += ", searched by Optuna's NSGA-II" if search.method == "optuna" else ""
+    looked = f"{search.combinations:,} combinations of storage, drives, memory, program, format and batch"
     outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
     looked = f"{search.already}{looked}; {', '.join(limits)}" if limits else looked
     stopped = [f"the search is not complete: {search.stopped}"] if search.stopped else []
@@ -343,15 +342,22 @@ def searched(
     if search.missing:
         text = "combinations with it meet no budget and are not in the table"
         texts.append(f"no price is known for {', '.join(search.missing)}: {text}")
-    rows = tuple(_point(point, search) for point in search.front)
-    step = presentation(search.points[0].result).step if search.points else "step"
-    head = ("purchase", "units/s", step, "cost/1M tokens", "configuration")
-    table = ReportTable("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
-    drawn = (
-        (Chart(f"{charts.speed_axis(search)} over purchase", partial(charts.front, search)),) if rows else ()
-    )
+    tables = tuple(_front(search))
+    drawn = Chart(f"{charts.speed_axis(search)} over purchase", partial(charts.front, search))
     title = "Purchases worth considering"
-    return (ReportSection(title, tuple(texts), (table,) if rows else (), charts=drawn),)
+    return (ReportSection(title, tuple(texts), tables, charts=(drawn,) if tables else ()),)
+
+
+def _front(search: Search) -> Iterator[ReportTable]:
+    """Yield the tables of the front: with the same answers, and with others."""
+    captions = ("No other purchase is both cheaper and faster", "With other answers")
+    for rank, caption in enumerate(captions):
+        found = [one for one in search.front if one.rank == rank]
+        rows = tuple((*_point(one, search), *([one.quality] * rank)) for one in found)
+        step = presentation(search.points[0].result).step if found else ""
+        head = ("purchase", "units/s", step, "cost/1M tokens", "configuration", *(["quality"] * rank))
+        if rows:
+            yield ReportTable(caption, head, rows, (0, 1, 2, 3), keys=1)
 
 
 _BEST = {
@@ -376,15 +382,22 @@ def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[
         if search.points:
             return "no price per unit of work is known: give a price list of your own (--costs)"
         return "no combination is possible within the budget"
-    what = _BEST[search.objective]
-    unit = f" {best.result.unit}s/s"
-    low, high = confidence(best.result).interval(best.result.unit_by)
-    rate = per_second(best.rate, unit)
+    texts = [f"{_BEST[search.objective]}: {_bought(best, search)}"]
+    if search.other is not None:
+        texts.append(f"with other answers: {_bought(search.other, search)}")
+    return f"{'; '.join(texts)}; {BRACKETS}"
+
+
+def _bought(one: SimulatedPurchase, search: Search) -> str:
+    """Return a purchase with its speed and price."""
+    unit = f" {one.result.unit}s/s"
+    low, high = confidence(one.result).interval(one.result.unit_by)
+    rate = per_second(one.rate, unit)
     rate += f" [{span(per_second(1 / high, unit), per_second(1 / low, unit), value=rate)}]"
-    price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
-    step = presentation(best.result).step
-    time = f"{step} {ranged(best.result, best.result.step_by)}, " if search.objective == "latency" else ""
-    return f"{what}: {', '.join(best.description) or 'no change'}; {time}{rate} for {price}; {BRACKETS}"
+    price = f"{one.purchase:,.0f} {search.currency}" if math.isfinite(one.purchase) else "an unknown price"
+    step = presentation(one.result).step
+    time = f"{step} {ranged(one.result, one.result.step_by)}, " if search.objective == "latency" else ""
+    return f"{', '.join(one.description) or 'no change'}; {time}{rate} for {price}"
 
 
 def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:

@@ -21,7 +21,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, ModelShape
 from simoffload.results import Change, peak_uses, quality_of_cache
-from simoffload.strategies.base import Description, Plan, Strategy, ProgramTraits
+from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.connector import Connector
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.tunables import TierName, Tunable

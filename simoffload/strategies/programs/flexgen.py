@@ -19,7 +19,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change
-from simoffload.strategies.base import Basis, Description, Plan, Strategy, ProgramTraits
+from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.slots import slot_hooks, slot_parts
 from simoffload.strategies.memory import ROUNDING, pinned_rounding, system_memory

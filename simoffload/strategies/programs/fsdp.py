@@ -21,7 +21,7 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
 from simoffload.results import Change
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Plan, Strategy, ProgramTraits
+from simoffload.strategies.base import Basis, Plan, ProgramTraits, Strategy
 from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.hooks.fsdp_units import (
     ROOT,

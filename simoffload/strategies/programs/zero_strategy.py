@@ -19,7 +19,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import Description, Plan, Strategy, ProgramTraits
+from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection

@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
-from simoffload.planning.advise.catalogue import Dimension
+from simoffload.planning.advise.catalogue import Family
 from simoffload.planning.advise.files import recommended
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
@@ -56,10 +56,16 @@ def batch(size: int) -> Change:
     return Change("hardware", f"batch {size}", (Edit.at("workload.batch_size", size),))
 
 
-SPACE = (
-    Dimension("storage", tuple(map(tier, TIERS))),
-    Dimension("batch", tuple(map(batch, BATCHES))),
-)
+KEPT = Change("hardware", "")
+
+
+def family(*storage: Change) -> Family:
+    """The purchases of some storage with each batch."""
+    batches = tuple((size // BATCHES[0], batch(size)) for size in BATCHES)
+    return Family(KEPT, storage, (KEPT,), batches)
+
+
+SPACE = tuple(family(tier(name)) for name in TIERS)
 """Fifteen purchases."""
 
 

@@ -126,7 +126,7 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
     def advised_memory(maximum: str) -> Change:
         key = "profiles.dgx-a100-1tib.memory_maximum"
         scenario = load_scenario("ddn/bloom-7b1", overrides=[f"{key}={maximum}"])
-        return next(memory(scenario, ("dram",)))
+        return next(memory(scenario))
 
     assert advised_memory("3 TiB").description == "2 TiB of host memory instead of 1 TiB"
     assert advised_memory("1536 GiB").description == "1.5 TiB of host memory instead of 1 TiB"

@@ -95,7 +95,7 @@ def test_an_unknown_objective_is_one_clear_error(ask: object) -> None:
 
 def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best purchase has the shortest time, within budget and service level, not the largest batch."""
-    monkeypatch.setattr(purchases, "dimensions", lambda *_: SPACE)
+    monkeypatch.setattr(purchases, "families", lambda *_: SPACE)
     level = parse_service("tpot=10s", InferenceResult)
     scenario = loaded(STORAGE_BOUND)
     found = search_catalogue(scenario, objective="latency", budget=1e6, service=[level])
