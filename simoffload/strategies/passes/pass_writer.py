@@ -320,6 +320,7 @@ class PassWriter(StreamWriter):
         )
         self._gpus_of = gpus
         self._seen: dict[Hashable, _Written] = {}
+        self._layer = -1
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
         self._steady: tuple[tuple[Hashable, ...], range] | None = (
@@ -418,23 +419,38 @@ class PassWriter(StreamWriter):
             return
         self._steady = None
         key = self._state(own)
+        known = self._section(part.name, key, partial(self._write_part, part))
+        if (
+            known is not None
+            and self._state(own) == key
+            and not (known.host_waits or known.waits or known.promised)
+        ):
+            self._steady = own, known.segments
+
+    def section(self, name: str, own: Hashable, write: Callable[[], None]) -> None:
+        """Write a section of a pass without parts, or repeat an earlier one that began in the same state.
+
+        ``own`` is all on which its operations depend, beside the ``carry`` of hooks.
+        """
+        self._section(name, self._state((name, own)), write)
+
+    def _section(self, name: str, key: Hashable, write: Callable[[], None]) -> _Written | None:
+        """Write a section that begins in a state, or repeat an earlier one; return what was repeated."""
         known = self._seen.get(key)
         if known is not None and not self.verify:
-            self.builder.segment(part.name)  # also of what follows it
+            self.builder.segment(name)  # also of what follows it
             self._repeat(known)
-            if self._state(own) == key and not (known.host_waits or known.waits or known.promised):
-                self._steady = own, known.segments
-            return
+            return known
         begin, self._new = self.builder.segments, []
-        self._write_part(part)
+        write()
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
-            assert numbers(known.segments) == numbers(written.segments), (
-                f"{part.name} {part.layer}: a state is incomplete"
-            )
-            assert known[1:] == written[1:], f"{part.name} {part.layer}: a state is incomplete"
+            incomplete = f"{name} {self._layer}: a state is incomplete"
+            assert numbers(known.segments) == numbers(written.segments), incomplete
+            assert known[1:] == written[1:], incomplete
         self._seen[key] = written
+        return None
 
     def _write_part(self, part: Part) -> None:
         self.builder.segment(part.name)
@@ -447,7 +463,7 @@ class PassWriter(StreamWriter):
 
     def _own(self, part: Part) -> tuple[Hashable, ...]:
         """Return what the part and the states of the hooks say."""
-        return (part.name, id(part.calls), *[state(part) for state in self._states])
+        return (part.name, self.now.batch, id(part.calls), *[state(part) for state in self._states])
 
     def _state_of(self, part: Part) -> Hashable:
         return self._state(self._own(part))
@@ -457,7 +473,6 @@ class PassWriter(StreamWriter):
         written = self.builder.written
         return (
             self.stage_number,
-            self.now.batch,
             self._pending,
             *self._distances(),
             tuple(map(bool, written[self.first : self.first + self.width])),
