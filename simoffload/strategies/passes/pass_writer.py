@@ -323,9 +323,8 @@ class PassWriter(StreamWriter):
         self._layer = -1
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
-        self._steady: tuple[tuple[Hashable, ...], range] | None = (
-            None  # the last part, if it leaves its state
-        )
+        # The last part, if it leaves its state.
+        self._steady: tuple[tuple[Hashable, ...], _Written] | None = None
         self.waits: list[Awaited] = []
         """What the next kernels wait for."""
         self.stage_number = 0
@@ -414,8 +413,7 @@ class PassWriter(StreamWriter):
             return
         own = self._own(part)
         if self._steady is not None and self._steady[0] == own and not self.waits:
-            for segment in self._steady[1]:
-                self.builder.again(segment)
+            self._once_more(self._steady[1])
             return
         self._steady = None
         key = self._state(own)
@@ -425,7 +423,7 @@ class PassWriter(StreamWriter):
             and self._state(own) == key
             and not (known.host_waits or known.waits or known.promised)
         ):
-            self._steady = own, known.segments
+            self._steady = own, known
 
     def section(self, name: str, own: Hashable, write: Callable[[], None]) -> None:
         """Write a section of a pass without parts, or repeat an earlier one that began in the same state.
@@ -495,14 +493,18 @@ class PassWriter(StreamWriter):
 
     def _repeat(self, known: _Written) -> None:
         """Write a part once more, and leave the state that it left."""
-        for segment in known.segments:
-            self.builder.again(segment)
+        self._once_more(known)
         written = self.builder.written
         self._pending = known.pending
         self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
         self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
         for ahead, one in known.promised:
             self.promise(self._layer + ahead, one.stream - self.first, written[one.stream] - one.ordinal)
+
+    def _once_more(self, known: _Written) -> None:
+        """Write the operations of a part once more."""
+        for segment in known.segments:
+            self.builder.again(segment)
         for hook, carried in zip(self.hooks, known.carried, strict=True):
             hook.carry = carried
 

@@ -21,7 +21,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Period, Recurrence, SkippedLayers, period_of
-from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
+from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, Snapshot, State, Tensor
 from simoffload.strategies.zero.trace import Event, Instance, Trace
 
 _GUESSES = (12, 48, 192)
@@ -182,6 +182,76 @@ class Passes:
             for event in events:
                 happen(event)
         return recurrence.found
+
+
+class LayerWalk:
+    """A LayerWalk leads a coordinator through more layers than its stack has.
+
+    If a layer begins in the state in which an earlier one began, relative to each, the coordinator goes back
+    to that one, as long as layers are left out. What it does in a layer can then be repeated without it.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        coordinator: Coordinator | None,
+        skipped: SkippedLayers | None,
+        *,
+        backward: bool,
+        moved: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Begin before the first layer. ``moved`` gets the function that moves the coordinator to another
+        layer, which changes the handles of gathers."""
+        self._passes, self._coordinator, self._backward = passes, coordinator, backward
+        self._skipped, self._moved = skipped, moved
+        self.left = skipped.layers * skipped.times if skipped is not None else 0
+        """Number of layers that are still to be left out."""
+        self.layer = -1
+        """Number of the layer in the stack, in the order of the pass."""
+        self.state: int | None = None
+        """Number of the state in which the layer begins; None if no layer may repeat it."""
+        self._numbers: dict[State, int] = {}
+        self._kept: list[tuple[int, Snapshot | None]] = []  # layer and coordinator, by state
+        self._following: dict[int, int] = {}  # the state after a layer, by the one before it
+
+    def go_on(self) -> None:
+        """Note that the coordinator has gone through a layer, or through what is before all layers."""
+        before, self.layer = self.state, self.layer + 1
+        self.state = self._number()
+        if self.state is None:
+            return
+        if before is not None:
+            self._following[before] = self.state
+        layer, _ = self._kept[self.state]
+        if 0 < self.layer - layer <= self.left:
+            self._move(self.state)
+
+    def repeat(self) -> None:
+        """Go on to the layer after one that is repeated without the coordinator."""
+        assert self.state is not None
+        self.layer += 1
+        self._move(self._following[self.state])
+
+    def _number(self) -> int | None:
+        skipped = self._skipped
+        if skipped is None or not self.left or not skipped.after <= self.layer < skipped.before:
+            return None
+        relative = self._passes.state(self.layer, backward=self._backward)
+        if relative is None:
+            return None
+        number = self._numbers.setdefault(relative, len(self._kept))
+        if number == len(self._kept):
+            one = self._coordinator
+            self._kept.append((self.layer, one.snapshot() if one is not None else None))
+        return number
+
+    def _move(self, state: int) -> None:
+        """Go to the layer that began in a state first."""
+        layer, snapshot = self._kept[state]
+        self.left -= self.layer - layer
+        one, self.layer, self.state = self._coordinator, layer, state if self.left else None
+        if one is not None and snapshot is not None:
+            self._moved(partial(one.restore, snapshot))
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:
