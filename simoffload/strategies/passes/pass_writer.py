@@ -298,7 +298,7 @@ class PassWriter(StreamWriter):
         self._before, self._launch, self._launched, self._run, self._after = map(
             self._acting, ("before", "launch", "launched", "kernels", "after")
         )
-        self._states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
+        self._own_states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
         ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
         self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
@@ -323,8 +323,9 @@ class PassWriter(StreamWriter):
         self._layer = -1
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
-        # The last part, if it leaves its state.
-        self._steady: tuple[tuple[Hashable, ...], _Written] | None = None
+        self._states_met: dict[Hashable, int] = {}
+        self._lefts: dict[Hashable, int] = {}  # the state that a part leaves that was repeated
+        self._begun: int | None = None  # the present state, if it is known from such a part
         self.waits: list[Awaited] = []
         """What the next kernels wait for."""
         self.stage_number = 0
@@ -378,7 +379,7 @@ class PassWriter(StreamWriter):
             hook.start(self)
         for one in stages:
             self.go_to(one.stage)
-            self.now, self._steady = one, None
+            self.now, self._begun = one, None
             for hook in self.hooks:
                 hook.begin(one, self)
             for part in one.parts:
@@ -403,7 +404,10 @@ class PassWriter(StreamWriter):
     def _part(self, part: Part) -> None:
         """Write a part, or repeat an earlier one that began in the same state."""
         self._layer = part.layer
-        self.waits += self._promised.pop((self.stage_number, part.layer), ())
+        promised = self._promised.pop((self.stage_number, part.layer), None)
+        if promised:
+            self.waits += promised
+            self._begun = None
         if self.now.recurrence is not None:
             state, position = partial(self._state_of, part), self.builder.segments
             if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
@@ -411,34 +415,28 @@ class PassWriter(StreamWriter):
         if not self._repeats:
             self._write_part(part)
             return
-        own = self._own(part)
-        if self._steady is not None and self._steady[0] == own and not self.waits:
-            self._once_more(self._steady[1])
-            return
-        self._steady = None
-        key = self._state(own)
-        known = self._section(part.name, key, partial(self._write_part, part))
-        if (
-            known is not None
-            and self._state(own) == key
-            and not (known.host_waits or known.waits or known.promised)
-        ):
-            self._steady = own, known
+        key = self._state() if self._begun is None else self._begun, *self._own(part)
+        self._begun = None
+        if self._section(part.name, key, partial(self._write_part, part)):
+            if key not in self._lefts:
+                self._lefts[key] = self._state()
+            self._begun = self._lefts[key]
 
     def section(self, name: str, own: Hashable, write: Callable[[], None]) -> None:
         """Write a section of a pass without parts, or repeat an earlier one that began in the same state.
 
         ``own`` is all on which its operations depend, beside the ``carry`` of hooks.
         """
-        self._section(name, self._state((name, own)), write)
+        self._section(name, (self._state(), name, own), write)
 
-    def _section(self, name: str, key: Hashable, write: Callable[[], None]) -> _Written | None:
-        """Write a section that begins in a state, or repeat an earlier one; return what was repeated."""
+    def _section(self, name: str, key: Hashable, write: Callable[[], None]) -> bool:
+        """Write a section that begins in a state, or repeat an earlier one; return whether it was
+        repeated."""
         known = self._seen.get(key)
         if known is not None and not self.verify:
             self.builder.segment(name)  # also of what follows it
             self._repeat(known)
-            return known
+            return True
         begin, self._new = self.builder.segments, []
         write()
         written = self._left(begin)
@@ -448,7 +446,7 @@ class PassWriter(StreamWriter):
             assert numbers(known.segments) == numbers(written.segments), incomplete
             assert known[1:] == written[1:], incomplete
         self._seen[key] = written
-        return None
+        return False
 
     def _write_part(self, part: Part) -> None:
         self.builder.segment(part.name)
@@ -461,22 +459,22 @@ class PassWriter(StreamWriter):
 
     def _own(self, part: Part) -> tuple[Hashable, ...]:
         """Return what the part and the states of the hooks say."""
-        return (part.name, self.now.batch, id(part.calls), *[state(part) for state in self._states])
+        return (part.name, self.now.batch, id(part.calls), *[state(part) for state in self._own_states])
 
     def _state_of(self, part: Part) -> Hashable:
-        return self._state(self._own(part))
+        return self._state(), self._own(part)
 
-    def _state(self, own: tuple[Hashable, ...]) -> Hashable:
-        """Return the state in which a part begins, relative to what was written."""
+    def _state(self) -> int:
+        """Return the number of the state in which a part begins, relative to what was written."""
         written = self.builder.written
-        return (
+        state = (
             self.stage_number,
             self._pending,
             *self._distances(),
             tuple(map(bool, written[self.first : self.first + self.width])),
-            own,
             tuple([hook.carry for hook in self.hooks]),
         )
+        return self._states_met.setdefault(state, len(self._states_met))
 
     def _distances(self) -> tuple[tuple[tuple[int, int], ...], tuple[Awaited, ...]]:
         """Return what the host and the GPU wait for, as distances to what was written."""
@@ -493,18 +491,14 @@ class PassWriter(StreamWriter):
 
     def _repeat(self, known: _Written) -> None:
         """Write a part once more, and leave the state that it left."""
-        self._once_more(known)
+        for segment in known.segments:
+            self.builder.again(segment)
         written = self.builder.written
         self._pending = known.pending
         self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
         self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
         for ahead, one in known.promised:
             self.promise(self._layer + ahead, one.stream - self.first, written[one.stream] - one.ordinal)
-
-    def _once_more(self, known: _Written) -> None:
-        """Write the operations of a part once more."""
-        for segment in known.segments:
-            self.builder.again(segment)
         for hook, carried in zip(self.hooks, known.carried, strict=True):
             hook.carry = carried
 

@@ -553,12 +553,12 @@ class MicroStep(TrainingStreams):
             self._coordinator,
             stack.backward if self._backward else stack.forward,
             backward=self._backward,
-            moved=self._moved,
         )
         self._pieces = dict(stack.trace.pieces(backward=self._backward))
         self._recurs = True
         self._held = self._next_held = -1  # states of the gradients before and after a part
         self._out: MicroStepWriter | None = None
+        self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
 
     @property
     def whole(self) -> bool:
@@ -594,19 +594,13 @@ class MicroStep(TrainingStreams):
     @property
     def carry(self) -> Hashable:  # type: ignore[override]
         """All that is remembered from part to part, relative to what is written."""
-        return self._writer.memory(self._handles)
+        return self._memory or self._writer.memory(self._handles)
 
     @carry.setter
     def carry(self, memory: Hashable) -> None:
         assert isinstance(memory, Memory)
         self._walk.repeat()
-        self._writer.remember(self._handles, memory)
-
-    def _moved(self, move: Callable[[], None]) -> None:
-        """Let the coordinator move to another layer."""
-        memory = self._writer.memory(self._handles)
-        move()
-        self._writer.remember(self._handles, memory)
+        self._memory = memory
 
     def state(self, part: Part) -> Hashable:
         """Return the state of the coordinator, and what happens to the gradients; the number of the layer if
@@ -635,6 +629,10 @@ class MicroStep(TrainingStreams):
 
     def enter(self, part: Part, out: PassWriter) -> None:
         """Take the events of a part's calls; the first after the layers ends the last."""
+        if self._memory is not None:
+            self._walk.follow()
+            self._writer.remember(self._handles, self._memory)
+            self._memory = None
         self._events = iter(self._pieces[self._walk.layer])
         if self._walk.layer >= 0:
             self._hold(self._held if part.layer >= 0 else self._next_held)
@@ -644,7 +642,10 @@ class MicroStep(TrainingStreams):
     def leave(self, part: Part, out: PassWriter) -> None:
         """Go on to the next layer."""
         if self._walk.layer < self._stack.trace.layers:
+            memory = self._writer.memory(self._handles)
             self._walk.go_on()
+            if self._walk.is_behind:
+                self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Do what DeepSpeed does at the event of a call."""

@@ -198,12 +198,11 @@ class LayerWalk:
         skipped: SkippedLayers | None,
         *,
         backward: bool,
-        moved: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Begin before the first layer. ``moved`` gets the function that moves the coordinator to another
-        layer, which changes the handles of gathers."""
+        """Begin before the first layer."""
         self._passes, self._coordinator, self._backward = passes, coordinator, backward
-        self._skipped, self._moved = skipped, moved
+        self._skipped, self._there = skipped, True
+        self._snapshot: Snapshot | None = None
         self.left = skipped.layers * skipped.times if skipped is not None else 0
         """Number of layers that are still to be left out."""
         self.layer = -1
@@ -224,13 +223,24 @@ class LayerWalk:
             self._following[before] = self.state
         layer, _ = self._kept[self.state]
         if 0 < self.layer - layer <= self.left:
-            self._move(self.state)
+            self._go_to(self.state)
 
     def repeat(self) -> None:
-        """Go on to the layer after one that is repeated without the coordinator."""
+        """Go on to the layer after one that is repeated without the coordinator, which follows when asked."""
         assert self.state is not None
         self.layer += 1
-        self._move(self._following[self.state])
+        self._go_to(self._following[self.state])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the coordinator is still at another layer."""
+        return not self._there
+
+    def follow(self) -> None:
+        """Let the coordinator go to the present layer."""
+        if not self._there and self._snapshot is not None and self._coordinator is not None:
+            self._coordinator.restore(self._snapshot)
+        self._there = True
 
     def _number(self) -> int | None:
         skipped = self._skipped
@@ -245,13 +255,11 @@ class LayerWalk:
             self._kept.append((self.layer, one.snapshot() if one is not None else None))
         return number
 
-    def _move(self, state: int) -> None:
+    def _go_to(self, state: int) -> None:
         """Go to the layer that began in a state first."""
-        layer, snapshot = self._kept[state]
+        layer, self._snapshot = self._kept[state]
         self.left -= self.layer - layer
-        one, self.layer, self.state = self._coordinator, layer, state if self.left else None
-        if one is not None and snapshot is not None:
-            self._moved(partial(one.restore, snapshot))
+        self.layer, self.state, self._there = layer, state if self.left else None, False
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:
