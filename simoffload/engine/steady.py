@@ -357,13 +357,16 @@ class SteadyState:
         if not loops:
             return
         ahead = dict.fromkeys(range(len(self._stream_states)), 0)
-        position = found.position
+        position = found.position + sum([loop.times * loop.iterations for loop in loops])
+        windows = {id(window): window for loop in loops for window in loop.windows}
+        times = dict.fromkeys(windows, 0)
         for loop in loops:
-            position += loop.times * loop.iterations
             for window in loop.windows:
-                self._network.repeat(window.begin.allocation_mark, window.end.allocation_mark, loop.times)
-                for number, more in enumerate(window.progress):
-                    ahead[number] += loop.times * more
+                times[id(window)] += loop.times
+        for number, window in windows.items():
+            self._network.repeat(window.begin.allocation_mark, window.end.allocation_mark, times[number])
+            for stream, more in enumerate(window.progress):
+                ahead[stream] += times[number] * more
         self._advance(ahead, found)
         self._clock.skip(sum([loop.times * loop.length for loop in loops]))
         self.skips.append(

@@ -171,21 +171,22 @@ class ScheduleBuilder:
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        for hops_of_ranks in self._route_hops:
-            for hops in hops_of_ranks:
-                for link, share in hops:
+        distinct = {id(hops): hops for hops_of_ranks in self._route_hops for hops in hops_of_ranks}
+        for hops in distinct.values():
+            for link, share in hops:
+                if share.denominator > 1:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
             Link(name, capacity * scale, scale, unit)
             for (name, capacity, unit), scale in zip(units, scales, strict=True)
         )
-        route_hops = [
-            tuple(
-                tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
-                for hops in hops_of_ranks
+        scaled = {
+            number: tuple(
+                [(link, share.numerator * (scales[link] // share.denominator)) for link, share in hops]
             )
-            for hops_of_ranks in self._route_hops
-        ]
+            for number, hops in distinct.items()
+        }
+        route_hops = [tuple([scaled[id(hops)] for hops in ranks]) for ranks in self._route_hops]
         routes = tuple(Route(key.cause, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)
