@@ -52,8 +52,8 @@ def fold_ranks(schedule: Schedule) -> Folding:
     """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
     shape = tuple(route.hops for route in schedule.routes)
     programs = tuple(program.ranks for program in schedule.parts)
-    alike = tuple(_numbered([(link.capacity, link.scale) for link in schedule.links]))
-    classes, links, hops, peers = _quotient(programs, alike, shape, schedule.distinct, schedule.peers)
+    capacities = tuple(_numbered([(link.capacity, link.scale) for link in schedule.links]))
+    classes, links, hops, peers = _quotient(programs, capacities, shape, schedule.distinct, schedule.peers)
     firsts: dict[int, Link] = {}
     for number, link in zip(links, schedule.links, strict=True):
         firsts.setdefault(number, link)

@@ -324,6 +324,7 @@ class PassWriter(StreamWriter):
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
         self._states_met: dict[Hashable, int] = {}
+        self._batch = -1  # number of the batch of the present stage
         self._lefts: dict[Hashable, int] = {}  # the state that a part leaves that was repeated
         self._begun: int | None = None  # the present state, if it is known from such a part
         self.waits: list[Awaited] = []
@@ -380,6 +381,7 @@ class PassWriter(StreamWriter):
         for one in stages:
             self.go_to(one.stage)
             self.now, self._begun = one, None
+            self._batch = self._states_met.setdefault(one.batch, len(self._states_met))
             for hook in self.hooks:
                 hook.begin(one, self)
             for part in one.parts:
@@ -417,27 +419,30 @@ class PassWriter(StreamWriter):
             return
         key = self._state() if self._begun is None else self._begun, *self._own(part)
         self._begun = None
-        if self._section(part.name, key, partial(self._write_part, part)):
-            if key not in self._lefts:
-                self._lefts[key] = self._state()
-            self._begun = self._lefts[key]
+        known = None if self.verify else self._seen.get(key)
+        if known is None:
+            self._write_section(part.name, key, partial(self._write_part, part))
+            return
+        self._repeat(part.name, known)
+        if key not in self._lefts:
+            self._lefts[key] = self._state()
+        self._begun = self._lefts[key]
 
     def section(self, name: str, own: Hashable, write: Callable[[], None]) -> None:
         """Write a section of a pass without parts, or repeat an earlier one that began in the same state.
 
         ``own`` is all on which its operations depend, beside the ``carry`` of hooks.
         """
-        self._section(name, (self._state(), name, own), write)
+        key = self._state(), name, own
+        known = None if self.verify else self._seen.get(key)
+        if known is None:
+            self._write_section(name, key, write)
+        else:
+            self._repeat(name, known)
 
-    def _section(self, name: str, key: Hashable, write: Callable[[], None]) -> bool:
-        """Write a section that begins in a state, or repeat an earlier one; return whether it was
-        repeated."""
-        known = self._seen.get(key)
-        if known is not None and not self.verify:
-            self.builder.segment(name)  # also of what follows it
-            self._repeat(known)
-            return True
-        begin, self._new = self.builder.segments, []
+    def _write_section(self, name: str, key: Hashable, write: Callable[[], None]) -> None:
+        """Write a section that begins in a state; compare it with an earlier one that did, if any."""
+        known, begin, self._new = self._seen.get(key), self.builder.segments, []
         write()
         written = self._left(begin)
         if known is not None:
@@ -446,7 +451,6 @@ class PassWriter(StreamWriter):
             assert numbers(known.segments) == numbers(written.segments), incomplete
             assert known[1:] == written[1:], incomplete
         self._seen[key] = written
-        return False
 
     def _write_part(self, part: Part) -> None:
         self.builder.segment(part.name)
@@ -459,7 +463,7 @@ class PassWriter(StreamWriter):
 
     def _own(self, part: Part) -> tuple[Hashable, ...]:
         """Return what the part and the states of the hooks say."""
-        return (part.name, self.now.batch, id(part.calls), *[state(part) for state in self._own_states])
+        return (part.name, self._batch, id(part.calls), *[state(part) for state in self._own_states])
 
     def _state_of(self, part: Part) -> Hashable:
         return self._state(), self._own(part)
@@ -489,14 +493,17 @@ class PassWriter(StreamWriter):
         carried = tuple([hook.carry for hook in self.hooks])
         return _Written(segments, self._pending, *self._distances(), tuple(promised), carried)
 
-    def _repeat(self, known: _Written) -> None:
+    def _repeat(self, name: str, known: _Written) -> None:
         """Write a part once more, and leave the state that it left."""
+        self.builder.segment(name)  # also of what follows it
         for segment in known.segments:
             self.builder.again(segment)
         written = self.builder.written
-        self._pending = known.pending
-        self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
-        self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
+        self._pending, self._awaited, self.waits = known.pending, [], []
+        if known.host_waits:
+            self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
+        if known.waits:
+            self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
         for ahead, one in known.promised:
             self.promise(self._layer + ahead, one.stream - self.first, written[one.stream] - one.ordinal)
         for hook, carried in zip(self.hooks, known.carried, strict=True):
