@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
-from simoffload.results import Timeline, Track
-from simoffload.results.timeline import Order
+from simoffload.results import Order, Timeline, Track
 from simoffload.schedule import Contention, Schedule, grouped, link_loads, transfer_time
 
 _LONGEST = 500
@@ -118,7 +117,7 @@ def _phrases(tokens: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[
     for start, size, times in grouped([numbers.setdefault(one, len(numbers)) for one in tokens], _LONGEST):
         group = tokens[start : start + size]
         if times == 1 or sum([len(windows) * count for windows, count in group]) > _MOST:
-            found += group * times
+            found += [*group] * times
         else:
             found.append((tuple([one for windows, count in group for one in windows * count]), times))
     return found

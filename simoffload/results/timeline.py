@@ -362,7 +362,7 @@ class Timeline:
     @property
     def is_simple(self) -> bool:
         """Whether copies only follow immediately on what they copy."""
-        return all([track.is_simple for track in self.tracks[:1]])
+        return not self.tracks or self.tracks[0].is_simple
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
         """Return the tracks of the streams of a rank. Raises KeyError if there is no such rank."""

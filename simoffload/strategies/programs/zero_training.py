@@ -54,7 +54,6 @@ from simoffload.strategies.training.micro_step import (
 )
 from simoffload.strategies.training.state import (
     PAGING_RATE,
-    GradientSwapper,
     Places,
     RankFiles,
     StorageStage,

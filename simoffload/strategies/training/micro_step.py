@@ -592,7 +592,7 @@ class MicroStep(TrainingStreams):
         return self._coordinator.handles() if self._coordinator is not None else []
 
     @property
-    def carry(self) -> Hashable:  # type: ignore[override]
+    def carry(self) -> Hashable:
         """All that is remembered from part to part, relative to what is written."""
         return self._memory or self._writer.memory(self._handles)
 
@@ -627,7 +627,7 @@ class MicroStep(TrainingStreams):
         if self._writer.swapper is not None and swapped is not None:
             self._writer.swapper.go_to(swapped)
 
-    def enter(self, part: Part, out: PassWriter) -> None:
+    def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
         if self._memory is not None:
             self._walk.follow()
@@ -639,7 +639,7 @@ class MicroStep(TrainingStreams):
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._writer)
 
-    def leave(self, part: Part, out: PassWriter) -> None:
+    def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Go on to the next layer."""
         if self._walk.layer < self._stack.trace.layers:
             memory = self._writer.memory(self._handles)

@@ -21,7 +21,14 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Period, Recurrence, SkippedLayers, period_of
-from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, Snapshot, State, Tensor
+from simoffload.strategies.zero.coordinator import (
+    Coordinator,
+    CoordinatorSink,
+    Layers,
+    Snapshot,
+    State,
+    Tensor,
+)
 from simoffload.strategies.zero.trace import Event, Instance, Trace
 
 _GUESSES = (12, 48, 192)

@@ -311,9 +311,7 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     return Trace(tuple(forward), tuple(begins), tuple(backward + events), tuple(begins_back))
 
 
-def parts_of_training(
-    model: ModelShape, trace: Trace, *, backward: bool, layers: int
-) -> tuple[Part, ...]:
+def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool, layers: int) -> tuple[Part, ...]:
     """Return the parts of a pass of training through so many ``layers``, which have a call for each event.
 
     Equal layers have the same calls, with the number of the layer in the order of the pass. Those that the
