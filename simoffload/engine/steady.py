@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from simoffload.engine.clock import Clock
 from simoffload.engine.network import AllocationMark, Network
-from simoffload.engine.outcome import Mark, Skip
+from simoffload.engine.outcome import RunMark, Skip
 from simoffload.engine.stream_state import NOTHING, StreamState
 from simoffload.results import SkippedPeriods
 from simoffload.schedule import CompiledSchedule, Op, Schedule
@@ -53,7 +53,7 @@ class _Recorded(NamedTuple):
     """Number of the last iteration that a stream of these has reached."""
     done: tuple[int, ...]
     """For every stream, operations whose end is known, skipped ones included."""
-    mark: Mark
+    mark: RunMark
     allocation_mark: AllocationMark
 
 
@@ -177,7 +177,7 @@ class SteadyState:
             min([one.position for one in inside]),
             max([one.position for one in inside]),
             tuple([stream_state.done for stream_state in self._stream_states]),
-            Mark(ended, now),
+            RunMark(ended, now),
             self._network.mark(),
         )
         if self._last is not None:

@@ -174,7 +174,7 @@ class ZeroTrainingPlan(StepWork):
                 layers=self.model.num_hidden_layers,
             )
             schedule = out.write([StagePass(parts, self.timing, batch)])
-            if hook.whole:
+            if hook.complete:
                 break
         return schedule
 

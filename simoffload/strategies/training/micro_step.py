@@ -459,8 +459,8 @@ GradientState = tuple[tuple[Tensor, ...], tuple[int | None, int] | None]
 """Gradients that a bucket holds, and the state of the swap buffers; None without these."""
 
 
-class GradientCourse:
-    """A GradientCourse foresees what happens to the gradients of layers, which decides what is written.
+class GradientForecast:
+    """A GradientForecast foresees what happens to the gradients of layers, which decides what is written.
 
     The gradients in a bucket and in swap buffers have a period of their own, which is much longer than what
     happens to them in a single layer: most layers are alike.
@@ -548,7 +548,7 @@ class MicroStep(TrainingStreams):
             ranks = state.places.ranks
             self._coordinator = stack.coordinator(state.fetching, ranks, CoordinatorSink(), warm=True)
         self._passes = Passes(stack, self._coordinator)
-        self._walk = LayerWalk(
+        self._layers = LayerWalk(
             self._passes,
             self._coordinator,
             stack.backward if self._backward else stack.forward,
@@ -561,9 +561,9 @@ class MicroStep(TrainingStreams):
         self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether all layers that the stack leaves out were repeated, also in forward before backward."""
-        return self._recurs and self._walk.layer == self._stack.trace.layers
+        return self._recurs and self._layers.layer == self._stack.trace.layers
 
     def start(self, out: PassWriter) -> None:
         """Replay forward without writing it, if backward is written."""
@@ -572,7 +572,7 @@ class MicroStep(TrainingStreams):
         self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         completed = self._stack.parameters.completed
         layer = [tensor for event in self._pieces.get(0, ()) for tensor in completed(event)]
-        self._course = GradientCourse(
+        self._foreseen = GradientForecast(
             self._state.settings.reduce_bucket_size,
             out.swapper,
             layer if self._backward and out.reduces else (),
@@ -599,7 +599,7 @@ class MicroStep(TrainingStreams):
     @carry.setter
     def carry(self, memory: Hashable) -> None:
         assert isinstance(memory, Memory)
-        self._walk.repeat()
+        self._layers.repeat()
         self._memory = memory
 
     def state(self, part: Part) -> Hashable:
@@ -608,12 +608,12 @@ class MicroStep(TrainingStreams):
         if part.layer < 0:
             return part.layer
         if not part.layer:
-            self._next_held = self._course.number(self._gradients)
+            self._next_held = self._foreseen.number(self._gradients)
         self._held = self._next_held
-        kind, self._next_held = self._course.after(self._held)
-        if self._walk.state is None:
+        kind, self._next_held = self._foreseen.after(self._held)
+        if self._layers.state is None:
             return "layer", part.layer
-        return self._walk.state, kind
+        return self._layers.state, kind
 
     @property
     def _gradients(self) -> GradientState:
@@ -622,7 +622,7 @@ class MicroStep(TrainingStreams):
 
     def _hold(self, number: int) -> None:
         """Set the state of the gradients."""
-        held, swapped = self._course.state(number)
+        held, swapped = self._foreseen.state(number)
         self._bucket.hold(held)
         if self._writer.swapper is not None and swapped is not None:
             self._writer.swapper.go_to(swapped)
@@ -630,21 +630,21 @@ class MicroStep(TrainingStreams):
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
         if self._memory is not None:
-            self._walk.follow()
+            self._layers.follow()
             self._writer.remember(self._handles, self._memory)
             self._memory = None
-        self._events = iter(self._pieces[self._walk.layer])
-        if self._walk.layer >= 0:
+        self._events = iter(self._pieces[self._layers.layer])
+        if self._layers.layer >= 0:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._writer)
 
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Go on to the next layer."""
-        if self._walk.layer < self._stack.trace.layers:
+        if self._layers.layer < self._stack.trace.layers:
             memory = self._writer.memory(self._handles)
-            self._walk.go_on()
-            if self._walk.is_behind:
+            self._layers.go_on()
+            if self._layers.is_behind:
                 self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
