@@ -16,7 +16,7 @@ initial colours, and ranks of different colours are never folded.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,17 +50,22 @@ class Folding(NamedTuple):
 
 def fold_ranks(schedule: Schedule) -> Folding:
     """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
-    shape = tuple(route.hops for route in schedule.routes)
+    distinct: dict[tuple[_Hops, ...], int] = {}
+    numbers = [distinct.setdefault(route.hops, len(distinct)) for route in schedule.routes]
     programs = tuple(program.ranks for program in schedule.parts)
     capacities = tuple(_numbered([(link.capacity, link.scale) for link in schedule.links]))
-    classes, links, hops, peers = _quotient(programs, capacities, shape, schedule.distinct, schedule.peers)
+    classes, links, hops, peers = _quotient(
+        programs, capacities, tuple(distinct), schedule.distinct, schedule.peers
+    )
     firsts: dict[int, Link] = {}
     for number, link in zip(links, schedule.links, strict=True):
         firsts.setdefault(number, link)
     folded = schedule._replace(
         ranks=len(classes),
         links=tuple(firsts.values()),
-        routes=tuple(route._replace(hops=own) for route, own in zip(schedule.routes, hops, strict=True)),
+        routes=tuple(
+            route._replace(hops=hops[number]) for route, number in zip(schedule.routes, numbers, strict=True)
+        ),
         distinct=(),
         programs=_folded_programs(schedule, classes),
         peers=peers,
@@ -115,35 +120,47 @@ def _refined(
     peers: Sequence[Peers],
 ) -> tuple[list[int], list[int]]:
     """Return the final colours of ranks and of links, which no neighbourhood can refine, numbered in
-    order."""
+    order.
+
+    A neighbourhood is a list of numbers, each of a colour, and of a way to cross: a route and a coefficient.
+    """
+    crossings: dict[tuple[int, int], int] = {}
+    crossed: list[list[tuple[int, int]]] = []  # (link, kind of crossing) of each rank
+    crossing: list[list[tuple[int, int]]] = [[] for _ in links]  # (rank, kind of crossing) of each link
+    for rank, routes in enumerate(own):
+        crossed.append([])
+        for route, hops in enumerate(routes):
+            for link, coefficient in hops:
+                kind = crossings.setdefault((route, coefficient), len(crossings))
+                crossed[rank].append((link, kind))
+                crossing[link].append((rank, kind))
+    count = max(1, len(crossings))
+    # Links that the same ranks cross in the same way always have the same colour.
+    bundles = _numbered([(colour, *near) for colour, near in zip(links, crossing, strict=True)])
+    firsts = [members[0] for members in _members(bundles)]
     rank_colours = _numbered(start)
-    link_colours = list(links)
+    bundle_colours = _numbered([links[one] for one in firsts])
     while True:
-        found = max(rank_colours, default=0), max(link_colours, default=0)
+        found = max(rank_colours, default=0), max(bundle_colours, default=0)
+        link_colours = [bundle_colours[bundle] for bundle in bundles]
         rank_colours = _numbered(
             [
                 (
                     colour,
-                    tuple([_sorted((link_colours[link], c) for link, c in hops) for hops in routes]),
+                    tuple(sorted([link_colours[link] * count + kind for link, kind in near])),
                     tuple([_seen(one, rank, rank_colours) for one in peers]),
                 )
-                for rank, (colour, routes) in enumerate(zip(rank_colours, own, strict=True))
+                for rank, (colour, near) in enumerate(zip(rank_colours, crossed, strict=True))
             ]
         )
-        crossing: list[list[tuple[int, int, int]]] = [[] for _ in links]
-        for colour, routes in zip(rank_colours, own, strict=True):
-            for route, hops in enumerate(routes):
-                for link, coefficient in hops:
-                    crossing[link].append((route, colour, coefficient))
-        link_colours = _numbered(
-            [(colour, _sorted(flows)) for colour, flows in zip(link_colours, crossing, strict=True)]
+        bundle_colours = _numbered(
+            [
+                (colour, tuple(sorted([rank_colours[rank] * count + kind for rank, kind in crossing[one]])))
+                for colour, one in zip(bundle_colours, firsts, strict=True)
+            ]
         )
-        if (max(rank_colours, default=0), max(link_colours, default=0)) == found:
-            return rank_colours, link_colours
-
-
-def _sorted(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(sorted(pairs))
+        if (max(rank_colours, default=0), max(bundle_colours, default=0)) == found:
+            return rank_colours, [bundle_colours[bundle] for bundle in bundles]
 
 
 def _numbered(keys: Sequence[Hashable]) -> list[int]:

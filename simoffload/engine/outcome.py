@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from simoffload.engine.network import Network
 from simoffload.engine.stream_state import StreamState
-from simoffload.results import Timeline, Track
-from simoffload.results.timeline import Order
+from simoffload.results import Order, Timeline, Track
 from simoffload.schedule import Contention, Schedule, grouped, link_loads, transfer_time
 
 _LONGEST = 500
@@ -23,7 +22,7 @@ _MOST = 10_000
 _Interval = tuple[int, int]
 
 
-class Mark(NamedTuple):
+class RunMark(NamedTuple):
     """A time of a run, and its progress."""
 
     ended: tuple[int, ...]
@@ -35,8 +34,8 @@ class Mark(NamedTuple):
 class Skip(NamedTuple):
     """What was counted instead of run at a time: intervals that had been run before, one after the other."""
 
-    at: Mark
-    intervals: tuple[tuple[tuple[tuple[Mark, Mark], ...], int], ...]
+    at: RunMark
+    intervals: tuple[tuple[tuple[tuple[RunMark, RunMark], ...], int], ...]
     """Sequences of intervals, each given by begin and end, and how often each sequence is counted."""
 
 
@@ -50,7 +49,7 @@ def timeline_of(
     """Return the timeline of a finished run. Raises OverflowError if its times do not fit into the
     columns."""
     makespan = max([one.ends[-1] for one in stream_states if one.ends], default=0)
-    marks = _marks(skips, Mark(tuple([len(one.ends) for one in stream_states]), makespan))
+    marks = _marks(skips, RunMark(tuple([len(one.ends) for one in stream_states]), makespan))
     order = _order(skips, marks)
     tracks = tuple([_track(stream_state, marks, order) for stream_state in stream_states])
     busy, saturated = _use(schedule, contention, stream_states, network, marks, order)
@@ -66,9 +65,9 @@ def timeline_of(
     )
 
 
-def _marks(skips: Sequence[Skip], end: Mark) -> list[Mark]:
+def _marks(skips: Sequence[Skip], end: RunMark) -> list[RunMark]:
     """Return the marks that divide the run into windows, from its begin to its end."""
-    marks = {Mark((0,) * len(end.ended), 0), end, *[skip.at for skip in skips]}
+    marks = {RunMark((0,) * len(end.ended), 0), end, *[skip.at for skip in skips]}
     for skip in skips:
         for intervals, _ in skip.intervals:
             for begin, after in _joined(intervals):
@@ -76,9 +75,9 @@ def _marks(skips: Sequence[Skip], end: Mark) -> list[Mark]:
     return sorted(marks, key=lambda mark: (mark.time, sum(mark.ended)))
 
 
-def _joined(intervals: Sequence[tuple[Mark, Mark]]) -> list[tuple[Mark, Mark]]:
+def _joined(intervals: Sequence[tuple[RunMark, RunMark]]) -> list[tuple[RunMark, RunMark]]:
     """Join intervals that follow each other."""
-    joined: list[tuple[Mark, Mark]] = []
+    joined: list[tuple[RunMark, RunMark]] = []
     for begin, end in intervals:
         if joined and joined[-1][1] == begin:
             joined[-1] = joined[-1][0], end
@@ -87,7 +86,7 @@ def _joined(intervals: Sequence[tuple[Mark, Mark]]) -> list[tuple[Mark, Mark]]:
     return joined
 
 
-def _order(skips: Sequence[Skip], marks: Sequence[Mark]) -> Order:
+def _order(skips: Sequence[Skip], marks: Sequence[RunMark]) -> Order:
     """Return the order in which windows, each between two neighbouring marks, take place."""
     number = {mark: index for index, mark in enumerate(marks)}
     tokens: list[tuple[tuple[int, ...], int]] = []
@@ -118,13 +117,13 @@ def _phrases(tokens: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[
     for start, size, times in grouped([numbers.setdefault(one, len(numbers)) for one in tokens], _LONGEST):
         group = tokens[start : start + size]
         if times == 1 or sum([len(windows) * count for windows, count in group]) > _MOST:
-            found += group * times
+            found += [*group] * times
         else:
             found.append((tuple([one for windows, count in group for one in windows * count]), times))
     return found
 
 
-def _track(stream_state: StreamState, marks: Sequence[Mark], order: Order) -> Track:
+def _track(stream_state: StreamState, marks: Sequence[RunMark], order: Order) -> Track:
     number = stream_state.number
     spans = tuple([(one.ended[number], other.ended[number]) for one, other in pairwise(marks)])
     start, end = array("q"), array("q")
@@ -152,7 +151,7 @@ def _use(
     contention: Contention,
     stream_states: Sequence[StreamState],
     network: Network[StreamState],
-    marks: Sequence[Mark],
+    marks: Sequence[RunMark],
     order: Order,
 ) -> tuple[list[int], list[int]]:
     """Return for every link the time [ps] with a transfer, and the time at full capacity."""
@@ -204,7 +203,7 @@ def _wide(
     return transferring
 
 
-def _time(intervals: Iterable[_Interval], marks: Sequence[Mark], times: Sequence[int]) -> int:
+def _time(intervals: Iterable[_Interval], marks: Sequence[RunMark], times: Sequence[int]) -> int:
     """Return the time [ps] covered by at least one interval, of windows that take place some ``times``."""
     total = 0
     reached = 0

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from simoffload.engine.clock import Clock
 from simoffload.engine.network import AllocationMark, Network
-from simoffload.engine.outcome import Mark, Skip
+from simoffload.engine.outcome import RunMark, Skip
 from simoffload.engine.stream_state import NOTHING, StreamState
 from simoffload.results import SkippedPeriods
 from simoffload.schedule import CompiledSchedule, Op, Schedule
@@ -53,7 +53,7 @@ class _Recorded(NamedTuple):
     """Number of the last iteration that a stream of these has reached."""
     done: tuple[int, ...]
     """For every stream, operations whose end is known, skipped ones included."""
-    mark: Mark
+    mark: RunMark
     allocation_mark: AllocationMark
 
 
@@ -177,7 +177,7 @@ class SteadyState:
             min([one.position for one in inside]),
             max([one.position for one in inside]),
             tuple([stream_state.done for stream_state in self._stream_states]),
-            Mark(ended, now),
+            RunMark(ended, now),
             self._network.mark(),
         )
         if self._last is not None:
@@ -357,13 +357,16 @@ class SteadyState:
         if not loops:
             return
         ahead = dict.fromkeys(range(len(self._stream_states)), 0)
-        position = found.position
+        position = found.position + sum([loop.times * loop.iterations for loop in loops])
+        windows = {id(window): window for loop in loops for window in loop.windows}
+        times = dict.fromkeys(windows, 0)
         for loop in loops:
-            position += loop.times * loop.iterations
             for window in loop.windows:
-                self._network.repeat(window.begin.allocation_mark, window.end.allocation_mark, loop.times)
-                for number, more in enumerate(window.progress):
-                    ahead[number] += loop.times * more
+                times[id(window)] += loop.times
+        for number, window in windows.items():
+            self._network.repeat(window.begin.allocation_mark, window.end.allocation_mark, times[number])
+            for stream, more in enumerate(window.progress):
+                ahead[stream] += times[number] * more
         self._advance(ahead, found)
         self._clock.skip(sum([loop.times * loop.length for loop in loops]))
         self.skips.append(

@@ -47,7 +47,7 @@ from simoffload.results.quality import (
     quality_of_weights,
 )
 from simoffload.results.result import SimulationResult
-from simoffload.results.timeline import How, Interval, PassWork, Repeat, SkippedPeriods, Timeline, Track
+from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
 from simoffload.results.values import TimeName, by_name, definitions, interval_columns, with_intervals
 
@@ -75,11 +75,11 @@ __all__ = [
     "LinkUse",
     "MemoryStage",
     "MemoryTerm",
+    "Order",
     "Outlook",
     "PassResult",
     "PassWork",
     "Remedies",
-    "Repeat",
     "ResultProvenance",
     "SavedPart",
     "Share",

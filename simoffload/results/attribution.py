@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from simoffload.results.causes import cause_text
-from simoffload.results.timeline import Timeline
+from simoffload.results.timeline import OperationPlace, Timeline
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 
 
@@ -80,6 +80,11 @@ def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
             track = tracks[number]
             own = track.ordinals[item]
             ordinal += own[slot] + at * (own[-1] - own[0]) - track.recorded[window]
+        begin = own[slot] + at * (own[-1] - own[0])
+        if ordinal >= begin:  # in the same window, most often
+            first, _ = track.spans[track.items[item].windows[slot]]
+            place = OperationPlace(item, at, slot, first + ordinal - begin)
+            continue
         place = track.find(ordinal)
         if place.item != item:
             met.clear()

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from simoffload.schedule import CompiledOp, CompiledSchedule, Op, Schedule
 
 
-class Item(NamedTuple):
-    """An Item is some windows of a run that take place one after the other, ``times`` times."""
+class WindowSequence(NamedTuple):
+    """A WindowSequence is some windows of a run that take place one after the other, ``times`` times."""
 
     windows: tuple[int, ...]
     times: int
@@ -35,7 +35,7 @@ class Item(NamedTuple):
 class Order(NamedTuple):
     """An Order states in which order the windows of a run, which were each recorded once, take place."""
 
-    items: tuple[Item, ...]
+    items: tuple[WindowSequence, ...]
     begins: tuple[int, ...]
     """Begin of every window when it was recorded, which is when it took place first [ps]."""
 
@@ -51,7 +51,7 @@ class Order(NamedTuple):
                     begins[window] = time
                 later.append(time - begins[window])
                 time += lengths[window]
-            items.append(Item(windows, times, tuple(later), time - begin))
+            items.append(WindowSequence(windows, times, tuple(later), time - begin))
             time += (times - 1) * (time - begin)
         return cls(tuple(items), tuple(begins))
 
@@ -102,8 +102,8 @@ class Piece(NamedTuple):
     """Time from the recorded entries to their first occurrence [ps]."""
 
 
-class Place(NamedTuple):
-    """A Place is that of an operation in the order of windows."""
+class OperationPlace(NamedTuple):
+    """An OperationPlace is that of an operation in the order of windows."""
 
     item: int
     round: int
@@ -131,7 +131,7 @@ class Track:
     -1 is the operation before it on its own stream, or none for the first one. The predecessor of a copy is
     as many operations later as the window of the copy begins later on the track of the predecessor.
     """
-    items: tuple[Item, ...] = ()
+    items: tuple[WindowSequence, ...] = ()
     """Order of the windows, the same for all tracks; () = one window with all entries."""
     spans: tuple[tuple[int, int], ...] = ()
     """First entry, and entry after the last, of every window."""
@@ -149,7 +149,7 @@ class Track:
         """Count the operations of all windows."""
         keep = object.__setattr__
         if not self.items:
-            keep(self, "items", (Item((0,), 1, (0,), 0),))
+            keep(self, "items", (WindowSequence((0,), 1, (0,), 0),))
             keep(self, "spans", ((0, len(self.end)),))
         sizes = [last - first for first, last in self.spans]
         recorded, ordinals, ordinal = [-1] * len(sizes), [], 0
@@ -202,7 +202,7 @@ class Track:
             if last > first:
                 yield first, last, count
 
-    def find(self, ordinal: int) -> Place:
+    def find(self, ordinal: int) -> OperationPlace:
         """Return the place of the operation with an ordinal. Raises IndexError."""
         if not 0 <= ordinal < len(self):
             raise IndexError(ordinal)
@@ -210,7 +210,7 @@ class Track:
         own = self.ordinals[item]
         number, rest = divmod(ordinal - own[0], own[-1] - own[0])
         slot = bisect_right(own, own[0] + rest) - 1 if len(own) > 2 else 0
-        return Place(
+        return OperationPlace(
             item, number, slot, self.spans[self.items[item].windows[slot]][0] + own[0] + rest - own[slot]
         )
 
@@ -240,7 +240,7 @@ class Track:
         place = self.find(ordinal)
         return self.end[place.entry] + self._later(place)
 
-    def _later(self, place: Place) -> int:
+    def _later(self, place: OperationPlace) -> int:
         item = self.items[place.item]
         return item.later[place.slot] + place.round * item.length
 

@@ -72,7 +72,8 @@ class ScheduleBuilder:
         self._events = 0
         self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
         self._written: list[tuple[str, tuple[Op, ...]]] = []  # the same, by number
-        self._streams: list[Counter[int]] = []  # operations of each, by stream
+        # Of each the operations by stream, in total, and of all ranks.
+        self._sizes: list[tuple[tuple[tuple[int, int], ...], int, int]] = []
         self._numbers: list[int] = []  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
@@ -89,7 +90,9 @@ class ScheduleBuilder:
             number = self._distinct.setdefault(segment, len(self._distinct))
             if number == len(self._written):
                 self._written.append(segment)
-                self._streams.append(Counter([op.stream for op in self._ops]))
+                counts = Counter([op.stream for op in self._ops])
+                events = sum([count * self._ranks[stream] for stream, count in counts.items()])
+                self._sizes.append((tuple(counts.items()), len(self._ops), events))
             self._numbers.append(number)
             self._ops = []
 
@@ -98,11 +101,11 @@ class ScheduleBuilder:
         own."""
         self._close()
         self._numbers.append(self._numbers[segment])
-        more = 0
-        for stream, count in self._streams[self._numbers[-1]].items():
-            self.written[stream] += count
-            self._events += count * self._ranks[stream]
-            more += count
+        counts, more, events = self._sizes[self._numbers[-1]]
+        written = self.written
+        for stream, count in counts:
+            written[stream] += count
+        self._events += events
         self._count += more
         if self._count % _BETWEEN_COUNTS < more:
             count_operations(self._empty.name, self._events)
@@ -171,21 +174,22 @@ class ScheduleBuilder:
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        for hops_of_ranks in self._route_hops:
-            for hops in hops_of_ranks:
-                for link, share in hops:
+        distinct = {id(hops): hops for hops_of_ranks in self._route_hops for hops in hops_of_ranks}
+        for hops in distinct.values():
+            for link, share in hops:
+                if share.denominator > 1:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
             Link(name, capacity * scale, scale, unit)
             for (name, capacity, unit), scale in zip(units, scales, strict=True)
         )
-        route_hops = [
-            tuple(
-                tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
-                for hops in hops_of_ranks
+        scaled = {
+            number: tuple(
+                [(link, share.numerator * (scales[link] // share.denominator)) for link, share in hops]
             )
-            for hops_of_ranks in self._route_hops
-        ]
+            for number, hops in distinct.items()
+        }
+        route_hops = [tuple([scaled[id(hops)] for hops in ranks]) for ranks in self._route_hops]
         routes = tuple(Route(key.cause, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)

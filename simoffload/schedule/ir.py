@@ -232,7 +232,7 @@ class Schedule(NamedTuple):
         number = {old: new for new, old in enumerate(order)}
         renumbered: dict[tuple[Dependency, ...], tuple[Dependency, ...]] = {}
 
-        def moved(op: Op) -> Op:
+        def renumbered_op(op: Op) -> Op:
             kind, label, stream, fixed, size, route, after, collective = op
             if after not in renumbered:
                 renumbered[after] = tuple([one._replace(stream=number[one.stream]) for one in after])
@@ -241,7 +241,7 @@ class Schedule(NamedTuple):
         return self._replace(
             streams=tuple([self.streams[one] for one in order]),
             devices=tuple([self.devices[one] for one in order if self.devices]),
-            blocks=self.with_operations(moved),
+            blocks=self.with_operations(renumbered_op),
         )
 
     def with_operations(self, changed: Callable[[Op], Op]) -> tuple[Block, ...]:

@@ -93,6 +93,19 @@ class Fetches(CoordinatorSink):
             ),
         )
 
+    def restore(self, handles: Sequence[int], state: State) -> None:
+        """Set a state, relative to what is written now, of which the gathers have other ``handles``."""
+        reads, events, gathers = state
+        assert isinstance(reads, float)
+        assert isinstance(events, tuple)
+        assert isinstance(gathers, tuple)
+        copied, gathered = self._out.count(self._copies), self._out.count(self._comm)
+        self._pending_reads = reads
+        self._fetch_events[len(self._fetch_events) - len(events) :] = [copied - back for back in events]
+        for handle, gather in zip([one for one in handles if one >= 0], gathers, strict=True):
+            ordinal = gathered - gather.ordinal if gather.ordinal >= 0 else -1
+            self._gathers[handle] = gather._replace(ordinal=ordinal)
+
     def begin(self) -> None:
         """Begin the hook before a module."""
         self._fetched_until = None

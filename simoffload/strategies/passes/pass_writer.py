@@ -298,7 +298,7 @@ class PassWriter(StreamWriter):
         self._before, self._launch, self._launched, self._run, self._after = map(
             self._acting, ("before", "launch", "launched", "kernels", "after")
         )
-        self._states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
+        self._own_states = [one.state for one in self.hooks if type(one).state is not Hook.of_modules]
         ahead = [hook.stream(one) for hook in self.hooks for one in hook.listed_first]
         self._listed = [HOST, *ahead, *[one for one in range(1, len(names)) if one not in ahead]]
         programs = [
@@ -320,11 +320,13 @@ class PassWriter(StreamWriter):
         )
         self._gpus_of = gpus
         self._seen: dict[Hashable, _Written] = {}
+        self._layer = -1
         self._promised: dict[tuple[int, int], list[Awaited]] = {}
         self._new: list[tuple[int, Awaited]] = []
-        self._steady: tuple[tuple[Hashable, ...], range] | None = (
-            None  # the last part, if it leaves its state
-        )
+        self._states_met: dict[Hashable, int] = {}
+        self._batch = -1  # number of the batch of the present stage
+        self._lefts: dict[Hashable, int] = {}  # the state that a part leaves that was repeated
+        self._begun: int | None = None  # the present state, if it is known from such a part
         self.waits: list[Awaited] = []
         """What the next kernels wait for."""
         self.stage_number = 0
@@ -378,7 +380,8 @@ class PassWriter(StreamWriter):
             hook.start(self)
         for one in stages:
             self.go_to(one.stage)
-            self.now, self._steady = one, None
+            self.now, self._begun = one, None
+            self._batch = self._states_met.setdefault(one.batch, len(self._states_met))
             for hook in self.hooks:
                 hook.begin(one, self)
             for part in one.parts:
@@ -403,7 +406,10 @@ class PassWriter(StreamWriter):
     def _part(self, part: Part) -> None:
         """Write a part, or repeat an earlier one that began in the same state."""
         self._layer = part.layer
-        self.waits += self._promised.pop((self.stage_number, part.layer), ())
+        promised = self._promised.pop((self.stage_number, part.layer), None)
+        if promised:
+            self.waits += promised
+            self._begun = None
         if self.now.recurrence is not None:
             state, position = partial(self._state_of, part), self.builder.segments
             if (period := self.now.recurrence.begins(part.layer, state, position)) is not None:
@@ -411,29 +417,39 @@ class PassWriter(StreamWriter):
         if not self._repeats:
             self._write_part(part)
             return
-        own = self._own(part)
-        if self._steady is not None and self._steady[0] == own and not self.waits:
-            for segment in self._steady[1]:
-                self.builder.again(segment)
+        key = self._state() if self._begun is None else self._begun, *self._own(part)
+        self._begun = None
+        known = None if self.verify else self._seen.get(key)
+        if known is None:
+            self._write_section(part.name, key, partial(self._write_part, part))
             return
-        self._steady = None
-        key = self._state(own)
-        known = self._seen.get(key)
-        if known is not None and not self.verify:
-            self.builder.segment(part.name)  # also of what follows it
-            self._repeat(known)
-            if self._state(own) == key and not (known.host_waits or known.waits or known.promised):
-                self._steady = own, known.segments
-            return
-        begin, self._new = self.builder.segments, []
-        self._write_part(part)
+        self._repeat(part.name, known)
+        if key not in self._lefts:
+            self._lefts[key] = self._state()
+        self._begun = self._lefts[key]
+
+    def section(self, name: str, own: Hashable, write: Callable[[], None]) -> None:
+        """Write a section of a pass without parts, or repeat an earlier one that began in the same state.
+
+        ``own`` is all on which its operations depend, beside the ``carry`` of hooks.
+        """
+        key = self._state(), name, own
+        known = None if self.verify else self._seen.get(key)
+        if known is None:
+            self._write_section(name, key, write)
+        else:
+            self._repeat(name, known)
+
+    def _write_section(self, name: str, key: Hashable, write: Callable[[], None]) -> None:
+        """Write a section that begins in a state; compare it with an earlier one that did, if any."""
+        known, begin, self._new = self._seen.get(key), self.builder.segments, []
+        write()
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
-            assert numbers(known.segments) == numbers(written.segments), (
-                f"{part.name} {part.layer}: a state is incomplete"
-            )
-            assert known[1:] == written[1:], f"{part.name} {part.layer}: a state is incomplete"
+            incomplete = f"{name} {self._layer}: a state is incomplete"
+            assert numbers(known.segments) == numbers(written.segments), incomplete
+            assert known[1:] == written[1:], incomplete
         self._seen[key] = written
 
     def _write_part(self, part: Part) -> None:
@@ -447,23 +463,22 @@ class PassWriter(StreamWriter):
 
     def _own(self, part: Part) -> tuple[Hashable, ...]:
         """Return what the part and the states of the hooks say."""
-        return (part.name, id(part.calls), *[state(part) for state in self._states])
+        return (part.name, self._batch, id(part.calls), *[state(part) for state in self._own_states])
 
     def _state_of(self, part: Part) -> Hashable:
-        return self._state(self._own(part))
+        return self._state(), self._own(part)
 
-    def _state(self, own: tuple[Hashable, ...]) -> Hashable:
-        """Return the state in which a part begins, relative to what was written."""
+    def _state(self) -> int:
+        """Return the number of the state in which a part begins, relative to what was written."""
         written = self.builder.written
-        return (
+        state = (
             self.stage_number,
-            self.now.batch,
             self._pending,
             *self._distances(),
             tuple(map(bool, written[self.first : self.first + self.width])),
-            own,
             tuple([hook.carry for hook in self.hooks]),
         )
+        return self._states_met.setdefault(state, len(self._states_met))
 
     def _distances(self) -> tuple[tuple[tuple[int, int], ...], tuple[Awaited, ...]]:
         """Return what the host and the GPU wait for, as distances to what was written."""
@@ -478,14 +493,17 @@ class PassWriter(StreamWriter):
         carried = tuple([hook.carry for hook in self.hooks])
         return _Written(segments, self._pending, *self._distances(), tuple(promised), carried)
 
-    def _repeat(self, known: _Written) -> None:
+    def _repeat(self, name: str, known: _Written) -> None:
         """Write a part once more, and leave the state that it left."""
+        self.builder.segment(name)  # also of what follows it
         for segment in known.segments:
             self.builder.again(segment)
         written = self.builder.written
-        self._pending = known.pending
-        self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
-        self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
+        self._pending, self._awaited, self.waits = known.pending, [], []
+        if known.host_waits:
+            self._awaited = [(stream, self.count(stream) - back) for stream, back in known.host_waits]
+        if known.waits:
+            self.waits = [one._replace(ordinal=written[one.stream] - one.ordinal) for one in known.waits]
         for ahead, one in known.promised:
             self.promise(self._layer + ahead, one.stream - self.first, written[one.stream] - one.ordinal)
         for hook, carried in zip(self.hooks, known.carried, strict=True):

@@ -79,12 +79,17 @@ class StreamWriter:
         """Return the capacity of a resource that the ranks may use [B/s]."""
         return resource.capacity
 
-    def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
-        """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU."""
+    def way(
+        self, key: tuple[object, ...], path: Callable[[int], Path], *, of_host: bool = False
+    ) -> RankRoute:
+        """Return the routes of all ranks, cached by ``key``; ``path`` returns the path of one rank's GPU,
+        which is that of all GPUs of its host if it is the path ``of_host`` memory."""
         key = (self.first, *key)
         if key not in self._routes:
-            paths = [path(gpu) for gpu in self.gpus]
-            self._routes[key] = paths[0], self.of_all([path.hops for path in paths])
+            each = self.machine.gpus_per_node if of_host else 1
+            paths = {number: path(number * each) for number in {gpu // each for gpu in self.gpus}}
+            own = [paths[gpu // each] for gpu in self.gpus]
+            self._routes[key] = own[0], self.of_all([path.hops for path in own])
         return self._routes[key]
 
     def of_all(self, hops: Sequence[Hops]) -> tuple[Hops, ...]:
@@ -155,7 +160,7 @@ class StreamWriter:
         key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache
         if key not in self.known:
             reach = self.machine.storage_write if written else self.machine.storage_read
-            path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds))
+            path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds), of_host=not gds)
             rate = path.curve.rate(size)
             if in_flight is not None and self.machine.tiers[tier].is_storage:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)

@@ -199,7 +199,7 @@ class FsdpPlan(StepWork):
         hook: Hook = FsdpOptimizer(self)
         if part.phase != "optimizer":
             backward = part.phase == "backward"
-            parts = parts_of_training(self.model, self.trace, backward=backward)
+            parts = parts_of_training(self.model, self.trace, backward=backward, layers=self.trace.layers)
             hook = FsdpUnits(self.units, self._runtime(part), part)
         out = PassWriter(
             name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)

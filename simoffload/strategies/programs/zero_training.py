@@ -29,7 +29,7 @@ from simoffload.strategies.ds_config.export import FILE, Work, exported_config, 
 from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.held import Held
-from simoffload.strategies.passes.pass_writer import Recurrence, StagePass
+from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
@@ -54,7 +54,6 @@ from simoffload.strategies.training.micro_step import (
 )
 from simoffload.strategies.training.state import (
     PAGING_RATE,
-    GradientSwapper,
     Places,
     RankFiles,
     StorageStage,
@@ -168,10 +167,14 @@ class ZeroTrainingPlan(StepWork):
             layers = stack.trace.layers
             hook = MicroStep(stack, self.state, self._activations(layers), part)
             out = MicroStepWriter(self, part, hook)
-            parts = parts_of_training(self.model.of_layers(layers), stack.trace, backward=backward)
-            recurrence = Recurrence(stack.backward if backward else stack.forward)
-            schedule = out.write([StagePass(parts, self.timing, batch, recurrence=recurrence)])
-            if hook.recurs and recurrence.found:
+            parts = parts_of_training(
+                self.model.of_layers(layers),
+                stack.trace,
+                backward=backward,
+                layers=self.model.num_hidden_layers,
+            )
+            schedule = out.write([StagePass(parts, self.timing, batch)])
+            if hook.complete:
                 break
         return schedule
 
@@ -182,10 +185,7 @@ class ZeroTrainingPlan(StepWork):
 
     def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
         """Yield the stacks that can represent the model in a pass, the shortest first."""
-        if part.phase == "forward":
-            return self.layered.stacks()
-        swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
-        return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
+        return self.layered.stacks() if part.phase == "forward" else self.layered.stacks_back(reduces=False)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
         """Return the copies of checkpoints to host memory, for a model with so many ``layers``."""
@@ -203,7 +203,7 @@ class ZeroTrainingPlan(StepWork):
         return self._peak(warm=True) if self.settings.stage == 3 else None
 
     def _peak(self, *, warm: bool) -> ReplayPeaks:
-        stacks = self.layered.stacks_back(None, warm=warm)
+        stacks = self.layered.stacks_back(reduces=True, warm=warm)
         peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
         return next(found for found in peaks if found is not None)  # that of the whole, at the latest
 

@@ -39,7 +39,7 @@ from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
-from simoffload.strategies.zero.replay import LayeredModel, LayerStack, Parameters, Passes, hook
+from simoffload.strategies.zero.replay import LayeredModel, LayerStack, LayerWalk, Parameters, Passes, hook
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 
@@ -129,6 +129,15 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
+class Memory(NamedTuple):
+    """A Memory is what a micro-step's writer remembers from layer to layer, relative to what is written."""
+
+    fetches: State
+    reduces: tuple[int, ...]
+    """Distances to the last reduced buckets on the gradients' stream."""
+    kernel_waits: tuple[int, ...]
+
+
 class MicroStepWriter(PassWriter, GradientSink):
     """A MicroStepWriter writes forward, or the kernels, gradients and checkpoints of backward."""
 
@@ -153,19 +162,25 @@ class MicroStepWriter(PassWriter, GradientSink):
         self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
-    def state(self, handles: Sequence[int]) -> State:
-        """Return the state that determines further operations, beside that of the streams, relative to those
-        already written.
+    def memory(self, handles: Sequence[int]) -> Memory:
+        """Return what determines further operations, beside the state of the streams and the gradients that
+        are held, relative to those already written.
 
         ``handles`` are the gathers that have not been waited for.
         """
         written = self.count(self.gradients)
-        return (
+        return Memory(
             self.fetches.state(handles),
-            tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]),
-            self.swapper.state if self.swapper is not None else None,
+            tuple([written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]]),
             self.kernel_waits.state,
         )
+
+    def remember(self, handles: Sequence[int], memory: Memory) -> None:
+        """Set what determines further operations, where gathers have other ``handles``."""
+        written = self.count(self.gradients)
+        self.fetches.restore(handles, memory.fetches)
+        self._reduces = [written - back for back in memory.reduces]
+        self.kernel_waits = KernelWaits(*memory.kernel_waits)
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -425,9 +440,13 @@ class Bucket:
             self.add(tensor)
 
     @property
-    def state(self) -> tuple[object, ...]:
+    def state(self) -> tuple[Tensor, ...]:
         """Gradients that the bucket holds now."""
         return tuple(self._held)
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Hold these gradients and no others."""
+        self._held, self._numel = list(tensors), sum([tensor.numel for tensor in tensors])
 
     def flush(self) -> None:
         """Reduce the gradients that are held."""
@@ -436,13 +455,87 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
+GradientState = tuple[tuple[Tensor, ...], tuple[int | None, int] | None]
+"""Gradients that a bucket holds, and the state of the swap buffers; None without these."""
+
+
+class GradientForecast:
+    """A GradientForecast foresees what happens to the gradients of layers, which decides what is written.
+
+    The gradients in a bucket and in swap buffers have a period of their own, which is much longer than what
+    happens to them in a single layer: most layers are alike.
+    """
+
+    def __init__(self, size: int, swapper: GradientSwapper | None, layer: Sequence[Tensor]) -> None:
+        """Foresee the course of the gradients of equal layers in a bucket of ``size`` [elements]."""
+        self._steps: list[Hashable] = []
+        self._bucket = Bucket(size, self._reduce, gradient=self._gradient)
+        self._swapper = swapper.twin() if swapper is not None else None
+        self._layer = layer
+        self._numbers: dict[GradientState, int] = {}
+        self._states: list[GradientState] = []
+        self._outcomes: dict[int, tuple[int, int]] = {}
+        self._kinds: dict[tuple[Hashable, ...], int] = {}
+
+    def number(self, state: GradientState) -> int:
+        """Return the number of a state."""
+        number = self._numbers.setdefault(state, len(self._states))
+        if number == len(self._states):
+            self._states.append(state)
+        return number
+
+    def state(self, number: int) -> GradientState:
+        """Return the state with a number."""
+        return self._states[number]
+
+    def after(self, number: int) -> tuple[int, int]:
+        """Return the kind of what happens in a layer that begins in a state, and the state after it."""
+        if number not in self._outcomes:
+            held, swapped = self._states[number]
+            self._bucket.hold(held)
+            if self._swapper is not None and swapped is not None:
+                self._swapper.go_to(swapped)
+            self._steps = []
+            self._bucket.add_all(self._layer)
+            kind = self._kinds.setdefault(tuple(self._steps), len(self._kinds))
+            left = self._swapper.state if self._swapper is not None else None
+            self._outcomes[number] = kind, self.number((self._bucket.state, left))
+        return self._outcomes[number]
+
+    def _gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
+        self._steps.append((tensor, contiguous))
+
+    def _reduce(self, tensors: Sequence[Tensor]) -> None:
+        self._steps.append(tuple(tensors))
+        if self._swapper is not None:
+            sink = _Steps()
+            self._swapper.insert(sink, tensors)
+            self._steps.append(tuple(sink.steps))
+
+
+class _Steps(GradientSink):
+    """_Steps are what the gradient swapper does."""
+
+    def __init__(self) -> None:
+        self.steps: list[Hashable] = []
+
+    def to_swap_buffer(self, sizes: Sequence[int]) -> None:
+        self.steps.append(tuple(sizes))
+
+    def write_file(self, size: int, *, label: str) -> None:  # noqa: ARG002
+        self.steps.append(size)
+
+    def wait_writes(self) -> None:
+        self.steps.append("wait")
+
+
 class MicroStep(TrainingStreams):
     """A MicroStep does what DeepSpeed's hooks do at the events of a pass, after it has recorded its trace.
 
     Below stage 3 parameters are not partitioned, and nothing is fetched.
     """
 
-    _out: MicroStepWriter
+    carried: ClassVar[bool] = True
 
     def __init__(
         self, stack: LayerStack, state: TrainingState, activations: ActivationOffload | None, part: StepPart
@@ -455,41 +548,111 @@ class MicroStep(TrainingStreams):
             ranks = state.places.ranks
             self._coordinator = stack.coordinator(state.fetching, ranks, CoordinatorSink(), warm=True)
         self._passes = Passes(stack, self._coordinator)
-        self._pieces = (events for _, events in stack.trace.pieces(backward=self._backward) if events)
-        self.recurs = True
-        """Whether the layers that are left out before the pass, in forward, repeat those before them."""
+        self._layers = LayerWalk(
+            self._passes,
+            self._coordinator,
+            stack.backward if self._backward else stack.forward,
+            backward=self._backward,
+        )
+        self._pieces = dict(stack.trace.pieces(backward=self._backward))
+        self._recurs = True
+        self._held = self._next_held = -1  # states of the gradients before and after a part
+        self._out: MicroStepWriter | None = None
+        self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
+
+    @property
+    def complete(self) -> bool:
+        """Whether all layers that the stack leaves out were repeated, also in forward before backward."""
+        return self._recurs and self._layers.layer == self._stack.trace.layers
 
     def start(self, out: PassWriter) -> None:
         """Replay forward without writing it, if backward is written."""
         assert isinstance(out, MicroStepWriter)
         self._out, self._label = out, out.label
         self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
+        completed = self._stack.parameters.completed
+        layer = [tensor for event in self._pieces.get(0, ()) for tensor in completed(event)]
+        self._foreseen = GradientForecast(
+            self._state.settings.reduce_bucket_size,
+            out.swapper,
+            layer if self._backward and out.reduces else (),
+        )
         if self._coordinator is not None:
             if self._backward:
-                self.recurs = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
+                self._recurs = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
             self._coordinator.restart(out.fetches)
 
+    @property
+    def _writer(self) -> MicroStepWriter:
+        assert self._out is not None
+        return self._out
+
+    @property
+    def _handles(self) -> list[int]:
+        return self._coordinator.handles() if self._coordinator is not None else []
+
+    @property
+    def carry(self) -> Hashable:
+        """All that is remembered from part to part, relative to what is written."""
+        return self._memory or self._writer.memory(self._handles)
+
+    @carry.setter
+    def carry(self, memory: Hashable) -> None:
+        assert isinstance(memory, Memory)
+        self._layers.repeat()
+        self._memory = memory
+
     def state(self, part: Part) -> Hashable:
-        """Return the state of coordinator and gradients relative to the layer; the number of the layer if a
-        decision has depended on what follows the layers."""
-        relative = self._passes.state(part.layer, backward=self._backward) if part.layer >= 0 else None
-        if relative is None:
+        """Return the state of the coordinator, and what happens to the gradients; the number of the layer if
+        nothing may repeat it."""
+        if part.layer < 0:
             return part.layer
-        handles = self._coordinator.handles() if self._coordinator is not None else []
-        return relative, self._out.state(handles), self._bucket.state
+        if not part.layer:
+            self._next_held = self._foreseen.number(self._gradients)
+        self._held = self._next_held
+        kind, self._next_held = self._foreseen.after(self._held)
+        if self._layers.state is None:
+            return "layer", part.layer
+        return self._layers.state, kind
+
+    @property
+    def _gradients(self) -> GradientState:
+        swapper = self._writer.swapper
+        return self._bucket.state, swapper.state if swapper is not None else None
+
+    def _hold(self, number: int) -> None:
+        """Set the state of the gradients."""
+        held, swapped = self._foreseen.state(number)
+        self._bucket.hold(held)
+        if self._writer.swapper is not None and swapped is not None:
+            self._writer.swapper.go_to(swapped)
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
-        self._events = iter(next(self._pieces))
+        if self._memory is not None:
+            self._layers.follow()
+            self._writer.remember(self._handles, self._memory)
+            self._memory = None
+        self._events = iter(self._pieces[self._layers.layer])
+        if self._layers.layer >= 0:
+            self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
-            self._activations.leave(self._out)
+            self._activations.leave(self._writer)
+
+    def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """Go on to the next layer."""
+        if self._layers.layer < self._stack.trace.layers:
+            memory = self._writer.memory(self._handles)
+            self._layers.go_on()
+            if self._layers.is_behind:
+                self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Do what DeepSpeed does at the event of a call."""
         event, costs = next(self._events), out.costs
         if event.kind == "fetch":
             self._label = call.module.name
-            self._out.fetches.begin()
+            self._writer.fetches.begin()
             if not event.backward and self._state.settings.stage == 3:
                 out.spend(costs.hook.value + costs.hook_input.value * call.module.touched)
         out.label = self._label
@@ -498,7 +661,7 @@ class MicroStep(TrainingStreams):
             out.spend(out.now.timing.launch_s(call.module) * (1 + out.machine.host.training.graph.value))
         elif event.kind == "checkpoint":
             self._checkpoint(event.instance.layer)
-        elif event.kind == "gradients" and self._backward and self._out.reduces:
+        elif event.kind == "gradients" and self._backward and self._writer.reduces:
             self._bucket.add_all(self._stack.parameters.completed(event))
 
     def launch(self, call: Call, out: PassWriter) -> bool:
@@ -508,14 +671,14 @@ class MicroStep(TrainingStreams):
         elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
             out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))
         out.flush()
-        for stream, ordinal in self._out.fetches.awaited():
+        for stream, ordinal in self._writer.fetches.awaited():
             out.await_(stream, ordinal)
         out.label = call.module.name
         return True
 
     def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:  # noqa: ARG002
         """Count kernels for which gradients wait; in backward for those of the input and of the weights."""
-        self._out.kernel_waits.launched(duration, kernels=2 if call.kernels == "backward" else 1)
+        self._writer.kernel_waits.launched(duration, kernels=2 if call.kernels == "backward" else 1)
         return False
 
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
@@ -523,7 +686,7 @@ class MicroStep(TrainingStreams):
         out.label = self._label
         if self._backward:
             self._bucket.flush()
-            self._out.end_backward()
+            self._writer.end_backward()
         else:
             out.host_waits(COMPUTE)
 
@@ -537,7 +700,7 @@ class MicroStep(TrainingStreams):
 
     def _checkpoint(self, layer: int) -> None:
         """Save the input of a layer in forward, or restore it in backward."""
-        out = self._out
+        out = self._writer
         out.spend(out.machine.host.training.checkpoint.value)
         if self._activations is not None:
             act = self._activations.restore if self._backward else self._activations.enter
@@ -636,28 +799,27 @@ class TrainedLayers(LayeredModel):
 
     # -- gradients ------------------------------------------------------------------------------
 
-    def stacks_back(self, swapper: GradientSwapper | None, *, warm: bool = True) -> Iterator[LayerStack]:
-        """Return the stacks that can represent the model in forward and backward, the shortest first.
+    def stacks_back(self, *, reduces: bool, warm: bool = True) -> Iterator[LayerStack]:
+        """Return the stacks that can represent the model in forward and backward, the shortest first; whole
+        periods of the gradients in the bucket are left out where the replay ``reduces`` them."""
+        gradients = Period(0, 1)
+        if self.homogeneous and reduces:
+            found = self._gradients
+            if found is None:
+                return iter([self.full])
+            gradients = found
+        return self.stacks(gradients, warm=warm)
 
-        With a ``swapper``, gradients go to storage.
-        """
-        gradients = self._gradients(swapper) if self.homogeneous else None
-        return iter([self.full]) if gradients is None else self.stacks(gradients, warm=warm)
-
-    def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
-        """Return the period of the gradients in the bucket and, if they go to storage, in swap buffers."""
-
-        def reduce(tensors: Sequence[Tensor]) -> None:
-            if swapper is not None:
-                swapper.insert(GradientSink(), tensors)
-
-        bucket = Bucket(self.state.settings.reduce_bucket_size, reduce)
+    @property
+    def _gradients(self) -> Period | None:
+        """The period of the gradients in the bucket."""
+        bucket = Bucket(self.state.settings.reduce_bucket_size, lambda _: None)
         before, layer, _ = self._completed
         bucket.add_all(before)
 
         def states() -> Iterator[State]:
             for _ in range(min(self.count, _LONGEST)):
-                yield bucket.state, swapper.state if swapper is not None else None
+                yield bucket.state
                 bucket.add_all(layer)
 
         return period_of(states())

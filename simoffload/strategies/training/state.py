@@ -10,6 +10,7 @@ deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6), st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, groupby
@@ -555,6 +556,14 @@ class GradientSwapper:
     def state(self) -> tuple[int | None, int]:
         """State that determines how the next gradients are handled."""
         return self._filled, self._free
+
+    def go_to(self, state: tuple[int | None, int]) -> None:
+        """Set the state that determines how the next gradients are handled."""
+        self._filled, self._free = state
+
+    def twin(self) -> GradientSwapper:
+        """Return another swapper with the same buffers."""
+        return copy(self)
 
     def size(self, tensor: Tensor) -> int:
         """Return the size of the tensor's gradient that goes to storage [B]."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import SINGLE
@@ -107,6 +108,15 @@ def _refused(key: str, message: str) -> InputError:
     return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)
 
 
+class _Swapping(NamedTuple):
+    """What a sub-group has begun when the next one begins."""
+
+    reads: bool = False
+    """Whether states and gradient of the next one are being read."""
+    writes: bool = False
+    """Whether its own states are being written."""
+
+
 class OptimizerStep:
     """An OptimizerStep writes the optimizer step onto the streams of a micro-step's writer."""
 
@@ -115,21 +125,19 @@ class OptimizerStep:
         self._settings, self._timing, self._size = plan.settings, plan.timing, plan.model.dtype_bytes
         self._cpu = CpuWork(out, plan)
         self._costs = plan.machine.host.training
-        self._ahead: int | None = None
-        self._writing = False
+        self._hook = out.hooks[0]
+        self._hook.carry = _Swapping()
 
     def write(self) -> None:
         """Write the complete step: norm, sub-groups, and the return of parameters to the GPU."""
         self.begin()
         out, updates = self._out, self._plan.state.updates
+        numbers: dict[Update | None, int] = {}
+        kinds = [numbers.setdefault(update, len(numbers)) for update in (*updates, None)]
         for index, update in enumerate(updates):
-            out.builder.segment("sub-group")
-            out.spend(self._costs.sub_group_call.value)
             following = updates[index + 1] if index + 1 < len(updates) else None
-            if update.on_gpu and not update.swapped:
-                self._on_gpu(update)
-            else:
-                self._on_cpu(update, following)
+            kind = kinds[index], kinds[index + 1]
+            out.section("sub-group", kind, partial(self._sub_group, update, following))
         self.gather()
         self.end()
 
@@ -193,6 +201,21 @@ class OptimizerStep:
         fixed = casts + self._timing.hbm_traffic(adam)
         out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.so_far(HOST))
 
+    def _sub_group(self, update: Update, following: Update | None) -> None:
+        """Write the update of a sub-group."""
+        self._out.builder.segment("sub-group")
+        self._out.spend(self._costs.sub_group_call.value)
+        if update.on_gpu and not update.swapped:
+            self._on_gpu(update)
+        else:
+            self._on_cpu(update, following)
+
+    @property
+    def _swapping(self) -> _Swapping:
+        """What the sub-group before has begun; the driver sets it where a sub-group is repeated."""
+        assert isinstance(self._hook.carry, _Swapping)
+        return self._hook.carry
+
     def _on_cpu(self, update: Update, following: Update | None) -> None:
         numel = update.numel
         if update.swapped:
@@ -250,20 +273,21 @@ class OptimizerStep:
     def _swap_in(self, update: Update, following: Update | None) -> None:
         """Read states and gradient; with ``pipeline_read`` the read began one sub-group earlier."""
         out = self._out
-        if self._ahead is None:
-            self._ahead = self._read(update)
-        out.host_waits(IO, self._ahead)
-        self._ahead = None
-        if self._settings.pipeline_read and following is not None and following.swapped:
-            self._ahead = self._read(following)
+        if not self._swapping.reads:
+            self._read(update)
+        out.host_waits(IO)
+        ahead = self._settings.pipeline_read and following is not None and following.swapped
+        self._hook.carry = self._swapping._replace(reads=ahead)
+        if following is not None and ahead:
+            self._read(following)
 
-    def _read(self, update: Update) -> int:
-        """Begin to read states and gradient; return the number of the last read on its stream."""
+    def _read(self, update: Update) -> None:
+        """Begin to read states and gradient."""
         out, size = self._out, self._settings.params.aligned(update.numel * SINGLE)
         out.flush()
         after = out.so_far(HOST)
         for _ in range(3):
-            ordinal = out.read_file(size, label="optimizer states", after=after)
+            out.read_file(size, label="optimizer states", after=after)
         if not self._settings.pipelined:
             # The gradient is read only after the states.
             out.host_waits(IO)
@@ -271,20 +295,20 @@ class OptimizerStep:
             after = out.so_far(HOST)
         swapper, tensors = out.swapper, update.tensors
         held = 0 if swapper is None else sum(map(swapper.size, tensors))
-        return out.read_file(min(size, held), label="gradients", after=after) if held else ordinal
+        if held:
+            out.read_file(min(size, held), label="gradients", after=after)
 
     def _swap_out(self, update: Update, *, last: bool) -> None:
         """Write master weights and moments; with ``pipeline_write`` the host waits one sub-group later."""
         out = self._out
-        if self._writing:
+        if self._swapping.writes:
             out.wait_writes()
-            self._writing = False
         size = self._settings.params.aligned(update.numel * SINGLE)
         for _ in range(3):
             out.write_file(size, label="optimizer states")
-        if self._settings.pipeline_write and not last:
-            self._writing = True
-        else:
+        goes_on = self._settings.pipeline_write and not last
+        self._hook.carry = self._swapping._replace(writes=goes_on)
+        if not goes_on:
             out.wait_writes()
 
 

@@ -123,6 +123,25 @@ class CoordinatorSink:
         """Note that the hook after a module has released ``count`` parameters."""
 
 
+class Snapshot(NamedTuple):
+    """A Snapshot is all of a coordinator that changes, at one time."""
+
+    status: list[int]
+    swapped_out: list[bool]
+    live: set[int]
+    buffered: set[int]
+    pending_reads: list[int]
+    fetched_for: dict[int, int]
+    registry: dict[int, int]
+    awaited: set[int]
+    free_buffers: int
+    looked: int
+    on_gpu: int
+    head: int
+    n_available: int
+    step: int
+
+
 class Coordinator:
     """A Coordinator is the parameter coordinator of one rank during a forward pass, with or without backward.
 
@@ -191,6 +210,34 @@ class Coordinator:
         """Make all further calls to another sink, for which all work so far is finished."""
         self._sink, self._events = sink, 0
         self._registry, self._awaited = dict.fromkeys(self._registry, _FINISHED), {_FINISHED}
+
+    def snapshot(self) -> Snapshot:
+        """Return all that later changes, apart from the number of events."""
+        return Snapshot(
+            list(self._status),
+            list(self._swapped_out),
+            set(self._live),
+            set(self._buffered),
+            list(self._pending_reads),
+            dict(self._fetched_for),
+            dict(self._registry),
+            set(self._awaited),
+            self._free_buffers,
+            self._looked,
+            self.on_gpu,
+            self._head,
+            self._n_available,
+            self._step,
+        )
+
+    def restore(self, one: Snapshot) -> None:
+        """Go back to the time of a snapshot."""
+        self._status, self._swapped_out = list(one.status), list(one.swapped_out)
+        self._live, self._buffered = set(one.live), set(one.buffered)
+        self._pending_reads, self._fetched_for = list(one.pending_reads), dict(one.fetched_for)
+        self._registry, self._awaited = dict(one.registry), set(one.awaited)
+        self._free_buffers, self._looked, self.on_gpu = one.free_buffers, one.looked, one.on_gpu
+        self._head, self._n_available, self._step = one.head, one.n_available, one.step
 
     def handles(self) -> list[int]:
         """Return the handles of the gathers that have not been waited for."""

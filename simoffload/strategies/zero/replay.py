@@ -21,7 +21,14 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Period, Recurrence, SkippedLayers, period_of
-from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
+from simoffload.strategies.zero.coordinator import (
+    Coordinator,
+    CoordinatorSink,
+    Layers,
+    Snapshot,
+    State,
+    Tensor,
+)
 from simoffload.strategies.zero.trace import Event, Instance, Trace
 
 _GUESSES = (12, 48, 192)
@@ -182,6 +189,84 @@ class Passes:
             for event in events:
                 happen(event)
         return recurrence.found
+
+
+class LayerWalk:
+    """A LayerWalk leads a coordinator through more layers than its stack has.
+
+    If a layer begins in the state in which an earlier one began, relative to each, the coordinator goes back
+    to that one, as long as layers are left out. What it does in a layer can then be repeated without it.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        coordinator: Coordinator | None,
+        skipped: SkippedLayers | None,
+        *,
+        backward: bool,
+    ) -> None:
+        """Begin before the first layer."""
+        self._passes, self._coordinator, self._backward = passes, coordinator, backward
+        self._skipped, self._there = skipped, True
+        self._snapshot: Snapshot | None = None
+        self.left = skipped.layers * skipped.times if skipped is not None else 0
+        """Number of layers that are still to be left out."""
+        self.layer = -1
+        """Number of the layer in the stack, in the order of the pass."""
+        self.state: int | None = None
+        """Number of the state in which the layer begins; None if no layer may repeat it."""
+        self._numbers: dict[State, int] = {}
+        self._kept: list[tuple[int, Snapshot | None]] = []  # layer and coordinator, by state
+        self._following: dict[int, int] = {}  # the state after a layer, by the one before it
+
+    def go_on(self) -> None:
+        """Note that the coordinator has gone through a layer, or through what is before all layers."""
+        before, self.layer = self.state, self.layer + 1
+        self.state = self._number()
+        if self.state is None:
+            return
+        if before is not None:
+            self._following[before] = self.state
+        layer, _ = self._kept[self.state]
+        if 0 < self.layer - layer <= self.left:
+            self._go_to(self.state)
+
+    def repeat(self) -> None:
+        """Go on to the layer after one that is repeated without the coordinator, which follows when asked."""
+        assert self.state is not None
+        self.layer += 1
+        self._go_to(self._following[self.state])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the coordinator is still at another layer."""
+        return not self._there
+
+    def follow(self) -> None:
+        """Let the coordinator go to the present layer."""
+        if not self._there and self._snapshot is not None and self._coordinator is not None:
+            self._coordinator.restore(self._snapshot)
+        self._there = True
+
+    def _number(self) -> int | None:
+        skipped = self._skipped
+        if skipped is None or not self.left or not skipped.after <= self.layer < skipped.before:
+            return None
+        relative = self._passes.state(self.layer, backward=self._backward)
+        if relative is None:
+            return None
+        number = self._numbers.setdefault(relative, len(self._kept))
+        if number == len(self._kept):
+            one = self._coordinator
+            self._kept.append((self.layer, one.snapshot() if one is not None else None))
+        return number
+
+    def _go_to(self, state: int) -> None:
+        """Go to the layer that began in a state first."""
+        layer, self._snapshot = self._kept[state]
+        self.left -= self.layer - layer
+        self.layer, self.state, self._there = layer, state if self.left else None, False
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:

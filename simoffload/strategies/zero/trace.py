@@ -311,17 +311,22 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     return Trace(tuple(forward), tuple(begins), tuple(backward + events), tuple(begins_back))
 
 
-def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool) -> tuple[Part, ...]:
-    """Return the parts of a pass of training, which have a call for each event; equal layers have the same
-    calls, with the number of the layer in the order of the pass."""
-    layers: dict[int, tuple[Call, ...]] = {}
+def parts_of_training(model: ModelShape, trace: Trace, *, backward: bool, layers: int) -> tuple[Part, ...]:
+    """Return the parts of a pass of training through so many ``layers``, which have a call for each event.
+
+    Equal layers have the same calls, with the number of the layer in the order of the pass. Those that the
+    trace leaves out are equal to its last one.
+    """
+    known: dict[int, tuple[Call, ...]] = {}
     parts = []
     for visit, events in trace.pieces(backward=backward):
         if 0 <= visit < trace.layers:
-            known = id(model.layers[trace.layers - 1 - visit if backward else visit])
-            if known not in layers:
-                layers[known] = tuple(map(_call, events))
-            parts.append(Part(events[0].segment, layers[known], visit))
+            number = id(model.layers[trace.layers - 1 - visit if backward else visit])
+            if number not in known:
+                known[number] = tuple(map(_call, events))
+            parts.append(Part(events[0].segment, known[number], visit))
+            if visit == trace.layers - 1:
+                parts += [parts[-1]._replace(layer=more) for more in range(trace.layers, layers)]
         elif events:
             parts.append(Part(events[0].segment, tuple(map(_call, events))))
     return tuple(parts)
