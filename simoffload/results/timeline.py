@@ -371,7 +371,7 @@ class Timeline:
 
     def _written_out(self, track: Track) -> Track:
         steps, start, end = list[CompiledOp](), array("q"), array("q")
-        items, spans = list[Item](), list[tuple[int, int]]()
+        items, spans = list[WindowSequence](), list[tuple[int, int]]()
         for number, (item, own) in enumerate(zip(track.items, track.ordinals, strict=True)):
             begin = len(end)
             for window, later, ordinal in zip(item.windows, item.later, own, strict=False):
@@ -382,7 +382,7 @@ class Timeline:
                     steps.append(step if block == step.block else self._compile().steps(block)[step.position])
                     start.append(track.start[entry] + later)
                     end.append(track.end[entry] + later)
-            items.append(Item((number,), item.times, (0,), item.length))
+            items.append(WindowSequence((number,), item.times, (0,), item.length))
             spans.append((begin, len(end)))
         return Track(track.rank, track.stream, steps, start, end, array("q"), tuple(items), tuple(spans))
 
