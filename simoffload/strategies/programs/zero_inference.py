@@ -82,6 +82,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
+    traits: ClassVar = ZeroStrategy.traits._replace(unseen=CachingStrategy.traits.unseen)
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["zero_inference"] = "zero_inference"
