@@ -24,6 +24,8 @@ _STYLES = {"bold": 1, "dim": 2, "italic": 3, "red": 31, "green": 32, "yellow": 3
 """Codes of ANSI escape sequences (ECMA-48, SGR)."""
 _LEAST = 12
 """[characters] that a column of text keeps, unless its text is shorter: our choice."""
+_NAME = 20
+"""[characters] of a name with a number in the first column up to which it is not broken: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
 """Words that begin with a digit, with the unit after or the sign before them."""
 _GLUE = "\ue000"
@@ -91,7 +93,7 @@ class _Terminal:
                 row[0] = "" if row[0] == before else row[0]
         cells = zip((printable(table.head[at]) for at in kept), *rows, strict=True)
         columns = [
-            _Column(column, number=at in table.numbers)
+            _Column(column, number=at in table.numbers, names=at == 0)
             for at, column in zip(kept, cells, strict=True)
             if any(column)
         ]
@@ -142,13 +144,15 @@ def _unbreakable(text: str) -> str:
 class _Column:
     """A _Column has the cells of a column, the heading first, with the widths that it needs."""
 
-    def __init__(self, cells: Sequence[str], *, number: bool) -> None:
+    def __init__(self, cells: Sequence[str], *, number: bool, names: bool) -> None:
         self.cells, self.number = cells, number
         pieces = [word for cell in cells for word in cell.split(" ")]
         self.widest = max(map(len, cells))
         self.word = max(map(len, pieces))
         """Width [characters] in which no word is broken."""
-        kept = (len(word) for word in pieces if _GLUE in word or word[:1].isdigit())
+        kept = [len(word) for word in pieces if _GLUE in word or word[:1].isdigit()]
+        if names:  # which differ in their numbers
+            kept += [len(word) for word in pieces if len(word) <= _NAME and re.search("[0-9]", word)]
         self.least = max(min(_LEAST, self.widest), *kept, 0)
         if number:
             self.word = self.least = max(self.word, *map(len, cells[1:]))
