@@ -14,7 +14,10 @@ OTHERS = {
     "ddn/bloom-176b": {
         f"{STRATEGIES}training",
         f"{STRATEGIES}programs.checkpoint",
+        f"{STRATEGIES}programs.tensor_parallel",
+        "simoffload.models.drafts",
         "simoffload.models.families.llama",
+        "simoffload.models.quantization_config",
         "simoffload.simulation.data_loading",
     },
     "fsdp/llama-3.1-8b": {
@@ -25,7 +28,7 @@ OTHERS = {
     },
 }
 """What a run of a scenario does not need."""
-NEVER = {"numpy", "pandas", "plotly", "simoffload.planning.sweep"}
+NEVER = {"numpy", "pandas", "plotly", "rich", "simoffload.planning.sweep"}
 
 
 @pytest.mark.parametrize("scenario", OTHERS)
