@@ -36,25 +36,18 @@ def program_ways(evaluator: Evaluator) -> Iterator[Way]:
         yield _replacing(way)
 
 
-def only_with(
-    evaluator: Evaluator, purchases: Sequence[Change], tiers: Sequence[str]
-) -> Iterator[tuple[Change, ...]]:
-    """Yield for each of some purchases, of which the last one is the largest, it with each way to do the work
-    that is not possible without it."""
-    most = evaluator.changed_by(*purchases[-1].edits)
-    ways = (*map(_if_it_fits, places(evaluator.scenario, tiers)), *program_ways(evaluator))
-    found = [change for way in ways if (change := way(most)) and not evaluator.fits(*change.edits)]
-    for purchase in purchases:
-        pairs = (
-            change._replace(
+def only_with(evaluator: Evaluator, purchase: Change, tiers: Sequence[str]) -> Iterator[Change]:
+    """Yield a purchase with each way to do the work that is not possible without it."""
+    there = evaluator.changed_by(*purchase.edits)
+    for way in (*map(_if_it_fits, places(evaluator.scenario, tiers)), *program_ways(evaluator)):
+        change = way(there)
+        if change is not None and not evaluator.fits(*change.edits):
+            yield change._replace(
                 kind=purchase.kind,
                 description=f"{purchase.description}, with {change.description}",
                 edits=(*purchase.edits, *change.edits),
                 key=f"{purchase.key}-{change.key}",
             )
-            for change in found
-        )
-        yield tuple(one for one in pairs if evaluator.fits(*one.edits))
 
 
 def _if_it_fits(change: Change) -> Way:

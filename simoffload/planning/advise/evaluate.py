@@ -261,19 +261,21 @@ class _Trial:
 
     def evaluate_pairs(self) -> None:
         """Simulate more host memory with what is possible only then, if it is faster than anything alone."""
-        tiers, alone = tuple(dict.fromkeys(self.result.targets)), self._fastest()
-        purchases = [one for one in memory(self.scenario) if not one.barred]
-        try:
-            for pairs in limited(list)(only_with(self._evaluator, purchases, tiers)) if purchases else ():
-                best = limited(self._best_of)(pairs)
-                for rank, (time, change) in sorted(best.items()):
-                    if time * WORTH < min(alone[: rank + 1]):
-                        self.evaluate(change)
-                alone = self._fastest()
-        except WorkLimitError as error:
-            self.stopped = self.stopped or str(error)
+        tiers = tuple(dict.fromkeys(self.result.targets))
+        for purchase in memory(self.scenario):
+            if purchase.barred or self.stopped:
+                return
+            alone = self._fastest()
+            try:
+                best = limited(self._best_of)(only_with(self._evaluator, purchase, tiers))
+            except WorkLimitError as error:
+                self.stopped = str(error)
+                return
+            for rank, (time, change) in sorted(best.items()):
+                if time * WORTH < min(alone[: rank + 1]):
+                    self.evaluate(change)
 
-    def _best_of(self, changes: Sequence[Change]) -> dict[int, tuple[float, Change]]:
+    def _best_of(self, changes: Iterable[Change]) -> dict[int, tuple[float, Change]]:
         """Return the change with the least time, and that time, of those with the same answers and of
         others."""
         best: dict[int, tuple[float, Change]] = {}

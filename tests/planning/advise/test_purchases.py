@@ -44,7 +44,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
     monkeypatch.setattr(purchases, "families", lambda *_: SPACE)
     done: list[LoadedScenario] = []
 
-    def recorded(one: LoadedScenario, *, scope: Scope) -> object:
+    def recorded(one: LoadedScenario, *, scope: Scope, **_: object) -> object:
         done.extend([one] if scope == "all" else [])
         return simulate(one, scope=scope)
 
@@ -347,7 +347,7 @@ def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
     scenario = loaded(STORAGE_BOUND, "engine.timeout=2 s")
     quick = evaluator.simulate
 
-    def slow(one: LoadedScenario, *, scope: Scope) -> object:
+    def slow(one: LoadedScenario, *, scope: Scope, **_: object) -> object:
         if len(simulated) >= 2:
             time.sleep(0.5)
         return quick(one, scope=scope)

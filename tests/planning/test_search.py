@@ -1,0 +1,106 @@
+"""One search over ways to do the work and over what is bought with them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from simoffload.bisection import first_with_room
+from simoffload.documents import parse_yaml
+from simoffload.planning.advise import Advice, advise, search_catalogue
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.search import Frontier
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.simulation import simulate
+
+DESKTOP = """\
+name: desktop
+model: {name: llama-3.3-70b, dtype: bfloat16}
+platform: rtx-4090-desktop
+workload: {batch_size: 1, prompt_length: 512, output_length: 32}
+strategy:
+  kind: zero_inference
+  weights: nvme
+  ds_config: {zero_optimization: {offload_param: {buffer_size: 1.1e9}}}
+profiles: {host/desktop-ddr5-128gb: {memory_capacity: 64 GiB}}
+"""
+
+
+@cache
+def desktop() -> LoadedScenario:
+    """A model of 131 GiB on one GPU of 24, with 64 GiB of host memory."""
+    return resolve(parse_yaml(DESKTOP, name="desktop.yaml"))
+
+
+@cache
+def advice() -> Advice:
+    return advise(desktop())
+
+
+def test_what_keeps_answers_is_beaten_by_its_like_only() -> None:
+    frontier = Frontier()
+    frontier.add(1, price=100.0, speed=9.0)
+    assert not frontier.beats(0, price=100.0, speed=1.0)
+    assert frontier.beats(1, price=100.0, speed=9.0)
+    assert not frontier.beats(1, price=99.0, speed=9.0)
+    frontier.add(0, price=100.0, speed=2.0)
+    assert frontier.beats(0, price=100.0, speed=1.0)
+    assert frontier.beats(1, price=101.0, speed=2.0)
+
+
+@pytest.mark.parametrize("first", [0, 1, 37, 99, None])
+def test_the_first_with_room_is_found_whether_room_grows_evenly_or_not(first: int | None) -> None:
+    for power in (1, 3):
+        tried: list[int] = []
+
+        def room(index: int, power: int = power, tried: list[int] = tried) -> dict[str, float] | None:
+            tried.append(index)
+            return {"hbm": -1.0 if first is None else (index - first + 0.5) ** power}
+
+        assert first_with_room(100, room) == first
+        assert len(tried) <= (4 if power == 1 else 12)
+
+
+def test_what_is_refused_has_no_room() -> None:
+    assert first_with_room(100, lambda index: None if index < 40 else {"hbm": 1.0}) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("accelerate/opt-30b", ["workload.output_length=8"]), ("ddn/bloom-7b1", []), ("xinnor/llama-1b", [])],
+)
+def test_no_result_is_faster_than_its_least_one(name: str, overrides: list[str]) -> None:
+    scenario = load_scenario(name, overrides=overrides)
+    least, exact = Evaluator(scenario).least(), simulate(scenario)
+    for shortest, time in ((least.unit_s, exact.unit_s), (least.step_time_s, exact.step_time_s)):
+        assert shortest is not None
+        assert time is not None
+        assert 0.5 * time < shortest <= time
+
+
+def test_memory_is_advised_with_what_it_makes_possible() -> None:
+    """Alone it gains nothing, and nothing else fits into the memory that is there."""
+    gains = {one.change.key: one.gain or 0.0 for one in advice().tried}
+    assert gains["memory-x2"] < 1.01
+    best, *_ = advice().helping
+    assert best.change.key == "memory-x4-split-vllm_cpu_offload-1-prefetch"
+    assert best.change.description.startswith(
+        "192 GiB of host memory instead of 64 GiB, with vLLM on 1 GPU with "
+    )
+    assert (best.change.same_work, best.extra) == (True, 1536)
+    assert (best.gain or 0) > 6
+    pairs = [one for one in advice().tried if one.change.key.startswith("memory-x") and one.change.edits[1:]]
+    assert len(pairs) == 2, "one for each size, which is faster than anything without it"
+
+
+def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
+    found = search_catalogue(desktop(), budget=6000)
+    assert found.best is not None
+    assert found.other is not None
+    assert found.best.purchase - found.other.purchase == 1536
+    assert found.other.speed > 5 * found.best.speed
+    assert found.best.description[0] == "192 GiB of host memory"
+    assert [one.rank for one in found.front] == sorted(one.rank for one in found.front)
+    assert found.front[-1] is found.other
+    assert found.simulated < 20 < found.beaten
