@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal
 
@@ -26,6 +28,19 @@ from simoffload.strategies import Earlier, Phase, PhaseSeries
 Scope = Literal["all", "steps", "compared"]
 """What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
 named in answers; or no more than ``compared_s``."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the interpreter from searching for garbage in cycles: a phase makes little of it, and many objects
+    that live until its end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Runner:
@@ -69,7 +84,8 @@ class Runner:
 
     def phase(self, phase: Phase, earlier: Mapping[str, Earlier]) -> PassResult:
         """Execute one phase and summarize it."""
-        return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
+        with _uncollected():
+            return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
 
     def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
         detailed = self.scope == "all" or (detailed and self.scope == "steps")
