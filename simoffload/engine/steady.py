@@ -10,8 +10,9 @@ iterations of a block, and over other blocks that once came in between.
 
 Streams are described by how many iterations they are ahead. Two kinds of streams that wait for later blocks
 are described otherwise, because the iterations in between are none of theirs. If all that a stream does in
-any block begins with a wait for that block (it is "idle"), it begins with the next block in which it works.
-Another one that waits for a count must not be reached: a jump ends before.
+any block begins with a wait for the same other stream in that block, and that one is at present iterations,
+it is "idle": it goes on with the next block in which it works. Another one that waits for a count must not be
+reached: a jump ends before.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ class SteadyState:
         now = self._clock.now
         position = min([one.position for one in self._watched if one.segment is not None], default=-1)
         ended = tuple([bisect_right(stream_state.ends, now) for stream_state in self._stream_states])
-        inside = self._inside(position, ended) if position >= 0 else []
-        state = self._state(position, ended, inside) if inside else None
+        inside, idle = self._roles(position, ended) if position >= 0 else ([], set[int]())
+        state = self._state(position, ended, {one.number for one in inside}, idle) if inside else None
         if state is None:
             self._last = None
             return
@@ -184,10 +185,11 @@ class SteadyState:
             self._note_window(self._last, found)
         self._last = found
         if found.state < known:
-            self._jump(found, {one.number for one in inside})
+            self._jump(found, {one.number for one in inside} | idle)
 
-    def _inside(self, position: int, ended: Sequence[int]) -> list[StreamState]:
-        """Return the streams that work on the present iterations, or on those next to them."""
+    def _roles(self, position: int, ended: Sequence[int]) -> tuple[list[StreamState], set[int]]:
+        """Return the streams that work on the present iterations, or on those next to them, and the numbers
+        of those that are idle."""
         here = bisect_right(self._starts, position) - 1
         working, waiting = [], []
         for stream_state, known in zip(self._stream_states, ended, strict=True):
@@ -198,16 +200,30 @@ class SteadyState:
             else:
                 waiting.append(stream_state)
         reached = max([position, *[one.position for one in working]])
+        later = []
         for one in waiting:
-            near = one.position <= reached if one.stream in self._idle else one.position <= reached + 1
-            if near or (one.stream not in self._idle and one.segment and one.segment.block == here):
+            if one.position > reached and self._awaits(one) == self._idle.get(one.stream, -1):
+                later.append(one)
+            elif one.position <= reached + 1 or (one.segment and one.segment.block == here):
                 working.append(one)
-        return working
+        numbers = {one.number for one in working}
+        return working, {one.number for one in later if self._awaited(one).number in numbers}
 
-    def _state(self, position: int, ended: Sequence[int], inside: Sequence[StreamState]) -> _State | None:
+    @staticmethod
+    def _awaited(stream_state: StreamState) -> StreamState:
+        """Return the stream for which a stream waits."""
+        unmet = stream_state.unmet()
+        assert unmet is not None
+        return unmet[0]
+
+    def _awaits(self, stream_state: StreamState) -> int:
+        """Return for which stream of its own rank a stream waits; -2 if for one of another rank."""
+        awaited = self._awaited(stream_state)
+        return awaited.stream if awaited.rank == stream_state.rank else -2
+
+    def _state(self, position: int, ended: Sequence[int], inside: Set[int], idle: Set[int]) -> _State | None:
         """Return everything that decides what happens next, relative to now; None if it cannot recur."""
         now = self._clock.now
-        numbers = {one.number for one in inside}
         # How long a stream has been ready does not matter, because others become ready later.
         waiting = {
             stream_state.number
@@ -219,13 +235,13 @@ class SteadyState:
         for stream_state, known in zip(self._stream_states, ended, strict=True):
             ahead = len(stream_state.ends) > known
             begun = stream_state.start >= 0 and stream_state.number not in waiting
-            if stream_state.number in numbers:
+            if stream_state.number in inside:
                 state += (stream_state.position - position, stream_state.index)
             elif ahead or begun:
                 return None
             elif stream_state.segment is None:
                 state.append(None)
-            elif stream_state.stream in self._idle:
+            elif stream_state.number in idle:
                 state.append("idle")
             else:
                 state.append((stream_state.position, "fixed"))
@@ -325,16 +341,16 @@ class SteadyState:
         within = max(0, self._starts[block + 1] - last) // (at - position)
         return _Loop(tuple(windows), position, 1 + within)
 
-    def _loops(self, found: _Recorded, inside: Set[int]) -> Iterator[_Loop]:
+    def _loops(self, found: _Recorded, moving: Set[int]) -> Iterator[_Loop]:
         """Yield the ways along which the run can jump, one after the other.
 
-        ``inside`` are the numbers of the streams that work on the present iterations.
+        ``moving`` are the numbers of the streams that do not wait for a count that must not be reached.
         """
         left = [
             (stream_state.number, needed - 1 - stream_state.done)
             for stream_state in self._stream_states
             for needed, waiter in stream_state.waiters
-            if not (waiter.number in inside or waiter.stream in self._idle)
+            if waiter.number not in moving
         ]
         position = found.position
         progress = [0] * len(self._stream_states)
@@ -352,8 +368,8 @@ class SteadyState:
 
     # -- jumps ----------------------------------------------------------------------------------
 
-    def _jump(self, found: _Recorded, inside: Set[int]) -> None:
-        loops = list(self._loops(found, inside))
+    def _jump(self, found: _Recorded, moving: Set[int]) -> None:
+        loops = list(self._loops(found, moving))
         if not loops:
             return
         ahead = dict.fromkeys(range(len(self._stream_states)), 0)
@@ -431,8 +447,9 @@ class SteadyState:
             )
 
 
-def _idle_streams(schedule: Schedule) -> frozenset[int]:
-    """Return the streams whose work in every block begins with a wait for one other stream in that block."""
+def _idle_streams(schedule: Schedule) -> dict[int, int]:
+    """Return the streams whose work in every block begins with a wait for one other stream in that block,
+    with that stream."""
     awaited: dict[int, set[int]] = {}
     for ops, _ in schedule.contents:
         counts = [0] * len(schedule.streams)
@@ -440,7 +457,9 @@ def _idle_streams(schedule: Schedule) -> frozenset[int]:
             if not counts[op.stream]:
                 awaited.setdefault(op.stream, set()).add(_first_need(op, counts))
             counts[op.stream] += 1
-    return frozenset([stream for stream, others in awaited.items() if len(others) == 1 and -1 not in others])
+    return {
+        stream: min(others) for stream, others in awaited.items() if len(others) == 1 and -1 not in others
+    }
 
 
 def _first_need(op: Op, counts: Sequence[int]) -> int:

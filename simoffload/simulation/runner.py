@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal
 
@@ -36,6 +38,19 @@ named in answers; only the ``first`` of the decode steps, which stands for all a
 key-value cache is the smallest; or no more than ``compared_s``."""
 Execution = Callable[..., Timeline]
 """The function ``execute``, or one that remembers what it executed, for questions about many scenarios."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the interpreter from searching for garbage in cycles: a phase makes little of it, and many objects
+    that live until its end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Runner:
@@ -81,7 +96,8 @@ class Runner:
 
     def phase(self, phase: Phase, earlier: Mapping[str, Earlier]) -> PassResult:
         """Execute one phase and summarize it."""
-        return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
+        with _uncollected():
+            return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
 
     def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
         detailed = self.scope == "all" or (detailed and self.scope == "steps")

@@ -185,3 +185,16 @@ def slowed(schedule: Schedule, factor: int) -> Schedule:
             for block in schedule.blocks
         ),
     )
+
+
+@st.composite
+def nested_schedules(draw: st.DrawFn) -> Schedule:
+    """Schedules in which blocks with the same operations come again, alone and in groups that recur."""
+    base = draw(long_schedules() | program_schedules())
+    contents = [block.ops for block in base.blocks]
+    block = st.builds(
+        Block, st.just("block"), st.sampled_from(contents), st.integers(1, 3) | st.integers(4, 12)
+    )
+    groups = st.tuples(st.lists(block, min_size=1, max_size=4), st.integers(1, 8))
+    blocks = [one for group, times in draw(st.lists(groups, min_size=1, max_size=3)) for one in group * times]
+    return base._replace(blocks=tuple(blocks))

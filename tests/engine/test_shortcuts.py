@@ -14,7 +14,7 @@ from simoffload.limits import Limits, keep, limited
 from simoffload.results.attribution import attribute
 from simoffload.results.timeline import Interval, Timeline
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
-from tests.engine.generated import long_schedules, program_schedules, schedules
+from tests.engine.generated import long_schedules, nested_schedules, program_schedules, schedules
 from tests.examples import some
 
 SECOND = 10**12
@@ -69,7 +69,13 @@ def test_on_two_programs_that_wait_for_each_other(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@given(long_schedules() | program_schedules())
+@settings(max_examples=some(40))
+@given(nested_schedules())
+def test_where_blocks_come_again(schedule: Schedule) -> None:
+    agree(schedule)
+
+
+@given(long_schedules() | program_schedules() | nested_schedules())
 def test_what_determined_the_time_is_the_same(schedule: Schedule) -> None:
     full = attribute(execute(schedule, rank_symmetry=False, steady_state=False))
     for rank_symmetry, steady_state in WAYS:
@@ -206,3 +212,20 @@ def test_counted_operations_count_against_the_limit() -> None:
     for steady_state in (True, False):
         with pytest.raises(WorkLimitError, match=r"has at least 50 operations; .* allows 49;"):
             run(49, steady_state=steady_state)
+
+
+def test_blocks_that_come_in_between_are_counted_once_they_are_known() -> None:
+    """Every eighth layer also writes, and every fifth of these waits for all writes, as gradients do."""
+    layer = (wait(0, 5, Dependency(1, 1)), wait(1, 7, Dependency(0)))
+    writing = (*layer, wait(2, 30, Dependency(0)))
+    waiting = (*writing, wait(0, 1, Dependency(2)))
+    group = [Block("layer", layer, 7), Block("writes", writing)]
+    last = [Block("layer", layer, 7), Block("waits", waiting)]
+    schedule = one_rank(*(4 * group + last) * 100)
+    timeline = execute(schedule)
+    assert timeline.entries < 500
+    assert len(timeline) == schedule.operations
+    full = execute(schedule, steady_state=False)
+    assert totals(timeline) == totals(full)
+    assert list(timeline.all_operations.end) == list(full.all_operations.end)
+    assert attribute(timeline) == attribute(full)

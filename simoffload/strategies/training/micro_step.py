@@ -605,7 +605,7 @@ class MicroStep(TrainingStreams):
     def state(self, part: Part) -> Hashable:
         """Return the state of the coordinator, and what happens to the gradients; the number of the layer if
         nothing may repeat it."""
-        if part.layer < 0:
+        if part.layer < 0 or not self._stack.left_out:
             return part.layer
         if not part.layer:
             self._next_held = self._foreseen.number(self._gradients)
@@ -634,7 +634,7 @@ class MicroStep(TrainingStreams):
             self._writer.remember(self._handles, self._memory)
             self._memory = None
         self._events = iter(self._pieces[self._layers.layer])
-        if self._layers.layer >= 0:
+        if self._layers.layer >= 0 and self._stack.left_out:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._writer)

@@ -97,6 +97,11 @@ class LayerStack(NamedTuple):
     forward: SkippedLayers | None = None
     backward: SkippedLayers | None = None
 
+    @property
+    def left_out(self) -> int:
+        """The number of layers of the model that it does not have."""
+        return self.layers.left_out if self.layers is not None else 0
+
     def coordinator(
         self, settings: OffloadSettings, ranks: int, sink: CoordinatorSink, *, warm: bool
     ) -> Coordinator:
