@@ -33,7 +33,7 @@ def makespan_for_longer_context(
     if growth is None or timeline.entries > _LARGEST:
         return None
     timeline = timeline.written_out()
-    if timeline.entries > _LARGEST:
+    if timeline.entries > _LARGEST or not timeline.repeats_in_blocks:
         return None
     labels = timeline.schedule.labels
     lasts = [

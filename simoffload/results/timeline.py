@@ -386,6 +386,17 @@ class Timeline:
             spans.append((begin, len(end)))
         return Track(track.rank, track.stream, steps, start, end, array("q"), tuple(items), tuple(spans))
 
+    @property
+    def repeats_in_blocks(self) -> bool:
+        """Whether every copy belongs to the block of the operation that it copies."""
+        blocks = self.schedule.blocks
+        return all(
+            step.iteration(repeat.ordinal + place + repeat.times * repeat.size) < blocks[step.block].repeat
+            for track in self.tracks
+            for repeat in track.repeats
+            for place, step in enumerate(track.steps[repeat.first : repeat.last])
+        )
+
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
         """Return the tracks of the streams of a rank. Raises KeyError if there is no such rank."""
         own = next((number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks), None)
