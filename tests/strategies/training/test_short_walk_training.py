@@ -18,6 +18,7 @@ from simoffload.models import load_model
 from simoffload.schedule import Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.held import memory_stages, traffic
+from simoffload.strategies.passes.pass_writer import PassWriter
 from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
@@ -169,6 +170,14 @@ def test_gradients_of_many_layers_fill_a_swap_buffer() -> None:
     assert short.layers is not None
     assert (short.forward.layers, short.backward.layers, short.layers.walked) == (2, 1, 12)
     assert same(plan) == {"forward": 1, "backward": 1, "optimizer": 1}
+
+
+def test_layers_that_repeat_would_be_written_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written again, each layer has the operations of the one that it repeats, and leaves the same state."""
+    plan = shipped("bloom-mod-2", 150)
+    schedules = [plan.schedule(part) for part in plan.parts]
+    monkeypatch.setattr(PassWriter, "verify", True)
+    assert [plan.schedule(part) for part in plan.parts] == schedules
 
 
 def shipped(name: str, layers: int) -> ZeroTrainingPlan:
