@@ -50,7 +50,7 @@ from simoffload.strategies.training.micro_step import (
     ReplayPeaks,
     TrainedLayers,
     TrainingStreams,
-    gathered_peak,
+    trained_layers,
 )
 from simoffload.strategies.training.state import (
     PAGING_RATE,
@@ -123,7 +123,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def state(self) -> TrainingState:
         """State of the run: tensors, partitions and sub-groups, with their tiers."""
-        return TrainingState(self.model, self.settings, self.places, self.weight_bits)
+        return self.layered.state
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -133,7 +133,8 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def layered(self) -> TrainedLayers:
         """Model for replays with any number of its layers."""
-        return TrainedLayers(self.state, self.workload)
+        state = TrainingState(self.model, self.settings, self.places, self.weight_bits)
+        return trained_layers(state, self.workload)
 
     def check(self) -> None:
         """Raise InputError for settings that DeepSpeed refuses at start-up."""
@@ -200,12 +201,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
-        return self._peak(warm=True) if self.settings.stage == 3 else None
-
-    def _peak(self, *, warm: bool) -> ReplayPeaks:
-        stacks = self.layered.stacks_back(reduces=True, warm=warm)
-        peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
-        return next(found for found in peaks if found is not None)  # that of the whole, at the latest
+        return self.layered.peak(warm=True) if self.settings.stage == 3 else None
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
@@ -238,7 +234,7 @@ class ZeroTrainingPlan(StepWork):
         passed: list[tuple[Repeated[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else Repeated[Tensor]()
-            first = self._peak(warm=False).read
+            first = self.layered.peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
         return self._files.until_first_step(passed)
 

@@ -15,6 +15,8 @@ Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +42,7 @@ from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import LayeredModel, LayerStack, LayerWalk, Parameters, Passes, hook
+from simoffload.strategies.zero.schedule_templates import recent
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 
@@ -792,6 +795,20 @@ class TrainedLayers(LayeredModel):
         return tuple(self.state.of_layers(count))
 
     @cached_property
+    def _peaks(self) -> dict[bool, ReplayPeaks]:
+        return {}
+
+    def peak(self, *, warm: bool) -> ReplayPeaks:
+        """Return peaks and reads of a replayed micro-step of stage 3; raises InputError where DeepSpeed
+        stops."""
+        if warm not in self._peaks:
+            stacks = self.stacks_back(reduces=True, warm=warm)
+            peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
+            # That of the whole, at the latest.
+            self._peaks[warm] = next(found for found in peaks if found is not None)
+        return self._peaks[warm]
+
+    @cached_property
     def full(self) -> LayerStack:
         """Stack of all layers, with which nothing is left out of the replay."""
         trace = self.trace_of(self.count)
@@ -853,6 +870,24 @@ class TrainedLayers(LayeredModel):
             swapper.insert(GradientSink(), layer)
             left -= 1
         swapper.insert(GradientSink(), after)
+
+
+class _Known(threading.local):
+    """Cache of a thread, by the identity of models and workloads, which are immutable."""
+
+    def __init__(self) -> None:
+        self.layered: OrderedDict[tuple[Hashable, ...], TrainedLayers] = OrderedDict()
+
+
+_KNOWN = _Known()
+
+
+def trained_layers(state: TrainingState, workload: Training) -> TrainedLayers:
+    """Return the layers of a state and a workload: for the same model and workload (the same objects, not
+    equal ones) those that other machines have asked for."""
+    model, settings, places, bits = state.model, state.settings, state.places, state.weight_bits
+    key = id(model), settings, places, bits, id(workload)
+    return recent(_KNOWN.layered, key, lambda: TrainedLayers(state, workload))
 
 
 class _Reads(CoordinatorSink):

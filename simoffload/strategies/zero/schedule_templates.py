@@ -254,12 +254,12 @@ def schedule_templates_of(
 ) -> ScheduleTemplates:
     """Return the templates for a model and a machine (the same objects, not equal ones), a placement and a
     form of the cache."""
-    layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
+    layered = recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
     key = id(layered), id(machine), cache, tensor
-    return _recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
+    return recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
 
 
-def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
+def recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
     """Return the cached value of a key.
 
     The cache keeps the objects of the key, so that no other object can get the same identity.
