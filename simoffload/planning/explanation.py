@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import log
@@ -34,6 +34,13 @@ what rounding does."""
 _LITTLE = 1e-3
 """Relative change of the time: a number that changes it less in the worse direction is not tried in the
 other; our choice."""
+_PARTS: tuple[Callable[[ProfileParameter], str], ...] = (
+    lambda number: number.profile,
+    lambda number: number.key.rpartition(".")[0],
+)
+"""Functions that name the profile of a number, and its part of the profile."""
+_FEW = 2
+"""Count of numbers up to which each is tried alone: our choice."""
 _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
 """Units of numbers that are worse when they are larger."""
 
@@ -135,35 +142,37 @@ def sensitivity(
 
 
 def _with_effect(
-    evaluator: Evaluator, numbers: Iterable[ProfileParameter], change: float, time: float
+    evaluator: Evaluator,
+    numbers: Iterable[ProfileParameter],
+    change: float,
+    time: float,
+    parts: Sequence[Callable[[ProfileParameter], str]] = _PARTS,
 ) -> Iterator[ProfileParameter]:
-    """Yield the numbers of a result that takes ``time`` [s], without those parts of profiles that change
-    nothing when all their numbers change at once, each for the worse, or, where this is not known, in both
-    directions.
+    """Yield the numbers of a result that takes ``time`` [s], without those profiles, and parts of profiles,
+    that change nothing when all their numbers change at once, each for the worse, or, where this is not
+    known, in both directions.
 
     Each changes by a ratio of its own, because costs of other machines are multiplied by the ratio of two
     numbers, which is unchanged if both grow alike.
     """
-
-    def part_of(number: ProfileParameter) -> tuple[str, str]:
-        return number.profile, number.key.rpartition(".")[0]
-
-    for _, part in groupby(numbers, part_of):
+    for _, part in groupby(numbers, parts[0]):
         group = tuple(part)
-        undirected = any(_worse(one) is None for one in group)
-        amounts = [change * (1 + place / len(group)) for place in range(len(group))]
-        ends = (
-            _end(
-                evaluator,
-                [
-                    (one, 1 + amount * (_worse(one) or way))
-                    for one, amount in zip(group, amounts, strict=True)
-                ],
-            )
-            for way in ((-1, 1) if undirected else (-1,))
-        )
-        if len(group) == 1 or any(end is None or end.time != time for end in ends):
+        if len(group) <= _FEW:
             yield from group
+            continue
+        undirected = any(_worse(one) is None for one in group)
+        ends = (_together(evaluator, group, change, way) for way in ((-1, 1) if undirected else (-1,)))
+        if any(end is None or end.time != time for end in ends):
+            yield from group if len(parts) == 1 else _with_effect(evaluator, group, change, time, parts[1:])
+
+
+def _together(
+    evaluator: Evaluator, group: Sequence[ProfileParameter], change: float, way: int
+) -> _RangeEnd | None:
+    """Simulate with all numbers of a group changed, those without a worse direction in a given one."""
+    amounts = (change * (1 + place / len(group)) for place in range(len(group)))
+    pairs = zip(group, amounts, strict=True)
+    return _end(evaluator, [(one, 1 + amount * (_worse(one) or way)) for one, amount in pairs])
 
 
 def _worse(number: ProfileParameter) -> int | None:
