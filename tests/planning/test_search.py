@@ -103,4 +103,4 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     assert found.best.description[0] == "192 GiB of host memory"
     assert [one.rank for one in found.front] == sorted(one.rank for one in found.front)
     assert found.front[-1] is found.other
-    assert found.simulated < 20 < found.beaten
+    assert found.simulated < 20 < found.outcomes["cannot be among the best"]
