@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -37,6 +38,8 @@ Outcome = Literal[
 """What became of a combination. It cannot be among the best if a time that it does not beat shows that one
 that was simulated is as cheap and as fast, or that it misses the service level."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_UNPRICED: Outcome = "have a part without a price, which no budget allows"
+_BEATEN: Outcome = "cannot be among the best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,11 +252,22 @@ class _Candidate(NamedTuple):
         return max(one.rank for one in self.changes)
 
 
-class _Bound(NamedTuple):
-    """A _Bound is what the best member of a family may be."""
+class _Priced(NamedTuple):
+    candidate: _Candidate
+    price: float
 
-    speed: float
+
+class _Bound(NamedTuple):
+    """A _Bound is what the members of a family cannot beat."""
+
+    result: SimulationResult
+    """Least result of the member with the most storage and memory, with the batch of the scenario."""
     rank: int
+
+    def missed(self, service: Sequence[ServiceLevel], *, times: int) -> float:
+        """Return by how many times members with a larger batch miss the service level at least."""
+        found = (one.missed(self.result) / (times if one.is_rate else 1) for one in service)
+        return max(found, default=0.0)
 
 
 class _PurchaseSearch:
@@ -272,7 +286,7 @@ class _PurchaseSearch:
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
-        self._misses: list[tuple[float, _Candidate]] = []
+        self._misses: list[tuple[float, Callable[[], _Priced | None]]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
@@ -296,48 +310,64 @@ class _PurchaseSearch:
     def all_of(self, found: Sequence[Family]) -> None:
         """Try all combinations, those of the fastest families first."""
         keep(self._evaluator.scenario.scenario.engine.limits)
-        bounds = [(family, self._bound(family)) for family in steps(found)]
-        for family, bound in steps(sorted(bounds, key=lambda one: -one[1].speed)):
-            if bound.speed:
-                self._try(family, bound)
-        for missed, candidate in sorted(self._misses, key=lambda one: one[0]):
+        bounds = [(family, bound) for family in steps(found) if (bound := self._bound(family))]
+        for family, bound in steps(sorted(bounds, key=lambda one: -self._speed(one[1].result))):
+            self._try(family, bound)
+        for missed, choose in sorted(self._misses, key=lambda one: one[0]):
             nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
             if missed >= nearest or any(one.meets for one in self._points):
                 break
-            self._outcomes["cannot be among the best"] -= 1
-            self._simulate(candidate)
+            self._outcomes[_BEATEN] -= 1
+            chosen = choose()
+            if chosen is None:
+                continue
+            if _missed(self._evaluator.least(*chosen.candidate.edits), self.service) < nearest:
+                self._simulate(chosen.candidate)
+            else:
+                self._outcomes[_BEATEN] += 1
 
-    def _bound(self, family: Family) -> _Bound:
-        """Return the speed that no member of a family exceeds with the batch of the scenario, which is that
-        with the most storage and memory; 0 if no member is possible."""
-        speed, rank = 0.0, 0
+    def _bound(self, family: Family) -> _Bound | None:
+        """Return what no member of a family beats; None if none is possible."""
         try:
             candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
-            if candidate is not None:
-                rank, speed = candidate.rank, self._speed(self._evaluator.least(*candidate.edits))
-            self._outcomes["do not fit"] += 0 if speed else family.size
+            least = self._evaluator.least(*candidate.edits) if candidate else None
         except (InputError, SimulationError) as error:
             self._refuse(error, family.size)
-        return _Bound(speed, rank)
+            return None
+        if candidate is None or least is None or not least.fits:
+            self._outcomes["do not fit"] += family.size
+            return None
+        return _Bound(least, candidate.rank)
 
     def _try(self, family: Family, bound: _Bound) -> None:
         """Try the members of a family, those first that are likely to be best."""
         latency, prices = self._objective == "latency", dict[Hashable, float]()
         batches = family.batches if latency else family.batches[::-1]
         for (times, batch), stored, memory in product(batches, family.storage, family.memory):
-            speed, bought = bound.speed * (1 if latency else times), (id(stored), id(memory))
-            if self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
-                self._outcomes["cannot be among the best"] += 1
-                continue
-            try:
-                candidate = self._candidate(family, stored, memory, batch)
-                if candidate is None:
-                    self._outcomes["do not fit"] += 1
-                elif (price := self._price(candidate)) is not None:
-                    prices[bought] = price
-                    self._time(candidate, price, speed)
-            except (InputError, SimulationError) as error:
-                self._refuse(error, 1)
+            speed, bought = self._speed(bound.result) * (1 if latency else times), (id(stored), id(memory))
+            missed = bound.missed(self.service, times=times)
+            if missed > 1:
+                self._misses.append((missed, partial(self._chosen, family, stored, memory, batch)))
+                self._outcomes[_BEATEN] += 1
+            elif self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
+                self._outcomes[_BEATEN] += 1
+            elif (chosen := self._chosen(family, stored, memory, batch)) is not None:
+                prices[bought] = chosen.price
+                try:
+                    self._time(chosen, speed)
+                except (InputError, SimulationError) as error:
+                    self._refuse(error, 1)
+
+    def _chosen(self, family: Family, *choices: Change) -> _Priced | None:
+        """Return a candidate with its price; None if it is not possible, which is counted."""
+        try:
+            candidate = self._candidate(family, *choices)
+            price = self._price(candidate) if candidate else None
+        except (InputError, SimulationError) as error:
+            self._refuse(error, 1)
+            return None
+        self._outcomes["do not fit"] += candidate is None
+        return _Priced(candidate, price) if candidate and price is not None else None
 
     def _refuse(self, error: InputError | SimulationError, number: int) -> None:
         text = error.problems[0].message if isinstance(error, InputError) else str(error)
@@ -375,21 +405,21 @@ class _PurchaseSearch:
         price = _purchase(cost)
         if self._budget is None or price <= self._budget:
             return price
-        self._outcomes[OUTCOMES[3] if cost.bill.missing else "exceed the budget"] += 1
+        self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
         return None
 
-    def _time(self, candidate: _Candidate, price: float, speed: float) -> None:
+    def _time(self, chosen: _Priced, speed: float) -> None:
         """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
-        rank = candidate.rank
-        if not self._frontier.beats(rank, price=price, speed=speed):
+        candidate, price = chosen
+        if not self._frontier.beats(candidate.rank, price=price, speed=speed):
             least = self._evaluator.least(*candidate.edits)
             missed = _missed(least, self.service)
             if missed > 1:
-                self._misses.append((missed, candidate))
-            elif not self._frontier.beats(rank, price=price, speed=self._speed(least)):
+                self._misses.append((missed, lambda: chosen))
+            elif not self._frontier.beats(candidate.rank, price=price, speed=self._speed(least)):
                 self._simulate(candidate)
                 return
-        self._outcomes["cannot be among the best"] += 1
+        self._outcomes[_BEATEN] += 1
 
     def _simulate(self, candidate: _Candidate) -> None:
         working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")
