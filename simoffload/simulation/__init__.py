@@ -11,9 +11,9 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Execution, Runner, Scope
+from simoffload.simulation.runner import Execution, Runner, Scope, remembering
 
-__all__ = ["Execution", "Scope", "fit", "simulate"]
+__all__ = ["Execution", "Scope", "fit", "remembering", "simulate"]
 
 
 @limited

@@ -40,6 +40,11 @@ Execution = Callable[..., Timeline]
 """The function ``execute``, or one that remembers what it executed, for questions about many scenarios."""
 
 
+def remembering(passes: int) -> Execution:
+    """Return the function ``execute`` that remembers so many passes, for scenarios that share some."""
+    return lru_cache(passes)(execute)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Keep the interpreter from searching for garbage in cycles: a phase makes little of it, and many objects
