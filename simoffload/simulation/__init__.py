@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.engine import execute
 from simoffload.hardware import machine_spreads
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
@@ -22,7 +21,7 @@ def simulate(
     *,
     keep_timelines: bool = False,
     scope: Scope = "all",
-    execution: Execution = execute,
+    execution: Execution | None = None,
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 

@@ -62,9 +62,14 @@ class Runner:
     """A Runner executes the passes of one scenario."""
 
     def __init__(
-        self, scenario: LoadedScenario, *, keep: bool, scope: Scope = "all", execution: Execution = execute
+        self,
+        scenario: LoadedScenario,
+        *,
+        keep: bool,
+        scope: Scope = "all",
+        execution: Execution | None = None,
     ) -> None:
-        self._scenario, self._keep, self._execute = scenario, keep, execution
+        self._scenario, self._keep, self._execute = scenario, keep, execution or execute
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine

@@ -90,9 +90,9 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     # The scenario's own program, which others replace, may be on a tier that another platform lacks.
     for one in (_UNCHANGED, *(series[0] for series in offers)):
         with suppress(InputError):
-            ways = tuple(program_ways(evaluator.changed_by(*joined_edits((placed, one)))))
+            programs = tuple(program_ways(evaluator.changed_by(*joined_edits((placed, one)))))
             kept = (one._replace(description=""),)
-            yield from (Family(placed, kept, memory, batches, way) for way in ways)
+            yield from (Family(placed, kept, memory, batches, way) for way in programs)
             return
 
 
