@@ -72,7 +72,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         )
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
-        looked = found.combinations - found.not_tried
+        looked = found.combinations - found.outcomes.get("were not looked at", 0)
         tried = f"{looked:,} of {found.combinations:,} combinations were looked at"
         console.note(f"the search is not complete, {tried}: {found.stopped}")
     if advice.stopped:

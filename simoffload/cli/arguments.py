@@ -201,7 +201,9 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
     parser.add_argument(
-        "--search", action="store_true", help="also search the catalogue of storage for purchases"
+        "--search",
+        action="store_true",
+        help="also search the catalogue for purchases, together with other programs and formats",
     )
     parser.add_argument(
         "--budget", type=amount, metavar="AMOUNT", help="largest amount that a purchase may cost"

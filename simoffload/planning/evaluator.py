@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
-from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.cache import canonical
-from simoffload.simulation import Execution, Scope, simulate
+from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.strategies.tunables import Purpose, Tunable
@@ -85,7 +84,7 @@ class Evaluator:
     ) -> None:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
-        self._known = known or _Known({}, lru_cache(_PASSES)(execute))
+        self._known = known or _Known({}, remembering(_PASSES))
         self._by_edits: dict[str, _Record] = {}
         unchanged = self._record()
         unchanged.scenario = scenario

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.engine import execute
 from simoffload.hardware import machine_spreads
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Execution, Runner, Scope
+from simoffload.simulation.runner import Execution, Runner, Scope, remembering
 
-__all__ = ["Execution", "Scope", "fit", "simulate"]
+__all__ = ["Execution", "Scope", "fit", "remembering", "simulate"]
 
 
 @limited
@@ -22,7 +21,7 @@ def simulate(
     *,
     keep_timelines: bool = False,
     scope: Scope = "all",
-    execution: Execution = execute,
+    execution: Execution | None = None,
 ) -> SimulationResult:
     """Simulate a scenario; the result of one that does not fit has no times.
 

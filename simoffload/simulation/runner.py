@@ -40,6 +40,11 @@ Execution = Callable[..., Timeline]
 """The function ``execute``, or one that remembers what it executed, for questions about many scenarios."""
 
 
+def remembering(passes: int) -> Execution:
+    """Return the function ``execute`` that remembers so many passes, for scenarios that share some."""
+    return lru_cache(passes)(execute)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Keep the interpreter from searching for garbage in cycles: a phase makes little of it, and many objects
@@ -57,9 +62,14 @@ class Runner:
     """A Runner executes the passes of one scenario."""
 
     def __init__(
-        self, scenario: LoadedScenario, *, keep: bool, scope: Scope = "all", execution: Execution = execute
+        self,
+        scenario: LoadedScenario,
+        *,
+        keep: bool,
+        scope: Scope = "all",
+        execution: Execution | None = None,
     ) -> None:
-        self._scenario, self._keep, self._execute = scenario, keep, execution
+        self._scenario, self._keep, self._execute = scenario, keep, execution or execute
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine

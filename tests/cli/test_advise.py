@@ -65,7 +65,7 @@ def test_a_search_and_its_files(program, tmp_path: Path) -> None:
     found = json.loads(answer.out)["search"]
     assert found["best"]["meets"] is True
     assert found["best"]["purchase"] <= 201_000
-    assert found["over_budget"] > 0
+    assert found["outcomes"]["exceed the budget"] > 0
     best = simulate(load_scenario(tmp_path / "out" / "recommended" / "best.yaml"))
     assert best.metrics() == found["best"]["metrics"]
     assert best.metrics()["ttft_s"] <= 1

@@ -180,12 +180,20 @@ def test_adapters_train_beside_weights_in_four_bit() -> None:
 def test_where_no_change_is_enough_two_are_tried() -> None:
     """24T parameters are too many for four drives, and 107 tokens of cache for the GPUs."""
     rendered = changes("ddn/bloom-mod-2", "strategy.weights=raid", "workload.output_length=100")
-    assert rendered == {
+    shorter = {
         f"weights on {tier}, and output_length 100 → 18 tokens": (
             f"strategy.weights={tier}",
             "workload.output_length=18",
         )
         for tier in ("nfs", "ai400x2")
+    }
+    assert rendered == shorter | {
+        "key-value cache on dram, attention on the CPU, and 1 → 4 machines, 8 → 32 GPUs": (
+            "strategy.kv_cache.tier=dram",
+            "strategy.kv_cache.implementation=cpu_attention",
+            "nodes=4",
+            "strategy.ranks=32",
+        )
     }
 
 

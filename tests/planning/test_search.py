@@ -9,8 +9,12 @@ import pytest
 from simoffload.bisection import first_with_room
 from simoffload.documents import parse_yaml
 from simoffload.planning.advise import Advice, advise, search_catalogue
+from simoffload.planning.advise.catalogue import families, joined_edits
+from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.search import Frontier
+from simoffload.planning.service_levels import parse_service
+from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
 
@@ -103,4 +107,25 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     assert found.best.description[0] == "192 GiB of host memory"
     assert [one.rank for one in found.front] == sorted(one.rank for one in found.front)
     assert found.front[-1] is found.other
-    assert found.simulated < 20 < found.beaten
+    assert found.simulated < 20 < found.outcomes["cannot be among the best"]
+
+
+def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() -> None:
+    """A DGX H100 has no tier "nvme", and its GPUs hold the weights together."""
+    ways = [one for one in families(Evaluator(desktop()), "dgx-h100", load_costs()) if one.way]
+    assert {one.storage[0].edits[0].path for one in ways} == {("strategy", "weights")}
+    assert {one.storage[0].description for one in ways} == {""}
+    edits = joined_edits((ways[0].platform, *ways[0].storage))
+    found = [one.way(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.way]
+    assert "tensor_parallel" in [change.key for change in found if change]
+
+
+def test_a_service_level_that_nothing_keeps_names_what_is_nearest() -> None:
+    """It is found without a simulation of all that miss it by more."""
+    found = search_catalogue(desktop(), service=[parse_service("tpot=1ms", InferenceResult)])
+    fastest = search_catalogue(desktop(), objective="latency")
+    assert (found.best, found.front) == (None, ())
+    assert found.nearest is not None
+    assert fastest.other is not None
+    assert found.nearest.result.metrics() == fastest.other.result.metrics()
+    assert found.simulated < 10

@@ -83,13 +83,17 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
     memory = (_UNCHANGED, *(_memory(host.id, size) for size in list(sizes)[1:]))
     batches = tuple(_batches(evaluator))
-    for series in _storage(scenario, platform, costs, own=name is None):
+    offers = tuple(_storage(scenario, platform, costs, own=name is None))
+    for series in offers:
         of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
         yield from (Family(placed, stored, memory, batches) for stored in of_formats)
-    with suppress(InputError):  # where the scenario's own program cannot run, no other one is tried
-        other = evaluator.changed_by(*placed.edits)
-        for way in program_ways(other):
-            yield Family(placed, (_UNCHANGED,), memory, batches, way)
+    # The scenario's own program, which others replace, may be on a tier that another platform lacks.
+    for one in (_UNCHANGED, *(series[0] for series in offers)):
+        with suppress(InputError):
+            programs = tuple(program_ways(evaluator.changed_by(*joined_edits((placed, one)))))
+            kept = (one._replace(description=""),)
+            yield from (Family(placed, kept, memory, batches, way) for way in programs)
+            return
 
 
 def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:

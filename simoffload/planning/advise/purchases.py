@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError, WorkLimitError
@@ -23,7 +24,22 @@ from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import fit
 
-SCHEMA = "simoffload/search/1"
+SCHEMA = "simoffload/search/2"
+Outcome = Literal[
+    "simulated",
+    "do not fit",
+    "exceed the budget",
+    "have a part without a price, which no budget allows",
+    "are refused by the program or the machine",
+    "are equal to others",
+    "cannot be among the best",
+    "were not looked at",
+]
+"""What became of a combination. It cannot be among the best if a time that it does not beat shows that one
+that was simulated is as cheap and as fast, or that it misses the service level."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_UNPRICED: Outcome = "have a part without a price, which no budget allows"
+_BEATEN: Outcome = "cannot be among the best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +128,9 @@ class Search:
     """Purchase within the budget that misses the service level by the least."""
     objective: Objective
     combinations: int
-    """Number of combinations in the catalogue: those that were simulated, and those counted below."""
-    over_budget: int
-    """Number of combinations over the budget; they are not simulated."""
-    unpriced: int
-    """Number of combinations with a part without a price, which no budget allows; they are not simulated."""
-    too_large: int
-    """Number of combinations that do not fit."""
-    duplicates: int
-    """Number of combinations that lead to the same scenario as another one."""
-    beaten: int
-    """Number of combinations of which a least time or that of others shows that one that was simulated is as
-    cheap and as fast; they are not simulated, nor those that would miss the service level."""
-    not_tried: int
-    """Number of combinations that were not reached before the search was stopped."""
+    """Number of combinations in the catalogue."""
+    outcomes: dict[Outcome, int]
+    """Number of combinations by what became of them, which add up to all; without what became of none."""
     refusals: dict[str, int]
     """Number of refused combinations by the reason of the program or the machine, most frequent first."""
     missing: tuple[str, ...]
@@ -149,26 +154,6 @@ class Search:
         return len(self.points)
 
     @property
-    def refused(self) -> int:
-        """Number of combinations that the program or the machine refuses."""
-        return sum(self.refusals.values())
-
-    @property
-    def outcomes(self) -> dict[str, int]:
-        """Number of combinations by what became of them, which add up to all; without what became of none."""
-        counted = {
-            "simulated": self.simulated,
-            "do not fit": self.too_large,
-            "exceed the budget": self.over_budget,
-            "have a part without a price, which no budget allows": self.unpriced,
-            "are refused by the program or the machine": self.refused,
-            "are equal to others": self.duplicates,
-            "cannot be among the best": self.beaten,
-            "were not looked at": self.not_tried,
-        }
-        return {text: number for text, number in counted.items() if number or text == "simulated"}
-
-    @property
     def front(self) -> tuple[SimulatedPurchase, ...]:
         """Points that keep the service level and that no other beats in both purchase and speed (Pareto).
 
@@ -184,9 +169,8 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = "combinations simulated over_budget unpriced too_large refused duplicates beaten not_tried"
-        rest = "stopped outcomes refusals missing_prices=missing limits keeps best other nearest front"
-        return {"schema": SCHEMA, **by_name(self, f"objective currency {counted} {rest}")}
+        counted = "combinations simulated outcomes refusals missing_prices=missing limits keeps stopped"
+        return {"schema": SCHEMA, **by_name(self, f"objective currency {counted} best other nearest front")}
 
 
 def search_catalogue(
@@ -237,12 +221,7 @@ def search_catalogue(
         min(missed, key=lambda one: _missed(one.result, run.service), default=None),
         objective,
         combinations,
-        run.over_budget,
-        run.unpriced,
-        run.too_large,
-        run.duplicates,
-        run.beaten,
-        combinations - run.looked_at,
+        run.all_outcomes(combinations),
         dict(run.refusals.most_common()),
         tuple(run.missing),
         tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
@@ -273,11 +252,22 @@ class _Candidate(NamedTuple):
         return max(one.rank for one in self.changes)
 
 
-class _Bound(NamedTuple):
-    """A _Bound is what the best member of a family may be."""
+class _Priced(NamedTuple):
+    candidate: _Candidate
+    price: float
 
-    speed: float
+
+class _Bound(NamedTuple):
+    """A _Bound is what the members of a family cannot beat."""
+
+    result: SimulationResult
+    """Least result of the member with the most storage and memory, with the batch of the scenario."""
     rank: int
+
+    def missed(self, service: Sequence[ServiceLevel], *, times: int) -> float:
+        """Return by how many times members with a larger batch miss the service level at least."""
+        found = (one.missed(self.result) / (times if one.is_rate else 1) for one in service)
+        return max(found, default=0.0)
 
 
 class _PurchaseSearch:
@@ -296,69 +286,88 @@ class _PurchaseSearch:
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
-        self._misses: list[tuple[float, _Candidate]] = []
+        self._misses: list[tuple[float, Callable[[], _Priced | None]]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
-        self.over_budget = self.unpriced = self.too_large = self.duplicates = self.beaten = 0
+        self._outcomes = Counter[Outcome]()
 
     @property
     def points(self) -> tuple[SimulatedPurchase, ...]:
         """Purchases that were simulated so far."""
         return tuple(self._points)
 
-    @property
-    def looked_at(self) -> int:
-        """Number of combinations that were looked at."""
-        counts = (self.over_budget, self.unpriced, self.too_large, self.duplicates, self.beaten)
-        return len(self._points) + sum(counts) + self.refusals.total()
+    def all_outcomes(self, combinations: int) -> dict[Outcome, int]:
+        """Return the number of combinations by what became of them."""
+        self._outcomes["simulated"] = len(self._points)
+        self._outcomes["are refused by the program or the machine"] = self.refusals.total()
+        self._outcomes["were not looked at"] = 0
+        self._outcomes["were not looked at"] = combinations - self._outcomes.total()
+        known = {one: self._outcomes[one] for one in OUTCOMES}
+        return {one: number for one, number in known.items() if number or one == "simulated"}
 
     @limited
     def all_of(self, found: Sequence[Family]) -> None:
         """Try all combinations, those of the fastest families first."""
         keep(self._evaluator.scenario.scenario.engine.limits)
-        bounds = [(family, self._bound(family)) for family in steps(found)]
-        for family, bound in steps(sorted(bounds, key=lambda one: -one[1].speed)):
-            if bound.speed:
-                self._try(family, bound)
-        for missed, candidate in sorted(self._misses, key=lambda one: one[0]):
+        bounds = [(family, bound) for family in steps(found) if (bound := self._bound(family))]
+        for family, bound in steps(sorted(bounds, key=lambda one: -self._speed(one[1].result))):
+            self._try(family, bound)
+        for missed, choose in sorted(self._misses, key=lambda one: one[0]):
             nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
             if missed >= nearest or any(one.meets for one in self._points):
                 break
-            self.beaten -= 1
-            self._simulate(candidate)
+            self._outcomes[_BEATEN] -= 1
+            chosen = choose()
+            if chosen is None:
+                continue
+            if _missed(self._evaluator.least(*chosen.candidate.edits), self.service) < nearest:
+                self._simulate(chosen.candidate)
+            else:
+                self._outcomes[_BEATEN] += 1
 
-    def _bound(self, family: Family) -> _Bound:
-        """Return the speed that no member of a family exceeds with the batch of the scenario, which is that
-        with the most storage and memory; 0 if no member is possible."""
-        speed, rank = 0.0, 0
+    def _bound(self, family: Family) -> _Bound | None:
+        """Return what no member of a family beats; None if none is possible."""
         try:
             candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
-            if candidate is not None:
-                rank, speed = candidate.rank, self._speed(self._evaluator.least(*candidate.edits))
-            self.too_large += 0 if speed else family.size
+            least = self._evaluator.least(*candidate.edits) if candidate else None
         except (InputError, SimulationError) as error:
             self._refuse(error, family.size)
-        return _Bound(speed, rank)
+            return None
+        if candidate is None or least is None or not least.fits:
+            self._outcomes["do not fit"] += family.size
+            return None
+        return _Bound(least, candidate.rank)
 
     def _try(self, family: Family, bound: _Bound) -> None:
         """Try the members of a family, those first that are likely to be best."""
         latency, prices = self._objective == "latency", dict[Hashable, float]()
         batches = family.batches if latency else family.batches[::-1]
         for (times, batch), stored, memory in product(batches, family.storage, family.memory):
-            speed, bought = bound.speed * (1 if latency else times), (id(stored), id(memory))
-            if self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
-                self.beaten += 1
-                continue
-            try:
-                candidate = self._candidate(family, stored, memory, batch)
-                if candidate is None:
-                    self.too_large += 1
-                elif (price := self._price(candidate)) is not None:
-                    prices[bought] = price
-                    self._time(candidate, price, speed)
-            except (InputError, SimulationError) as error:
-                self._refuse(error, 1)
+            speed, bought = self._speed(bound.result) * (1 if latency else times), (id(stored), id(memory))
+            missed = bound.missed(self.service, times=times)
+            if missed > 1:
+                self._misses.append((missed, partial(self._chosen, family, stored, memory, batch)))
+                self._outcomes[_BEATEN] += 1
+            elif self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
+                self._outcomes[_BEATEN] += 1
+            elif (chosen := self._chosen(family, stored, memory, batch)) is not None:
+                prices[bought] = chosen.price
+                try:
+                    self._time(chosen, speed)
+                except (InputError, SimulationError) as error:
+                    self._refuse(error, 1)
+
+    def _chosen(self, family: Family, *choices: Change) -> _Priced | None:
+        """Return a candidate with its price; None if it is not possible, which is counted."""
+        try:
+            candidate = self._candidate(family, *choices)
+            price = self._price(candidate) if candidate else None
+        except (InputError, SimulationError) as error:
+            self._refuse(error, 1)
+            return None
+        self._outcomes["do not fit"] += candidate is None
+        return _Priced(candidate, price) if candidate and price is not None else None
 
     def _refuse(self, error: InputError | SimulationError, number: int) -> None:
         text = error.problems[0].message if isinstance(error, InputError) else str(error)
@@ -383,35 +392,34 @@ class _PurchaseSearch:
         words; None for others, which it counts."""
         same = self._evaluator.same(*candidate.edits)
         if same in self._seen:
-            self.duplicates += 1
+            self._outcomes["are equal to others"] += 1
             return None
         self._seen.add(same)
         scenario = self._evaluator.edited(*candidate.edits)
         capacity = fit(scenario)
         if not capacity.fits:
-            self.too_large += 1
+            self._outcomes["do not fit"] += 1
             return None
         cost = economics(scenario, capacity, self._costs)
         self.missing |= dict.fromkeys(cost.bill.missing)
         price = _purchase(cost)
         if self._budget is None or price <= self._budget:
             return price
-        self.unpriced += bool(cost.bill.missing)
-        self.over_budget += not cost.bill.missing
+        self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
         return None
 
-    def _time(self, candidate: _Candidate, price: float, speed: float) -> None:
+    def _time(self, chosen: _Priced, speed: float) -> None:
         """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
-        rank = candidate.rank
-        if not self._frontier.beats(rank, price=price, speed=speed):
+        candidate, price = chosen
+        if not self._frontier.beats(candidate.rank, price=price, speed=speed):
             least = self._evaluator.least(*candidate.edits)
             missed = _missed(least, self.service)
             if missed > 1:
-                self._misses.append((missed, candidate))
-            elif not self._frontier.beats(rank, price=price, speed=self._speed(least)):
+                self._misses.append((missed, lambda: chosen))
+            elif not self._frontier.beats(candidate.rank, price=price, speed=self._speed(least)):
                 self._simulate(candidate)
                 return
-        self.beaten += 1
+        self._outcomes[_BEATEN] += 1
 
     def _simulate(self, candidate: _Candidate) -> None:
         working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")

@@ -75,7 +75,7 @@ def test_the_front_is_what_nothing_beats_although_few_are_simulated(
     found = search_catalogue(scenario)
     assert found.combinations == 15
     assert len(simulated) - 1 <= len(found.points) <= 5, "and the scenario itself"
-    assert found.beaten == 15 - len(found.points)
+    assert found.outcomes["cannot be among the best"] == 15 - len(found.points)
     points = list(everything(scenario))
     best = [
         (price, rate)
@@ -93,7 +93,7 @@ def test_what_is_too_dear_is_no_answer(scenario: LoadedScenario, simulated: list
     assert max(point.purchase for point in found.points) == 200_000
     assert all(one.scenario.strategy.model_dump()["weights"] in TIERS[:3] for one in simulated)
     nothing = search_catalogue(scenario, budget=5)
-    assert (nothing.over_budget, nothing.points) == (15, ())
+    assert nothing.outcomes == {"simulated": 0, "exceed the budget": 15}
 
 
 @pytest.mark.usefixtures("simulated")
@@ -134,7 +134,7 @@ def test_where_everything_is_refused_there_is_no_best(
     monkeypatch.setattr(purchases, "families", lambda *_: REFUSED)
     found = search_catalogue(scenario)
     assert (found.best, found.front, found.points) == (None, (), ())
-    assert found.refused == 6, "each once"
+    assert found.outcomes["are refused by the program or the machine"] == 6, "each once"
 
 
 def test_what_comes_to_the_same_scenario_is_simulated_once(
@@ -145,7 +145,7 @@ def test_what_comes_to_the_same_scenario_is_simulated_once(
     spaces = {None: SPACE, "dgx-a100": tuple(one._replace(platform=there) for one in SPACE)}
     monkeypatch.setattr(purchases, "families", lambda _, name, *__: spaces[name])
     found = search_catalogue(scenario, platforms=["dgx-a100"])
-    assert (found.combinations, found.duplicates > 0) == (30, True)
+    assert (found.combinations, found.outcomes["are equal to others"] > 0) == (30, True)
     assert len(simulated) - 1 <= len(found.points), "none of the points twice"
 
 
@@ -159,7 +159,8 @@ def test_without_prices_there_is_no_front_and_nothing_within_a_budget() -> None:
     assert math.isinf(found.best.purchase)
     dear = search_catalogue(scenario, budget=1e9)
     assert (dear.best, len(dear.points)) == (None, 0)
-    assert dear.over_budget == 0 < dear.unpriced
+    assert "exceed the budget" not in dear.outcomes
+    assert dear.outcomes["have a part without a price, which no budget allows"] > 0
 
 
 def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
@@ -358,6 +359,6 @@ def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
     found = search_catalogue(scenario)
     assert time.monotonic() - began < 4
     assert 1 <= found.simulated < 15
-    assert found.not_tried > 0
+    assert found.outcomes["were not looked at"] > 0
     assert found.best is not None
     assert found.to_dict()["stopped"].startswith("stopped by engine.timeout (--timeout) after 2 s while ")
