@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -58,6 +58,7 @@ KINDS: dict[str, type[Profile]] = {
 _ID = re.compile(ID_PATTERN)
 
 P = TypeVar("P", bound=Profile)
+Q = TypeVar("Q")
 
 
 class ProfileUse(NamedTuple):
@@ -136,6 +137,8 @@ class _Files:
     real: dict[Path, Path] = field(default_factory=dict)
     """Maps a file to its path without symbolic links."""
     entries: dict[Path, Entry] = field(default_factory=dict)
+    completed: dict[tuple[int, int], tuple[object, ...]] = field(default_factory=dict)
+    """Profiles with the numbers of another machine, by the identity of both, which are kept, too."""
 
 
 class Library:
@@ -283,6 +286,16 @@ class Library:
         if where not in self._files.entries:
             self._files.entries[where] = self._open(path)
         return self._files.entries[where]
+
+    def completed(self, profile: P, elsewhere: Q, complete: Callable[[P, Q], P]) -> P:
+        """Return a profile completed with numbers of other machines: the same object as before for the same
+        two, so that what was worked out from it holds for platforms that differ in other profiles."""
+        known = self._files.completed
+        key = id(profile), id(elsewhere)
+        if key not in known:
+            known[key] = profile, elsewhere, complete(profile, elsewhere)
+        found: P = known[key][-1]  # type: ignore[assignment]  # of the same profile
+        return found
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all profiles used so far, in the order of their first use."""

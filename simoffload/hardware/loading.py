@@ -129,8 +129,8 @@ class _Loader:
         added = self._equipment.inputs(platform.id) if self._equipment else ()
         return Platform(
             profile=platform,
-            host=host.completed(unmeasured),
-            accelerator=completed(accelerator, unmeasured.accelerator),
+            host=self._library.completed(host, unmeasured, Host.completed),
+            accelerator=self._library.completed(accelerator, unmeasured.accelerator, completed),
             gpu=gpu_pcie_link,
             slots=slots,
             stated={name: pcie for name, pcie in switches.items() if pcie},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from simoffload.hardware import DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
 from simoffload.models import (
@@ -60,6 +62,26 @@ _WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
 kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
 aten/src/ATen/native/GroupedMMUtils.h): 16.1 and 3.5 us, where an addition takes 11.0 us (H200, PyTorch 2.11;
 docs/measurements/hugging-face.md)."""
+
+
+K = TypeVar("K")
+T = TypeVar("T")
+_REMEMBERED = 16
+"""Number of values that are kept of each kind; a pair of templates takes about 300 kB."""
+
+
+def recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
+    """Return the cached value of a key.
+
+    The cache keeps the objects of the key, so that no other object can get the same identity.
+    """
+    if key in known:
+        known.move_to_end(key)
+        return known[key]
+    found = known[key] = make()
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)
+    return found
 
 
 class OfTokens(NamedTuple):
@@ -321,6 +343,27 @@ def of_tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
     return tuple([(one.number, one.new_tokens) for one in batch])
 
 
+class _PassTimes(NamedTuple):
+    """_PassTimes are GPU times of the modules of one model on one GPU [ps]."""
+
+    same: dict[tuple[tuple[int, int], ...], dict[Module, int]]
+    """Times that are equal in all passes with as many tokens of as many sequences."""
+    all: dict[tuple[Sequences, ...], tuple[int, ...]]
+    """Times of all modules, by pass."""
+
+
+class _Known(threading.local):
+    """Times of a thread, by the identity of models and GPUs, which are immutable."""
+
+    def __init__(self) -> None:
+        self.times: OrderedDict[tuple[Hashable, ...], tuple[object, _PassTimes]] = OrderedDict()
+
+
+_KNOWN = _Known()
+_MOST_PASSES = 4096
+"""Number of passes whose times are kept for each model and GPU."""
+
+
 class PassTimings:
     """PassTimings are the durations of a model's modules on one machine for any pass.
 
@@ -340,10 +383,12 @@ class PassTimings:
         host = machine.host
         same = host.deepspeed.operation.value
         self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
-        self._modules = tuple(modules)
-        self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
-        self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+        self._modules = modules
         self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
+        # Machines that differ in other devices share them.
+        kept = machine.accelerator, model, *modules
+        key = type(self), tuple(map(id, kept)), zero3, cache
+        _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {})))
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
@@ -354,20 +399,22 @@ class PassTimings:
             zero3=self._zero3,
             launch_factor=self._launch_factor,
             cache=self._cache,
-            shared=self._shared.setdefault(of_tokens(batch), OfTokens({}, {})),
+            shared=self._of_tokens(of_tokens(batch)),
         )
+
+    def _of_tokens(self, tokens: tuple[tuple[int, int], ...]) -> OfTokens:
+        if tokens not in self._shared:
+            self._shared[tokens] = OfTokens(self._times.same.setdefault(tokens, {}), {})
+        return self._shared[tokens]
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """Return the GPU time of each of the modules [ps]."""
-        timing = self.timing(batch)
-        tokens = of_tokens(batch)
-        known = self._known.get(tokens)
-        if known is None:
-            known = self._known[tokens] = tuple(map(timing.compute, self._modules))
-        durations = list(known)
-        for index in self._by_context:
-            durations[index] = timing.compute(self._modules[index])
-        return tuple(durations)
+        found = self._times.all.get(batch)
+        if found is None:
+            if len(self._times.all) >= _MOST_PASSES:
+                self._times.all.clear()
+            found = self._times.all[batch] = tuple(map(self.timing(batch).compute, self._modules))
+        return found
 
 
 _BACKWARD_KERNELS = 2

@@ -37,12 +37,11 @@ from simoffload.strategies.passes.pass_writer import (
     period_of,
 )
 from simoffload.strategies.passes.streams import HOST
-from simoffload.strategies.passes.timing import picoseconds
+from simoffload.strategies.passes.timing import picoseconds, recent
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import LayeredModel, LayerStack, LayerWalk, Parameters, Passes, hook
-from simoffload.strategies.zero.schedule_templates import recent
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
@@ -25,16 +25,10 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, Recurrence, StagePass
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import Timing
+from simoffload.strategies.passes.timing import Timing, recent
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
 from simoffload.strategies.zero.trace import Event, Trace, forward_pass, leaf_modules
-
-K = TypeVar("K")
-T = TypeVar("T")
-
-_REMEMBERED = 16
-"""Number of cached templates; a pair of them takes about 300 kB."""
 
 
 class GatheredPeak(NamedTuple):
@@ -257,17 +251,3 @@ def schedule_templates_of(
     layered = recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
     key = id(layered), id(machine), cache, tensor
     return recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
-
-
-def recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
-    """Return the cached value of a key.
-
-    The cache keeps the objects of the key, so that no other object can get the same identity.
-    """
-    if key in known:
-        known.move_to_end(key)
-        return known[key]
-    found = known[key] = make()
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
-    return found
