@@ -387,7 +387,7 @@ class PassTimings:
         self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
         # Machines that differ in other devices share them.
         kept = machine.accelerator, model, *modules
-        key = type(self), tuple(map(id, kept)), zero3, cache
+        key: tuple[Hashable, ...] = type(self), tuple(map(id, kept)), zero3, cache
         _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {})))
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
