@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
@@ -356,7 +356,9 @@ class _Known(threading.local):
     """Times of a thread, by the identity of models and GPUs, which are immutable."""
 
     def __init__(self) -> None:
-        self.times: OrderedDict[tuple[Hashable, ...], tuple[object, _PassTimes]] = OrderedDict()
+        self.times: OrderedDict[tuple[str, tuple[int, ...], bool, CacheForm], tuple[object, _PassTimes]] = (
+            OrderedDict()
+        )
 
 
 _KNOWN = _Known()
@@ -387,7 +389,7 @@ class PassTimings:
         self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
         # Machines that differ in other devices share them.
         kept = machine.accelerator, model, *modules
-        key: tuple[Hashable, ...] = type(self), tuple(map(id, kept)), zero3, cache
+        key = type(self).__qualname__, tuple(map(id, kept)), zero3, cache
         _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {})))
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
