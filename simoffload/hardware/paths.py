@@ -143,12 +143,12 @@ class Graph:
 
     def __init__(self) -> None:
         self._cables: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._ways: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        self._known_routes: dict[tuple[str, str], list[tuple[str, str]]] = {}
 
     def connect(self, a: str, b: str, *, there: tuple[int, ...], back: tuple[int, ...]) -> None:
         """Connect two vertices by a cable: ``there`` are the resources crossed from ``a`` to ``b``, ``back``
         the other way."""
-        self._ways.clear()
+        self._known_routes.clear()
         self._cables.setdefault(a, {})[b] = there
         self._cables.setdefault(b, {})[a] = back
 
@@ -165,11 +165,11 @@ class Graph:
         return any(b == vertex for _, b in self._way(start, end)[:-1])
 
     def _way(self, start: str, end: str) -> list[tuple[str, str]]:
-        if (start, end) not in self._ways:
-            self._ways[start, end] = self._found(start, end)
-        return self._ways[start, end]
+        if (start, end) not in self._known_routes:
+            self._known_routes[start, end] = self._search(start, end)
+        return self._known_routes[start, end]
 
-    def _found(self, start: str, end: str) -> list[tuple[str, str]]:
+    def _search(self, start: str, end: str) -> list[tuple[str, str]]:
         before: dict[str, str] = {start: start}
         queue = deque([start])
         while queue and end not in before:

@@ -121,9 +121,9 @@ def sub_groups(tensors: Repeated[T], numel: Callable[[T], int], size: int) -> Re
                 continue
             if opened <= done * len(items):  # all of them are of these layers
                 met[opened] = done, len(ended)
-            if whole := min(times - done, max(0, size - 1 - held) // each):
-                begun.append((items, whole))
-                held, done = held + whole * each, done + whole
+            if repeats := min(times - done, max(0, size - 1 - held) // each):
+                begun.append((items, repeats))
+                held, done = held + repeats * each, done + repeats
                 continue
             begin = 0
             for end, one in enumerate(numels, 1):
