@@ -1,17 +1,34 @@
 """Measure the time of questions that need several simulations, also as a multiple of one simulation.
 
-python benchmarks/bench_planning.py
+python benchmarks/bench_planning.py [OTHER_CHECKOUT] [PAIRS]
+
+With another checkout the CPU time of whole processes that answer such questions is compared with that there,
+in pairs. Both should have compiled modules, or neither (PYTHONDONTWRITEBYTECODE).
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import simoffload as so
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench_startup import HERE, compared
+
 RUNS = 3
+PAIRS = 3
+COMMANDS = (
+    "advise serving/llama-3.1-70b",
+    "advise micron/opt-66b",
+    "advise training/bloom-7b1",
+    "run --explain ddn/bloom-7b1",
+    "fit --machines training/bloom-mod-2",
+)
 TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
 
 
@@ -26,6 +43,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    if given := sys.argv[1:]:
+        pairs = int(given[1]) if len(given) > 1 else PAIRS
+        print(f"CPU time, medians of {pairs} pairs         here [s]  other [s]   ratio    least     most")
+        for command in COMMANDS:
+            turns = [(["-m", "simoffload", *command.split()], at) for at in (HERE, Path(given[0]).resolve())]
+            print(f"{command:36} {compared(turns, pairs)}")
+        return
     scenario = so.load_scenario("ddn/bloom-176b").on("raid")
     result, costs = so.simulate(scenario), so.load_costs()
     one = seconds(lambda: so.simulate(scenario))

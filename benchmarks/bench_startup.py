@@ -13,6 +13,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
@@ -36,6 +37,18 @@ def cpu_s(arguments: list[str], checkout: Path) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+def compared(turns: Sequence[tuple[list[str], Path]], pairs: int) -> str:
+    """Return the median times of two processes that take turns [s], and median and range of their ratios."""
+    here, there = [], []
+    for pair in range(pairs):
+        times = {at: cpu_s(*turns[at]) for at in ((0, 1) if pair % 2 else (1, 0))}
+        here.append(times[0])
+        there.append(times[1])
+    ratios = [one / two for one, two in zip(here, there, strict=True)]
+    middle = " ".join(f"{statistics.median(each):9.3f}" for each in (here, there, ratios))
+    return f"{middle} {min(ratios):8.3f} {max(ratios):8.3f}"
+
+
 def main() -> None:
     given = sys.argv[1:]
     other = Path(given[0]).resolve() if given else None
@@ -44,16 +57,9 @@ def main() -> None:
     print(f"CPU time, medians of {pairs} pairs    here [s]  other [s]   ratio    least     most")
     for name, arguments in PROCESSES.items():
         turns = [(arguments, HERE), (arguments, other) if other else (LIBRARIES, HERE)]
-        for next_iteration in turns:
-            cpu_s(*next_iteration)  # compiles the modules to bytecode
-        here, there = [], []
-        for pair in range(pairs):
-            times = {at: cpu_s(*turns[at]) for at in ((0, 1) if pair % 2 else (1, 0))}
-            here.append(times[0])
-            there.append(times[1])
-        ratios = [one / two for one, two in zip(here, there, strict=True)]
-        middle = " ".join(f"{statistics.median(each):9.3f}" for each in (here, there, ratios))
-        print(f"{name:32} {middle} {min(ratios):8.3f} {max(ratios):8.3f}")
+        for turn in turns:
+            cpu_s(*turn)  # compiles the modules to bytecode
+        print(f"{name:32} {compared(turns, pairs)}")
     print(f"other: {beside}")
 
 
