@@ -22,10 +22,13 @@ from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
+    from simoffload.cli.option_types import Budget
     from simoffload.planning.advise import Advice, Search
     from simoffload.planning.bandwidth import StorageCurve
+    from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.service_levels import ServiceLevel
+    from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
 
 
@@ -47,17 +50,18 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
-    kind = type(fit(scenario))
+    capacity = fit(scenario)
+    kind, budget = type(capacity), _budget(arguments.budget, scenario, capacity, prices)
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
-        if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
+        if arguments.search or arguments.slo or arguments.platforms or budget is not None:
             found = search_catalogue(
                 scenario,
-                budget=arguments.budget,
+                budget=budget,
                 service=service,
                 objective=arguments.objective,
                 platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
@@ -80,10 +84,28 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     if missing:
         console.note(f"storage bandwidth is left out: {missing}")
     with Waiting(console):
-        answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
+        answer = _answer(
+            advice, curve, found, service, budget, folder=folder, arguments=arguments, console=console
+        )
     answer.show()
     answer.list_files(console)
     return _status(advice, found)
+
+
+def _budget(
+    given: Budget | None, scenario: LoadedScenario, capacity: SimulationResult, prices: CostList
+) -> float | None:
+    """Return the budget for a whole machine. Raises InputError for one beyond a machine of unknown price."""
+    from simoffload.planning.costs import economics
+
+    if given is None or not given.is_beyond:
+        return given and given.amount
+    now = economics(scenario, capacity, prices)
+    if now.purchase is None:
+        lacks = f"no price is known of {', '.join(now.bill.missing)}"
+        text = f"{lacks}, so that nothing is known to be beyond the machine; write the amount for all of it, "
+        raise InputError.at(f"+{given.amount:g}", f"{text}or give a price list (--costs)", path="--budget")
+    return now.purchase + given.amount
 
 
 def _status(advice: Advice, found: Search | None) -> ExitCode:
@@ -102,6 +124,7 @@ def _answer(
     curve: StorageCurve | None,
     found: Search | None,
     service: Sequence[ServiceLevel],
+    budget: float | None,
     *,
     folder: OutputFolder | None,
     arguments: Namespace,
@@ -111,9 +134,7 @@ def _answer(
 
     keep(advice.scenario.scenario.engine.limits)
     now_doing("reporting")
-    document = advice_document(
-        advice, curve, found, budget=arguments.budget, service=service, command=arguments.line
-    )
+    document = advice_document(advice, curve, found, budget=budget, service=service, command=arguments.line)
     data = advice.to_dict() | {
         "storage": curve.to_dict() if curve else None,
         "search": found.to_dict() if found else None,

@@ -17,7 +17,7 @@ from simoffload.cli.option_types import (
     add_json,
     add_limits,
     add_overrides,
-    amount,
+    budget,
     listed,
     size,
 )
@@ -206,7 +206,10 @@ def _add_advise(parser: _Parser) -> None:
         help="also search the catalogue for purchases, together with other programs and formats",
     )
     parser.add_argument(
-        "--budget", type=amount, metavar="AMOUNT", help="largest amount that a purchase may cost"
+        "--budget",
+        type=budget,
+        metavar="AMOUNT",
+        help="largest amount that the whole machine may cost; +AMOUNT: beyond the present one",
     )
     _add_service(parser, "service level that purchases must meet")
     parser.add_argument(

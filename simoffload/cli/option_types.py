@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from simoffload.errors import InputError, shortened
 from simoffload.limits import Limits
@@ -139,9 +139,18 @@ def size(text: str) -> int:
     return number
 
 
-def amount(text: str) -> float:
-    """Read an amount of money above zero."""
-    return _positive(text, text.replace(",", ""), "an amount above 0")
+class Budget(NamedTuple):
+    """A Budget is an amount of money for a whole machine, or for what is bought beyond the present one."""
+
+    amount: float
+    is_beyond: bool
+
+
+def budget(text: str) -> Budget:
+    """Read an amount of money above zero; with a plus sign it is for what is bought beyond the machine."""
+    beyond = text.startswith("+")
+    digits = text.replace(",", "").removeprefix("+")
+    return Budget(_positive(text, digits, "an amount above 0, such as 40000 or +1500"), beyond)
 
 
 def count(text: str) -> int:

@@ -62,7 +62,7 @@ def advice_document(
 
     bought: tuple[str, ...] = ()
     if search is not None:
-        answer = purchase_verdict(search, budget=budget, service=service)
+        answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
         bought = (f"{PURCHASES}: {answer}.",)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
     unchanged = (*findings(advice.result), *costs(advice.result, advice.economics))

@@ -78,6 +78,18 @@ def test_nothing_within_the_budget_is_an_answer(program) -> None:
     answer = program("advise", "small.yaml", "--budget", "5", *FAST)
     assert answer.status == 3
     assert "no combination is possible" in answer.out
+    assert "the present machine alone costs" in " ".join(answer.out.split())
+
+
+@pytest.mark.usefixtures("_narrow")
+def test_a_budget_beyond_the_machine_is_added_to_its_price(program) -> None:
+    kept = json.loads(program("advise", "small.yaml", "--budget", "+5", "--json", *FAST).out)
+    price = kept["search"]["front"][0]["purchase"]
+    assert all(point["purchase"] <= price + 5 for point in kept["search"]["front"])
+    assert kept["search"]["best"] is not None
+    wrong = program("advise", "small.yaml", "--budget", "+0", *FAST)
+    assert (wrong.status, wrong.err.count("error:")) == (2, 1)
+    assert "an amount above 0, such as 40000 or +1500" in wrong.err
 
 
 def test_on_another_tier_and_a_model_by_its_name(program) -> None:

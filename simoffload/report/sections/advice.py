@@ -368,8 +368,15 @@ _BEST = {
 """What is said of the best purchase by each objective."""
 
 
-def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> str:
-    """Return a sentence about the best purchase, or about the one that is closest to the limits."""
+def purchase_verdict(
+    search: Search,
+    *,
+    budget: float | None,
+    service: Sequence[ServiceLevel],
+    owned: float | None = None,
+) -> str:
+    """Return a sentence about the best purchase, or about the one that is closest to the limits; ``owned`` is
+    the price of the present machine."""
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest
@@ -381,7 +388,11 @@ def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[
     if best is None:
         if search.points:
             return "no price per unit of work is known: give a price list of your own (--costs)"
-        return "no combination is possible within the budget"
+        none = "no combination is possible within the budget"
+        if budget is None or owned is None or owned <= budget:
+            return none
+        costs = f"the present machine alone costs {owned:,.0f} {search.currency}"
+        return f"{none}, which is for the whole machine: {costs}; --budget +{budget:.0f} is beyond it"
     texts = [f"{_BEST[search.objective]}: {_bought(best, search)}"]
     if search.other is not None:
         texts.append(f"with other answers: {_bought(search.other, search)}")
