@@ -105,7 +105,7 @@ CASES: tuple[Case, ...] = (
         "rum s.yaml",
         (
             "simoffload:",
-            '"rum" is not one of run, compare, fit, advise, check, profiles, scenarios,',
+            '"rum" is not one of run, compare, fit, advise, reach, check, profiles, scenarios,',
             'did you mean "run"',
         ),
     ),

@@ -87,7 +87,7 @@ def test_the_white_papers_matrix_of_models_and_targets(program, model: str, held
 def test_several_scenarios_are_one_table(program) -> None:
     answer = program("fit", "ddn/bloom-7b1", "ddn/bloom-176b")
     assert answer.status == 0
-    assert len(re.findall(r"^  \S+ +fits$", answer.out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^  \S+ +\S+ +fits$", answer.out, re.MULTILINE)) == 2
 
 
 MACHINES = """\

@@ -13,6 +13,7 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.scenario import resolve
+from simoffload.strategies import registry
 from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.staging import Prefetched
 from simoffload.strategies.programs.vllm import Prefetch
@@ -44,7 +45,7 @@ class Ahead(Prefetched):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(so.strategies.Strategy, "registered", {"streamed": Streamed})
+    monkeypatch.setattr(registry, "registered", {"streamed": Streamed})
 
 
 @pytest.mark.usefixtures("registered")

@@ -63,6 +63,11 @@ class Family(NamedTuple):
     """Another program, as a way to do the work on the machine that is bought; None keeps the program."""
 
     @property
+    def name(self) -> str:
+        """Name for who waits: that of its largest storage."""
+        return self.storage[-1].description or "storage unchanged"
+
+    @property
     def size(self) -> int:
         """Number of combinations of one choice of each kind."""
         return len(self.storage) * len(self.memory) * len(self.batches)

@@ -311,7 +311,8 @@ class _PurchaseSearch:
         """Try all combinations, those of the fastest families first."""
         keep(self._evaluator.scenario.scenario.engine.limits)
         bounds = [(family, bound) for family in steps(found) if (bound := self._bound(family))]
-        for family, bound in steps(sorted(bounds, key=lambda one: -self._speed(one[1].result))):
+        bounds.sort(key=lambda one: -self._speed(one[1].result))
+        for family, bound in steps(bounds, lambda one: one[0].name):
             self._try(family, bound)
         for missed, choose in sorted(self._misses, key=lambda one: one[0]):
             nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
