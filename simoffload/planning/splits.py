@@ -111,6 +111,11 @@ def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change |
         free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.kind == "hbm"}
         return free or None
 
+    tiers, gpus = there.machine.tiers, last.gpus
+    memory = gpus * tiers["hbm"].capacity + there.machine.nodes_of(gpus) * tiers["dram"].capacity
+    in_memory = all(use.kind in {"hbm", "dram"} for use in uses(len(values) - 1))
+    if in_memory and model.weight_bytes > memory:
+        return None  # which no division changes
     index = first_with_room(len(values), room)
     if index is None or not all(use.fits for use in uses(index)):
         return None
