@@ -24,7 +24,10 @@ from simoffload.report.presentation import BRACKETS, ranged
 from simoffload.report.sections import background
 from simoffload.report.sections.background import COMMAND
 from simoffload.results import SimulationResult
+from simoffload.units import format_number
 
+_TIMES = 2
+"""Ratio from which a service level is missed by so many times, and not by a percentage."""
 _MEANINGS = (
     "kept: by the predicted value; at the limit itself about half of real runs miss it",
     "counts are exact, other numbers have three digits",
@@ -42,7 +45,7 @@ def reach_document(found: Reach, *, run: str = "", command: str = "") -> ReportD
         sections.append(ReportSection(COMMAND, listings=(typed,)))
     return ReportDocument(
         (found.scenario.name,) if result is None else headline(result),
-        found.reached,
+        None,
         (_verdict(found),),
         () if result is None else tuple(result.warnings),
         tuple(sections),
@@ -105,9 +108,11 @@ def _given(one: Trial, service: tuple[ServiceLevel, ...]) -> str:
 
 
 def _by(level: ServiceLevel, result: SimulationResult) -> str:
-    """Return by how much a service level is missed: ", 0.1 % too long"; nothing where it is kept."""
-    over = level.missed(result) - 1
-    return f", {percent(over)} too {'low' if level.is_rate else 'long'}" if over > 0 else ""
+    """Return by how much a service level is missed: ", 0.1 % too long", or ", 48 times too long"; nothing
+    where it is kept."""
+    ratio = level.missed(result)
+    over = percent(ratio - 1) if ratio < _TIMES else f"{format_number(ratio)} times"
+    return f", {over} too {'low' if level.is_rate else 'long'}" if ratio > 1 else ""
 
 
 def _unreached(found: Reach, levels: str) -> str:
