@@ -17,6 +17,7 @@ from simoffload.planning.search import places, resident
 from simoffload.planning.serving import formats, together
 from simoffload.planning.smallest_changes import smallest_changes
 from simoffload.planning.splits import splits
+from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.held import state_tiers
@@ -36,6 +37,7 @@ def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) 
     """Return all changes to try, each key once, without those that change nothing."""
     scenario, found = evaluator.scenario, dict[str, Change]()
     for option in (replaced(evaluator, one) for one in _options(evaluator, result, costs)):
+        working_on(f"listing changes: {option.key}")
         if not evaluator.changes_nothing(*option.edits):
             found.setdefault(option.key, option)
     if not result.fits:
