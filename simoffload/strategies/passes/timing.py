@@ -348,6 +348,8 @@ class _PassTimes(NamedTuple):
 
     same: dict[tuple[tuple[int, int], ...], dict[Module, int]]
     """Times that are equal in all passes with as many tokens of as many sequences."""
+    first: dict[tuple[tuple[int, int], ...], tuple[int, ...]]
+    """Times of all modules in the first pass with as many tokens that was asked for."""
     all: dict[tuple[Sequences, ...], tuple[int, ...]]
     """Times of all modules, by pass."""
 
@@ -386,11 +388,12 @@ class PassTimings:
         same = host.deepspeed.operation.value
         self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
         self._modules = modules
+        self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
         self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
         # Machines that differ in other devices share them.
         kept = machine.accelerator, model, *modules
         key = type(self).__qualname__, tuple(map(id, kept)), zero3, cache
-        _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {})))
+        _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {}, {})))
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
@@ -415,8 +418,18 @@ class PassTimings:
         if found is None:
             if len(self._times.all) >= _MOST_PASSES:
                 self._times.all.clear()
-            found = self._times.all[batch] = tuple(map(self.timing(batch).compute, self._modules))
+            found = self._times.all[batch] = self._durations(batch)
         return found
+
+    def _durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
+        timing, tokens = self.timing(batch), of_tokens(batch)
+        known = self._times.first.get(tokens)
+        if known is None:
+            known = self._times.first[tokens] = tuple(map(timing.compute, self._modules))
+        durations = list(known)
+        for index in self._by_context:
+            durations[index] = timing.compute(self._modules[index])
+        return tuple(durations)
 
 
 _BACKWARD_KERNELS = 2
