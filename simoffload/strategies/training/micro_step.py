@@ -48,6 +48,7 @@ from simoffload.strategies.zero.replay import (
     LayerWalk,
     Parameters,
     Passes,
+    Replays,
     hook,
 )
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
@@ -808,8 +809,18 @@ class TrainedLayers(LayeredModel):
         return self._peaks[warm]
 
     @cached_property
+    def replays(self) -> Replays:
+        """What was found by replaying it; batch, optimizer and buckets of gradients change none of it."""
+        state, work = self.state, self.workload
+        settings = state.settings.stage, state.settings.params, state.places.ranks, state.homogeneous
+        key = id(state.model), *settings, work.gradient_checkpointing, work.use_reentrant
+        return recent(_KNOWN.replays, key, lambda: Replays(state.model))
+
+    @cached_property
     def full(self) -> LayerStack:
         """Stack of all layers, with which nothing is left out of the replay."""
+        if self.homogeneous:
+            return self.stack(self.count)
         trace = self.trace_of(self.count)
         return LayerStack(trace, Parameters.of(trace, self.state.tensors))
 
@@ -876,6 +887,7 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[Hashable, ...], TrainedLayers] = OrderedDict()
+        self.replays: OrderedDict[tuple[Hashable, ...], Replays] = OrderedDict()
 
 
 _KNOWN = _Known()

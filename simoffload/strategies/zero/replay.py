@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import lcm
 from operator import methodcaller
@@ -366,10 +367,30 @@ class _Coordinated(NamedTuple):
     ahead: int
 
 
+@dataclass
+class Replays:
+    """Replays are all that was found by replaying a model. They depend on its trace and the tiers of its
+    tensors only, so that layered models that differ in something else may share them."""
+
+    model: ModelShape
+    """Model of which some or all layers are replayed."""
+    stacks: dict[int, LayerStack] = field(default_factory=dict)
+    """Stacks by number of layers: the search for a period and the writing use the same few."""
+    periods: dict[bool, _Coordinated | None] = field(default_factory=dict)
+    """Periods of the coordinator by ``warm``."""
+    decisions: dict[tuple[int, bool], Decisions] = field(default_factory=dict)
+    """Decisions by trace and ``warm``; the stack of each keeps its trace."""
+
+
 class LayeredModel(ABC):
     """A LayeredModel gives the trace and tensors of a model with some or all of its identical layers."""
 
     model: ModelShape
+
+    @cached_property
+    def replays(self) -> Replays:
+        """What was found by replaying it."""
+        return Replays(self.model)
 
     @property
     @abstractmethod
@@ -404,28 +425,19 @@ class LayeredModel(ABC):
         """Stack of all layers of the model."""
         return self.stack(self.count)
 
-    @cached_property
-    def _known(self) -> dict[int, LayerStack]:
-        """Stacks by number of layers: the search for a period and the writing use the same few."""
-        return {}
-
     def stack(self, count: int) -> LayerStack:
         """Return the stack of a model with ``count`` layers."""
-        if count not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[count] = self._cut(count)
-        return self._known[count]
-
-    @cached_property
-    def _decisions(self) -> dict[tuple[int, bool], Decisions]:
-        """Decisions by trace and ``warm``; the stack in each keeps its trace."""
-        return {}
+        known = self.replays.stacks
+        if count not in known:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[count] = self._cut(count)
+        return known[count]
 
     def decisions(self, stack: LayerStack, *, warm: bool = True) -> Decisions:
         """Return what the coordinator does in the passes through a stack of partitioned parameters."""
         assert self.fetching is not None
-        key, known = (id(stack.trace), warm), self._decisions
+        key, known = (id(stack.trace), warm), self.replays.decisions
         if key not in known:
             if len(known) >= _REMEMBERED:
                 known.clear()
@@ -462,17 +474,14 @@ class LayeredModel(ABC):
 
     # -- periods --------------------------------------------------------------------------------
 
-    @cached_property
-    def _coordinated(self) -> dict[bool, _Coordinated | None]:
-        return {}
-
     def _periods(self, *, warm: bool) -> _Coordinated | None:
         if self.fetching is None:
             return _Coordinated(_EVERY_LAYER, _EVERY_LAYER, 0)
-        if warm not in self._coordinated:
+        known = self.replays.periods
+        if warm not in known:
             searched = (self._search(guess, warm=warm) for guess in _GUESSES if guess < self.count)
-            self._coordinated[warm] = next((found for found in searched if found is not None), None)
-        return self._coordinated[warm]
+            known[warm] = next((found for found in searched if found is not None), None)
+        return known[warm]
 
     def _search(self, guess: int, *, warm: bool) -> _Coordinated | None:
         stack = self.stack(guess)
