@@ -13,7 +13,7 @@ from simoffload.strategies.plan import InferencePlan, StepWork
 from simoffload.strategies.training import micro_step
 from simoffload.strategies.zero import schedule_templates
 
-CHANGED = {
+CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
     "storage rate": {"drive": ("read", "write"), "pfs": ("read", "write"), "nfs": ("read", "write")},
     "storage latency": {"drive": ("read_latency", "write_latency"), "pfs": ("latency",), "nfs": ("latency",)},
     "PCIe": {"pcie": ("lane_rate", "latency", "pageable")},

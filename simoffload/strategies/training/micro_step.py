@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -758,6 +758,14 @@ class ActivationOffload:
         out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=(COMPUTE,))
 
 
+@dataclass
+class TrainedReplays(Replays):
+    """TrainedReplays are also the peaks of a micro-step."""
+
+    peaks: dict[tuple[int, bool], ReplayPeaks] = field(default_factory=dict)
+    """Peaks and reads by the size of a bucket of gradients, and ``warm``."""
+
+
 @dataclass(frozen=True)
 class TrainedLayers(LayeredModel):
     """TrainedLayers give the hooks and tensors of a micro-step for some or all of the identical layers."""
@@ -794,27 +802,26 @@ class TrainedLayers(LayeredModel):
         """Return the partitioned tensors, with their tiers, of a model with ``count`` layers."""
         return tuple(self.state.of_layers(count))
 
-    @cached_property
-    def _peaks(self) -> dict[bool, ReplayPeaks]:
-        return {}
-
     def peak(self, *, warm: bool) -> ReplayPeaks:
         """Return peaks and reads of a replayed micro-step of stage 3; raises InputError where DeepSpeed
         stops."""
-        if warm not in self._peaks:
+        key, known = (self.state.settings.reduce_bucket_size, warm), self.replays.peaks
+        if key not in known:
             stacks = self.stacks_back(reduces=True, warm=warm)
             peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
             # That of the whole, at the latest.
-            self._peaks[warm] = next(found for found in peaks if found is not None)
-        return self._peaks[warm]
+            known[key] = next(found for found in peaks if found is not None)
+        return known[key]
 
     @cached_property
-    def replays(self) -> Replays:
-        """What was found by replaying it; batch, optimizer and buckets of gradients change none of it."""
+    def replays(self) -> TrainedReplays:
+        """What was found by replaying it; batch and optimizer change none of it if all layers are alike."""
         state, work = self.state, self.workload
-        settings = state.settings.stage, state.settings.params, state.places.ranks, state.homogeneous
+        if not self.homogeneous:
+            return TrainedReplays(self.model)
+        settings = state.settings.stage, state.settings.params, state.places.ranks
         key = id(state.model), *settings, work.gradient_checkpointing, work.use_reentrant
-        return recent(_KNOWN.replays, key, lambda: Replays(state.model))
+        return recent(_KNOWN.replays, key, lambda: TrainedReplays(self.model))
 
     @cached_property
     def full(self) -> LayerStack:
@@ -887,7 +894,7 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[Hashable, ...], TrainedLayers] = OrderedDict()
-        self.replays: OrderedDict[tuple[Hashable, ...], Replays] = OrderedDict()
+        self.replays: OrderedDict[tuple[Hashable, ...], TrainedReplays] = OrderedDict()
 
 
 _KNOWN = _Known()
@@ -951,7 +958,8 @@ def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) 
 
     def happen(event: Event) -> None:
         hook(event, coordinator, parameters)
-        bucket.add_all(parameters.completed(event))
+        if event.kind == "gradients":
+            bucket.add_all(parameters.completed(event))
 
     for backward, skip in ((False, step.forward), (True, step.backward)):
         right = passes.go(

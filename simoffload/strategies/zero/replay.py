@@ -234,7 +234,8 @@ class _Recorder(CoordinatorSink):
         self._calls.append(_FETCH_EVENT)
 
     def release(self, count: int, /) -> None:
-        self._calls.append(methodcaller("release", count))
+        if count:
+            self._calls.append(methodcaller("release", count))
 
 
 _WAIT_READS, _THROTTLE, _FETCH_EVENT = map(methodcaller, ("wait_reads", "throttle", "fetch_event"))
