@@ -318,10 +318,9 @@ class _Counter(CoordinatorSink):
     def __init__(self) -> None:
         self.rows: list[Counter[str]] = []
 
-    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
+    def gather(self, _handle: int, tensors: Sequence[Tensor], /, *, prefetch: bool) -> None:
         self.rows[-1]["prefetch_call" if prefetch else "fetch_call"] += 1
         self.rows[-1]["gathered_parameter"] += len(tensors)
-        return len(self.rows)
 
     def fetch_event(self) -> None:
         self.rows[-1]["fetch_wait"] = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
@@ -162,7 +163,7 @@ class TrainingResult(SimulationResult):
         """Every phase that was simulated."""
         return tuple(phase.result for phase in self.phases)
 
-    @property
+    @cached_property
     def step(self) -> PassResult | None:
         """Complete step, with its phases combined."""
         if not self.phases:
@@ -188,7 +189,7 @@ class TrainingResult(SimulationResult):
         """[s] see ``formulas``."""
         return self.phase_s("optimizer")
 
-    @property
+    @cached_property
     def step_s(self) -> float | None:
         """[s] see ``formulas``."""
         return _sum(self.phases) if self.phases else None

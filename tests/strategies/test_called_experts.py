@@ -68,9 +68,8 @@ def gathers(plan: ZeroInferencePlan, *, first: bool) -> list[list[str]]:
     found: list[list[str]] = []
 
     class Sink(CoordinatorSink):
-        def gather(self, tensors: Any, /, *, prefetch: bool) -> int:  # noqa: ARG002
+        def gather(self, _handle: int, tensors: Any, /, *, prefetch: bool) -> None:  # noqa: ARG002
             found.append(names(tensors))
-            return len(found)
 
     layered = plan.called(plan.forward("decode 1", 1, 5)).layered
     warm = plan.order_lasts and not first

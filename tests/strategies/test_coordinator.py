@@ -12,7 +12,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Tensor
+from simoffload.strategies.zero.coordinator import RECENT_EVENTS, Coordinator, CoordinatorSink, Tensor
 
 
 class Log(CoordinatorSink):
@@ -20,7 +20,7 @@ class Log(CoordinatorSink):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.handles = 0
+        self.events = 0
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         self.calls.append("R" + "+".join(tensor.name for tensor in tensors))
@@ -28,16 +28,17 @@ class Log(CoordinatorSink):
     def wait_reads(self) -> None:
         self.calls.append("W")
 
-    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
+    def gather(self, _handle: int, tensors: Sequence[Tensor], /, *, prefetch: bool) -> None:
         self.calls.append(("P" if prefetch else "F") + "+".join(tensor.name for tensor in tensors))
-        self.handles += 1
-        return self.handles - 1
 
     def wait(self, handle: int, /) -> None:
         self.calls.append(f"w{handle}")
 
-    def throttle(self, event: int, /) -> None:
-        self.calls.append(f"T{event}")
+    def fetch_event(self) -> None:
+        self.events += 1
+
+    def throttle(self) -> None:
+        self.calls.append(f"T{self.events - RECENT_EVENTS}")
 
     def __str__(self) -> str:
         return " ".join(self.calls)

@@ -8,7 +8,7 @@ for what.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from simoffload.strategies.ds_config import OffloadSettings
@@ -16,7 +16,7 @@ from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, 
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
-from simoffload.strategies.zero.replay import LayerStack, Passes
+from simoffload.strategies.zero.replay import Decided, SinkCall
 
 _GATHERED_GROUP = 8000
 """About that many weights share a scale in a quantized all-gather (``target_group_size``)."""
@@ -71,7 +71,7 @@ class Fetches(CoordinatorSink):
         self._overlaps = place.settings.overlap_comm
         self._copies, self._comm, self._io = copy if self._overlaps else COMPUTE, comm, io
         self._direct = place.settings.copies_directly(place.ranks)
-        self._gathers: list[_Gather] = []
+        self._gathers: dict[int, _Gather] = {}
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
@@ -105,6 +105,11 @@ class Fetches(CoordinatorSink):
         for handle, gather in zip([one for one in handles if one >= 0], gathers, strict=True):
             ordinal = gathered - gather.ordinal if gather.ordinal >= 0 else -1
             self._gathers[handle] = gather._replace(ordinal=ordinal)
+
+    def make(self, calls: Iterable[SinkCall]) -> None:
+        """Do what the coordinator does in one hook."""
+        for call in calls:
+            call(self)
 
     def begin(self) -> None:
         """Begin the hook before a module."""
@@ -146,8 +151,8 @@ class Fetches(CoordinatorSink):
         self._out.cool(self._pending_reads)
         self._pending_reads = 0.0
 
-    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
-        """Copy partitions to the GPU and all-gather them; return a handle.
+    def gather(self, handle: int, tensors: Sequence[Tensor], *, prefetch: bool) -> None:
+        """Copy partitions to the GPU and all-gather them.
 
         On one rank since DeepSpeed 0.9.0, copies are asynchronous (those from pageable memory still block the
         host) and nothing is gathered. Otherwise the copies follow each other and each blocks the host; then
@@ -166,8 +171,8 @@ class Fetches(CoordinatorSink):
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._direct:
-            self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
-            return len(self._gathers) - 1
+            self._gathers[handle] = _Gather(-1, sum(slices), len(tensors))
+            return
         self._out.flush()
         if len(tensors) > 1:
             self._out.add(
@@ -180,8 +185,7 @@ class Fetches(CoordinatorSink):
             )
         else:
             ordinal = self._all_gather(slices)
-        self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
-        return len(self._gathers) - 1
+        self._gathers[handle] = _Gather(ordinal, sum(slices) * self._place.ranks, len(tensors))
 
     def _all_gather(self, slices: Sequence[int]) -> int:
         """Write the all-gather of partitions, which may be packed in 8 bits before (ZeRO++); return its
@@ -230,9 +234,9 @@ class Fetches(CoordinatorSink):
             self._out.spend(self._out.costs.fetch_wait.value)
         self._fetch_events.append(self._out.count(self._copies) - 1)
 
-    def throttle(self, event: int) -> None:
+    def throttle(self) -> None:
         """Let the host wait until the copy stream has reached an earlier event."""
-        self._out.host_waits(self._copies, self._fetch_events[event])
+        self._out.host_waits(self._copies, self._fetch_events[-RECENT_EVENTS])
 
     def release(self, count: int) -> None:
         """Release gathered parameters, which only takes host time."""
@@ -278,26 +282,28 @@ class Zero(Hook):
     listed_first = ("copy", "comm")
     carried: ClassVar[bool] = False
 
-    def __init__(self, stack: LayerStack, place: Partitioning, *, warm: bool) -> None:
-        """``warm``: DeepSpeed knows the order of modules; ``stack``: those that are called, in order."""
-        self._stack, self._place, self._warm = stack, place, warm
+    def __init__(self, decided: Mapping[int, Decided], place: Partitioning) -> None:
+        """``decided``: what the coordinator does before, in and after the layers that are called."""
+        self._decided, self._place = decided, place
         self._entered = False
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Begin the pass, which takes host time."""
         copy, comm, io = map(self.stream, self.streams)
         self._fetches = Fetches(out, self._place, stage.timing, copy=copy, comm=comm, io=io)
-        settings, ranks = self._place.settings, self._place.ranks
-        self._coordinator = self._stack.coordinator(settings, ranks, self._fetches, warm=self._warm)
-        self._passes = Passes(self._stack, self._coordinator)
         out.spend(out.costs.pass_overhead.value)
 
     def state(self, part: Part) -> Hashable:
         """Return the state relative to the layer; its number once a decision depended on what follows."""
-        relative = self._passes.state(part.layer, backward=False) if part.layer >= 0 else None
+        relative, handles, _ = self._decided[part.layer]
         if relative is None:
             return part.layer
-        return relative, self._fetches.state(self._coordinator.handles())
+        return relative, self._fetches.state(handles)
+
+    def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """Take the calls of the part's hooks."""
+        number = max(self._decided) if part.name == "tail" else part.layer
+        self._calls = iter(self._decided[number].calls)
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Fetch a module's parameters in the hook before it, which takes half of the hooks' cost."""
@@ -306,7 +312,7 @@ class Zero(Hook):
             costs = out.costs
             out.spend(costs.hook.value / 2 + costs.hook_input.value * call.module.touched)
             self._fetches.begin()
-            self._coordinator.fetch()
+            self._fetches.make(next(self._calls))
             self._entered = True
         out.spend(out.now.timing.launch_s(call.module))
 
@@ -329,7 +335,7 @@ class Zero(Hook):
     def _release(self) -> None:
         """Release the parameters of the last module with hooks, after the work that follows it."""
         if self._entered:
-            self._coordinator.leave()
+            self._fetches.make(next(self._calls))
         self._entered = False
 
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002

@@ -66,7 +66,7 @@ docs/measurements/hugging-face.md)."""
 
 K = TypeVar("K")
 T = TypeVar("T")
-_REMEMBERED = 16
+_REMEMBERED = 32
 """Number of values that are kept of each kind; a pair of templates takes about 300 kB."""
 
 

@@ -166,7 +166,8 @@ class ZeroTrainingPlan(StepWork):
         batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
         for stack in self._stacks(part):
             layers = stack.trace.layers
-            hook = MicroStep(stack, self.state, self._activations(layers), part)
+            decisions = self.layered.decisions(stack) if self.settings.stage == 3 else None
+            hook = MicroStep(stack, decisions, self.state, self._activations(layers), part)
             out = MicroStepWriter(self, part, hook)
             parts = parts_of_training(
                 self.model.of_layers(layers),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -41,7 +41,16 @@ from simoffload.strategies.passes.timing import picoseconds, recent
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
-from simoffload.strategies.zero.replay import LayeredModel, LayerStack, LayerWalk, Parameters, Passes, hook
+from simoffload.strategies.zero.replay import (
+    Decisions,
+    LayeredModel,
+    LayerStack,
+    LayerWalk,
+    Parameters,
+    Passes,
+    Replays,
+    hook,
+)
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
 from simoffload.workload import Training
 
@@ -540,24 +549,20 @@ class MicroStep(TrainingStreams):
     carried: ClassVar[bool] = True
 
     def __init__(
-        self, stack: LayerStack, state: TrainingState, activations: ActivationOffload | None, part: StepPart
+        self,
+        stack: LayerStack,
+        decisions: Decisions | None,
+        state: TrainingState,
+        activations: ActivationOffload | None,
+        part: StepPart,
     ) -> None:
-        """Write a ``part`` of a step, forward or backward."""
+        """Write a ``part`` of a step, forward or backward, with the coordinator's ``decisions``, if any."""
         self._stack, self._state, self._activations = stack, state, activations
         self._backward = part.phase == "backward"
-        self._coordinator = None
-        if state.fetching is not None:
-            ranks = state.places.ranks
-            self._coordinator = stack.coordinator(state.fetching, ranks, CoordinatorSink(), warm=True)
-        self._passes = Passes(stack, self._coordinator)
-        self._layers = LayerWalk(
-            self._passes,
-            self._coordinator,
-            stack.backward if self._backward else stack.forward,
-            backward=self._backward,
-        )
+        self._decided = decisions.of(backward=self._backward) if decisions is not None else None
+        self._layers = LayerWalk(self._decided, stack.backward if self._backward else stack.forward)
         self._pieces = dict(stack.trace.pieces(backward=self._backward))
-        self._recurs = True
+        self._recurs = not self._backward or decisions is None or decisions.recur(stack.forward)
         self._held = self._next_held = -1  # states of the gradients before and after a part
         self._out: MicroStepWriter | None = None
         self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
@@ -568,7 +573,7 @@ class MicroStep(TrainingStreams):
         return self._recurs and self._layers.layer == self._stack.trace.layers
 
     def start(self, out: PassWriter) -> None:
-        """Replay forward without writing it, if backward is written."""
+        """Begin with no gradients held."""
         assert isinstance(out, MicroStepWriter)
         self._out, self._label = out, out.label
         self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
@@ -579,10 +584,6 @@ class MicroStep(TrainingStreams):
             out.swapper,
             layer if self._backward and out.reduces else (),
         )
-        if self._coordinator is not None:
-            if self._backward:
-                self._recurs = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
-            self._coordinator.restart(out.fetches)
 
     @property
     def _writer(self) -> MicroStepWriter:
@@ -590,8 +591,10 @@ class MicroStep(TrainingStreams):
         return self._out
 
     @property
-    def _handles(self) -> list[int]:
-        return self._coordinator.handles() if self._coordinator is not None else []
+    def _handles(self) -> Sequence[int]:
+        """Gathers that have not been waited for when the present layer begins."""
+        one = self._decided.get(self._layers.layer) if self._decided is not None else None
+        return one.handles if one is not None else ()
 
     @property
     def carry(self) -> Hashable:
@@ -632,10 +635,10 @@ class MicroStep(TrainingStreams):
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
         if self._memory is not None:
-            self._layers.follow()
             self._writer.remember(self._handles, self._memory)
             self._memory = None
         self._events = iter(self._pieces[self._layers.layer])
+        self._calls = iter(self._decided[self._layers.layer].calls if self._decided is not None else ())
         if self._layers.layer >= 0 and self._stack.left_out:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
@@ -644,9 +647,10 @@ class MicroStep(TrainingStreams):
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Go on to the next layer."""
         if self._layers.layer < self._stack.trace.layers:
-            memory = self._writer.memory(self._handles)
+            following = self._decided[self._layers.layer + 1].handles if self._decided is not None else ()
+            memory = self._writer.memory(following)
             self._layers.go_on()
-            if self._layers.is_behind:
+            if self._layers.is_back:
                 self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
@@ -658,7 +662,8 @@ class MicroStep(TrainingStreams):
             if not event.backward and self._state.settings.stage == 3:
                 out.spend(costs.hook.value + costs.hook_input.value * call.module.touched)
         out.label = self._label
-        self._hook(event)
+        if event.kind in ("fetch", "release"):
+            self._writer.fetches.make(next(self._calls, ()))
         if event.kind == "launch":  # autograd records it
             out.spend(out.now.timing.launch_s(call.module) * (1 + out.machine.host.training.graph.value))
         elif event.kind == "checkpoint":
@@ -695,10 +700,6 @@ class MicroStep(TrainingStreams):
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
         """Nothing else is at the end of a pass."""
         return True
-
-    def _hook(self, event: Event) -> None:
-        if self._coordinator is not None:
-            hook(event, self._coordinator, self._stack.parameters)
 
     def _checkpoint(self, layer: int) -> None:
         """Save the input of a layer in forward, or restore it in backward."""
@@ -757,6 +758,14 @@ class ActivationOffload:
         out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=(COMPUTE,))
 
 
+@dataclass
+class TrainedReplays(Replays):
+    """TrainedReplays are also the peaks of a micro-step."""
+
+    peaks: dict[tuple[int, bool], ReplayPeaks] = field(default_factory=dict)
+    """Peaks and reads by the size of a bucket of gradients, and ``warm``."""
+
+
 @dataclass(frozen=True)
 class TrainedLayers(LayeredModel):
     """TrainedLayers give the hooks and tensors of a micro-step for some or all of the identical layers."""
@@ -793,23 +802,32 @@ class TrainedLayers(LayeredModel):
         """Return the partitioned tensors, with their tiers, of a model with ``count`` layers."""
         return tuple(self.state.of_layers(count))
 
-    @cached_property
-    def _peaks(self) -> dict[bool, ReplayPeaks]:
-        return {}
-
     def peak(self, *, warm: bool) -> ReplayPeaks:
         """Return peaks and reads of a replayed micro-step of stage 3; raises InputError where DeepSpeed
         stops."""
-        if warm not in self._peaks:
+        key, known = (self.state.settings.reduce_bucket_size, warm), self.replays.peaks
+        if key not in known:
             stacks = self.stacks_back(reduces=True, warm=warm)
             peaks = (gathered_peak(stack, self.state, warm=warm) for stack in stacks)
             # That of the whole, at the latest.
-            self._peaks[warm] = next(found for found in peaks if found is not None)
-        return self._peaks[warm]
+            known[key] = next(found for found in peaks if found is not None)
+        return known[key]
+
+    @cached_property
+    def replays(self) -> TrainedReplays:
+        """What was found by replaying it; batch and optimizer change none of it if all layers are alike."""
+        state, work = self.state, self.workload
+        if not self.homogeneous:
+            return TrainedReplays(self.model)
+        settings = state.settings.stage, state.settings.params, state.places.ranks
+        key = id(state.model), *settings, work.gradient_checkpointing, work.use_reentrant
+        return recent(_KNOWN.replays, key, lambda: TrainedReplays(self.model))
 
     @cached_property
     def full(self) -> LayerStack:
         """Stack of all layers, with which nothing is left out of the replay."""
+        if self.homogeneous:
+            return self.stack(self.count)
         trace = self.trace_of(self.count)
         return LayerStack(trace, Parameters.of(trace, self.state.tensors))
 
@@ -876,6 +894,7 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[Hashable, ...], TrainedLayers] = OrderedDict()
+        self.replays: OrderedDict[tuple[Hashable, ...], TrainedReplays] = OrderedDict()
 
 
 _KNOWN = _Known()
@@ -939,7 +958,8 @@ def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) 
 
     def happen(event: Event) -> None:
         hook(event, coordinator, parameters)
-        bucket.add_all(parameters.completed(event))
+        if event.kind == "gradients":
+            bucket.add_all(parameters.completed(event))
 
     for backward, skip in ((False, step.forward), (True, step.backward)):
         right = passes.go(

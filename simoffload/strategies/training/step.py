@@ -174,7 +174,8 @@ class OptimizerStep:
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU
-            out.fetches.wait(out.fetches.gather(persistent, prefetch=False))
+            out.fetches.gather(0, persistent, prefetch=False)
+            out.fetches.wait(0)
         elif self._settings.stage in (1, 2):
             self._gather_all()
 

@@ -106,40 +106,20 @@ class CoordinatorSink:
     def wait_reads(self) -> None:
         """Let the host wait for all reads of the aio handle."""
 
-    def gather(self, _tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:  # noqa: ARG002
-        """Bring partitions to the GPU and all-gather them; return a handle."""
-        return 0
+    def gather(self, _handle: int, _tensors: Sequence[Tensor], /, *, prefetch: bool) -> None:
+        """Bring partitions to the GPU and all-gather them; ``wait`` gets the handle."""
 
     def wait(self, handle: int, /) -> None:
         """Wait for a gather; called once for each handle."""
 
-    def throttle(self, event: int, /) -> None:
-        """Let the host wait for fetch event number ``event`` of this pass."""
+    def throttle(self) -> None:
+        """Let the host wait for the first of the last three fetch events (``RECENT_EVENTS``)."""
 
     def fetch_event(self) -> None:
         """Record a CUDA event on the all-gather stream: parameters of a module were fetched."""
 
     def release(self, count: int, /) -> None:
         """Note that the hook after a module has released ``count`` parameters."""
-
-
-class Snapshot(NamedTuple):
-    """A Snapshot is all of a coordinator that changes, at one time."""
-
-    status: list[int]
-    swapped_out: list[bool]
-    live: set[int]
-    buffered: set[int]
-    pending_reads: list[int]
-    fetched_for: dict[int, int]
-    registry: dict[int, int]
-    awaited: set[int]
-    free_buffers: int
-    looked: int
-    on_gpu: int
-    head: int
-    n_available: int
-    step: int
 
 
 class Coordinator:
@@ -202,42 +182,15 @@ class Coordinator:
         self._fetched_for: dict[int, int] = {}
         self._registry: dict[int, int] = {}
         self._awaited: set[int] = set()
+        self._gathers = 0
         self._events = 0
         self._n_available = 0
         self._step = 0
 
-    def restart(self, sink: CoordinatorSink) -> None:
-        """Make all further calls to another sink, for which all work so far is finished."""
-        self._sink, self._events = sink, 0
+    def restart(self) -> None:
+        """Begin another pass, for which all work so far is finished."""
+        self._events = 0
         self._registry, self._awaited = dict.fromkeys(self._registry, _FINISHED), {_FINISHED}
-
-    def snapshot(self) -> Snapshot:
-        """Return all that later changes, apart from the number of events."""
-        return Snapshot(
-            list(self._status),
-            list(self._swapped_out),
-            set(self._live),
-            set(self._buffered),
-            list(self._pending_reads),
-            dict(self._fetched_for),
-            dict(self._registry),
-            set(self._awaited),
-            self._free_buffers,
-            self._looked,
-            self.on_gpu,
-            self._head,
-            self._n_available,
-            self._step,
-        )
-
-    def restore(self, one: Snapshot) -> None:
-        """Go back to the time of a snapshot."""
-        self._status, self._swapped_out = list(one.status), list(one.swapped_out)
-        self._live, self._buffered = set(one.live), set(one.buffered)
-        self._pending_reads, self._fetched_for = list(one.pending_reads), dict(one.fetched_for)
-        self._registry, self._awaited = dict(one.registry), set(one.awaited)
-        self._free_buffers, self._looked, self.on_gpu = one.free_buffers, one.looked, one.on_gpu
-        self._head, self._n_available, self._step = one.head, one.n_available, one.step
 
     def handles(self) -> list[int]:
         """Return the handles of the gathers that have not been waited for."""
@@ -301,7 +254,7 @@ class Coordinator:
                 continue
             if self._events > _MAX_FETCH_EVENTS and not self._direct:
                 # Without gathers every wait empties the stream, so no older event can be outstanding.
-                self._sink.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
+                self._sink.throttle()
             handle = self._registry.pop(index)
             if handle not in self._awaited:
                 self._awaited.add(handle)
@@ -313,7 +266,8 @@ class Coordinator:
     def _gather(self, indices: Sequence[int], *, prefetch: bool) -> None:
         self._bring_to_memory(indices)
         batch = [self._tensors[index] for index in sorted(indices)]
-        handle = self._sink.gather(batch, prefetch=prefetch)
+        handle, self._gathers = self._gathers, self._gathers + 1
+        self._sink.gather(handle, batch, prefetch=prefetch)
         numel = sum(tensor.numel for tensor in batch)
         self._n_available += numel
         self.on_gpu += numel

@@ -13,22 +13,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import lcm
+from operator import methodcaller
 from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Period, Recurrence, SkippedLayers, period_of
-from simoffload.strategies.zero.coordinator import (
-    Coordinator,
-    CoordinatorSink,
-    Layers,
-    Snapshot,
-    State,
-    Tensor,
-)
+from simoffload.strategies.zero.coordinator import Coordinator, CoordinatorSink, Layers, State, Tensor
 from simoffload.strategies.zero.trace import Event, Instance, Trace
 
 _GUESSES = (12, 48, 192)
@@ -127,9 +122,9 @@ def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None
 
 
 class Passes:
-    """Passes replays the passes through a stack; without a coordinator it only gives the order of events."""
+    """Passes replays the passes through a stack."""
 
-    def __init__(self, stack: LayerStack, coordinator: Coordinator | None) -> None:
+    def __init__(self, stack: LayerStack, coordinator: Coordinator) -> None:
         self._trace = stack.trace
         self._layers = stack.layers
         self._coordinator = coordinator
@@ -142,8 +137,6 @@ class Passes:
         None if a decision has already depended on what follows the layers, or if these differ.
         """
         layers, coordinator = self._layers, self._coordinator
-        if coordinator is None:
-            return ()
         if layers is None or coordinator.looked_past(self._ends[backward]):
             return None
         each, first = len(layers.tensors), layers.first_tensor
@@ -196,82 +189,159 @@ class Passes:
         return recurrence.found
 
 
-class LayerWalk:
-    """A LayerWalk leads a coordinator through more layers than its stack has.
+SinkCall = Callable[[CoordinatorSink], object]
+"""A call of the coordinator, to be made to any sink."""
 
-    If a layer begins in the state in which an earlier one began, relative to each, the coordinator goes back
-    to that one, as long as layers are left out. What it does in a layer can then be repeated without it.
+
+class Decided(NamedTuple):
+    """A Decided is what the coordinator does in a layer, or before or after all layers."""
+
+    state: State | None
+    """State in which the layer begins, relative to it (``Passes.state``)."""
+    handles: tuple[int, ...]
+    """Gathers that have not been waited for when it begins."""
+    calls: tuple[tuple[SinkCall, ...], ...]
+    """Calls in each hook before or after a module."""
+
+
+class _Recorder(CoordinatorSink):
+    """A _Recorder keeps the calls of the coordinator, to make them to other sinks."""
+
+    def __init__(self) -> None:
+        self._calls: list[SinkCall] = []
+
+    def taken(self) -> tuple[SinkCall, ...]:
+        """Return the calls since the last time."""
+        calls, self._calls = self._calls, []
+        return tuple(calls)
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        self._calls.append(methodcaller("read", tensors))
+
+    def wait_reads(self) -> None:
+        self._calls.append(_WAIT_READS)
+
+    def gather(self, handle: int, tensors: Sequence[Tensor], /, *, prefetch: bool) -> None:
+        self._calls.append(methodcaller("gather", handle, tensors, prefetch=prefetch))
+
+    def wait(self, handle: int, /) -> None:
+        self._calls.append(methodcaller("wait", handle))
+
+    def throttle(self) -> None:
+        self._calls.append(_THROTTLE)
+
+    def fetch_event(self) -> None:
+        self._calls.append(_FETCH_EVENT)
+
+    def release(self, count: int, /) -> None:
+        if count:
+            self._calls.append(methodcaller("release", count))
+
+
+_WAIT_READS, _THROTTLE, _FETCH_EVENT = map(methodcaller, ("wait_reads", "throttle", "fetch_event"))
+
+
+class Decisions:
+    """Decisions are all that the coordinator does in the passes through a stack: found once, and written for
+    every machine, because no decision depends on time."""
+
+    def __init__(self, stack: LayerStack, settings: OffloadSettings, ranks: int, *, warm: bool) -> None:
+        """Replay forward; ``warm``: the trace is recorded."""
+        self.stack = stack
+        self._recorder = _Recorder()
+        self._coordinator = stack.coordinator(settings, ranks, self._recorder, warm=warm)
+        self._forward = dict(self._decided(backward=False))
+
+    @cached_property
+    def _backward(self) -> dict[int, Decided]:
+        self._coordinator.restart()
+        return dict(self._decided(backward=True))
+
+    def of(self, *, backward: bool) -> Mapping[int, Decided]:
+        """Return what is done in each layer of a pass, by its number: -1 before the layers; InputError where
+        DeepSpeed would stop."""
+        return self._backward if backward else self._forward
+
+    def _decided(self, *, backward: bool) -> Iterator[tuple[int, Decided]]:
+        trace, coordinator = self.stack.trace, self._coordinator
+        passes = Passes(self.stack, coordinator)
+        for visit, events in trace.pieces(backward=backward):
+            inside = 0 <= visit < trace.layers
+            state = passes.state(visit, backward=backward) if inside else None
+            handles, calls = tuple(coordinator.handles()), []
+            for event in events:
+                if event.kind in _HOOKS:
+                    hook(event, coordinator, self.stack.parameters)
+                    calls.append(self._recorder.taken())
+            yield visit, Decided(state, handles, tuple(calls))
+
+    def recur(self, skipped: SkippedLayers | None) -> bool:
+        """Return whether the layers that forward leaves out repeat a period before them, as they must."""
+        recurrence = Recurrence(skipped)
+        for visit, one in self._forward.items():
+            recurrence.begins(visit, partial(getattr, one, "state"), 0)
+        return recurrence.found
+
+
+_HOOKS = ("fetch", "release")
+
+
+class LayerWalk:
+    """A LayerWalk leads through more layers than a stack has.
+
+    If a layer begins in the state in which an earlier one began, relative to each, the walk goes back to that
+    one, as long as layers are left out. What is done in a layer can then be repeated without the coordinator.
     """
 
-    def __init__(
-        self,
-        passes: Passes,
-        coordinator: Coordinator | None,
-        skipped: SkippedLayers | None,
-        *,
-        backward: bool,
-    ) -> None:
-        """Begin before the first layer."""
-        self._passes, self._coordinator, self._backward = passes, coordinator, backward
-        self._skipped, self._there = skipped, True
-        self._snapshot: Snapshot | None = None
+    def __init__(self, decided: Mapping[int, Decided] | None, skipped: SkippedLayers | None) -> None:
+        """Begin before the first layer; ``decided`` is None where no coordinator distinguishes layers."""
+        self._decided, self._skipped = decided, skipped
         self.left = skipped.layers * skipped.times if skipped is not None else 0
         """Number of layers that are still to be left out."""
         self.layer = -1
         """Number of the layer in the stack, in the order of the pass."""
         self.state: int | None = None
         """Number of the state in which the layer begins; None if no layer may repeat it."""
+        self.is_back = False
+        """Whether the layer is an earlier one, to which it went back."""
         self._numbers: dict[State, int] = {}
-        self._kept: list[tuple[int, Snapshot | None]] = []  # layer and coordinator, by state
+        self._kept: list[int] = []  # layer, by state
         self._following: dict[int, int] = {}  # the state after a layer, by the one before it
 
     def go_on(self) -> None:
-        """Note that the coordinator has gone through a layer, or through what is before all layers."""
+        """Note that a layer was done, or what is before all layers."""
         before, self.layer = self.state, self.layer + 1
-        self.state = self._number()
+        self.state, self.is_back = self._number(), False
         if self.state is None:
             return
         if before is not None:
             self._following[before] = self.state
-        layer, _ = self._kept[self.state]
-        if 0 < self.layer - layer <= self.left:
+        if 0 < self.layer - self._kept[self.state] <= self.left:
             self._go_to(self.state)
 
     def repeat(self) -> None:
-        """Go on to the layer after one that is repeated without the coordinator, which follows when asked."""
+        """Go on to the layer after one that is repeated."""
         assert self.state is not None
         self.layer += 1
         self._go_to(self._following[self.state])
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the coordinator is still at another layer."""
-        return not self._there
-
-    def follow(self) -> None:
-        """Let the coordinator go to the present layer."""
-        if not self._there and self._snapshot is not None and self._coordinator is not None:
-            self._coordinator.restore(self._snapshot)
-        self._there = True
 
     def _number(self) -> int | None:
         skipped = self._skipped
         if skipped is None or not self.left or not skipped.after <= self.layer < skipped.before:
             return None
-        relative = self._passes.state(self.layer, backward=self._backward)
+        relative = () if self._decided is None else self._decided[self.layer].state
         if relative is None:
             return None
         number = self._numbers.setdefault(relative, len(self._kept))
         if number == len(self._kept):
-            one = self._coordinator
-            self._kept.append((self.layer, one.snapshot() if one is not None else None))
+            self._kept.append(self.layer)
         return number
 
     def _go_to(self, state: int) -> None:
         """Go to the layer that began in a state first."""
-        layer, self._snapshot = self._kept[state]
+        layer = self._kept[state]
         self.left -= self.layer - layer
-        self.layer, self.state, self._there = layer, state if self.left else None, False
+        self.layer, self.state, self.is_back = layer, state if self.left else None, True
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:
@@ -298,10 +368,30 @@ class _Coordinated(NamedTuple):
     ahead: int
 
 
+@dataclass
+class Replays:
+    """Replays are all that was found by replaying a model. They depend on its trace and the tiers of its
+    tensors only, so that layered models that differ in something else may share them."""
+
+    model: ModelShape
+    """Model of which some or all layers are replayed."""
+    stacks: dict[int, LayerStack] = field(default_factory=dict)
+    """Stacks by number of layers: the search for a period and the writing use the same few."""
+    periods: dict[bool, _Coordinated | None] = field(default_factory=dict)
+    """Periods of the coordinator by ``warm``."""
+    decisions: dict[tuple[int, bool], Decisions] = field(default_factory=dict)
+    """Decisions by trace and ``warm``; the stack of each keeps its trace."""
+
+
 class LayeredModel(ABC):
     """A LayeredModel gives the trace and tensors of a model with some or all of its identical layers."""
 
     model: ModelShape
+
+    @cached_property
+    def replays(self) -> Replays:
+        """What was found by replaying it."""
+        return Replays(self.model)
 
     @property
     @abstractmethod
@@ -336,18 +426,24 @@ class LayeredModel(ABC):
         """Stack of all layers of the model."""
         return self.stack(self.count)
 
-    @cached_property
-    def _known(self) -> dict[int, LayerStack]:
-        """Stacks by number of layers: the search for a period and the writing use the same few."""
-        return {}
-
     def stack(self, count: int) -> LayerStack:
         """Return the stack of a model with ``count`` layers."""
-        if count not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[count] = self._cut(count)
-        return self._known[count]
+        known = self.replays.stacks
+        if count not in known:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[count] = self._cut(count)
+        return known[count]
+
+    def decisions(self, stack: LayerStack, *, warm: bool = True) -> Decisions:
+        """Return what the coordinator does in the passes through a stack of partitioned parameters."""
+        assert self.fetching is not None
+        key, known = (id(stack.trace), warm), self.replays.decisions
+        if key not in known:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[key] = Decisions(stack, self.fetching, self.ranks, warm=warm)
+        return known[key]
 
     def _cut(self, count: int) -> LayerStack:
         trace = self.trace_of(count)
@@ -379,17 +475,14 @@ class LayeredModel(ABC):
 
     # -- periods --------------------------------------------------------------------------------
 
-    @cached_property
-    def _coordinated(self) -> dict[bool, _Coordinated | None]:
-        return {}
-
     def _periods(self, *, warm: bool) -> _Coordinated | None:
         if self.fetching is None:
             return _Coordinated(_EVERY_LAYER, _EVERY_LAYER, 0)
-        if warm not in self._coordinated:
+        known = self.replays.periods
+        if warm not in known:
             searched = (self._search(guess, warm=warm) for guess in _GUESSES if guess < self.count)
-            self._coordinated[warm] = next((found for found in searched if found is not None), None)
-        return self._coordinated[warm]
+            known[warm] = next((found for found in searched if found is not None), None)
+        return known[warm]
 
     def _search(self, guess: int, *, warm: bool) -> _Coordinated | None:
         stack = self.stack(guess)

@@ -203,7 +203,7 @@ class ScheduleTemplates:
             out = PassWriter(
                 name=name,
                 machine=self.machine,
-                hooks=(Zero(stack, place, warm=warm), *hooks()),
+                hooks=(Zero(layered.decisions(stack, warm=warm).of(backward=False), place), *hooks()),
                 gpus=(range(place.ranks * self._tensor),),
                 routes=self._routes,
             )
