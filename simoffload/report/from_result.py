@@ -87,10 +87,11 @@ def verdict(result: SimulationResult) -> str:
     if not result.fits:
         return f"{result.model} does not fit {where}: {'; '.join(result.advice)}."
     step = result.step
-    if step is None or not wording.took:
+    times = wording.times()
+    if step is None or not times:
         return f"{result.model} fits {where}."
     part = f"{step.bottleneck.cause_text}, {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}; {BRACKETS}."
+    return f"{result.model} {wording.verb} {where}: {times}; bottleneck: {part}; {BRACKETS}."
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from simoffload.errors import printable
@@ -44,8 +45,8 @@ class Presentation(NamedTuple):
     """Verb for the work of the model on the platform: "runs", "trains", "is saved"."""
     work: tuple[str, ...]
     """The workload, in a few words each."""
-    took: str
-    """The main times as part of a sentence; empty where there are none."""
+    times: Callable[[], str]
+    """Returns the main times as part of a sentence; empty where there are none."""
     step: str
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
@@ -98,7 +99,7 @@ BRACKETS = "80 % intervals in brackets"
 
 def ranged(result: SimulationResult, metric: str, shown: Callable[[float], str] = format_seconds) -> str:
     """Return a predicted time or rate with its interval: "1.2 s [1 to 1.5]"."""
-    value = shown(result.metrics()[metric] or 0.0)
+    value = shown(getattr(result, metric) or 0.0)
     return f"{value} [{span(*map(shown, confidence(result).interval(metric)), value=value)}]"
 
 
@@ -191,7 +192,7 @@ def _inference(result: InferenceResult) -> Presentation:
             f"{result.prompt_length} tokens in, {result.output_length} out",
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
         ),
-        took=_inference_times(result),
+        times=partial(_inference_times, result),
         step="TPOT" if several else "TTFT",
         compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",
         ratio="TPOT" if several else "TTFT",
@@ -246,16 +247,11 @@ def _training(result: TrainingResult) -> Presentation:
     longest = max(result.phases, key=lambda phase: phase.time_s, default=None)
     accumulation = result.gradient_accumulation_steps
     batch = _batch(result) + (f" × accumulation {accumulation}" if accumulation > 1 else "")
-    took = ""
-    if result.step_s is not None and result.tokens_per_s is not None:
-        sequences = plural(result.batch_size * accumulation * result.replicas, "sequence")
-        throughput = ranged(result, "tokens_per_s", per_second)
-        took = f"a step of {sequences} takes {ranged(result, 'step_s')}, {throughput} in total"
     return Presentation(
         kind="training",
         verb="trains",
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
-        took=took,
+        times=partial(_training_times, result),
         step="step",
         compared="Time per token",
         ratio="time/token",
@@ -278,6 +274,15 @@ def _training(result: TrainingResult) -> Presentation:
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
     )
+
+
+def _training_times(result: TrainingResult) -> str:
+    """ "a step of 256 sequences takes 1.2 s [1 to 1.5], 320 tokens/s [260 to 390] in total"."""
+    if result.step_s is None or result.tokens_per_s is None:
+        return ""
+    count = result.batch_size * result.gradient_accumulation_steps * result.replicas
+    throughput = ranged(result, "tokens_per_s", per_second)
+    return f"a step of {plural(count, 'sequence')} takes {ranged(result, 'step_s')}, {throughput} in total"
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -337,7 +342,7 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
             f"{_WRITERS[saved.writer]}{mode}",
             format_bytes(saved.size),
         ),
-        took=_checkpoint_times(result),
+        times=partial(_checkpoint_times, result),
         step="checkpoint",
         compared="Time per checkpoint",
         ratio="saved",
