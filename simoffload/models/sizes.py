@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, TypeAdapter
 
 from simoffload.documents import Document, Frozen, candidates, listing, named, parse_yaml, quoted
 from simoffload.errors import shortened
-from simoffload.models.quantization import QUANTIZATIONS, Quantization
 from simoffload.models.release_names import Meaning, meaning, usual_form
+
+if TYPE_CHECKING:
+    from simoffload.models.quantization import Quantization
 
 _LONGEST = 200  # characters of a name; no model has as many
 
@@ -111,6 +113,8 @@ def _not_listed(name: str, wanted: str, meant: Meaning) -> ValueError:
     """Return the error for a name that means no row, or several."""
     sizes = _sizes()
     if len(meant.listed) == 1:
+        from simoffload.models.quantization import QUANTIZATIONS
+
         write = f"{{name: {meant.listed[0]}, quantization: {usual_form(meant.form, QUANTIZATIONS)}}}"
         text = f"it is {meant.listed[0]} with weights in another form ({meant.form}); write {write}"
         return ValueError(f"unknown model {quoted(name)}: {text} or the path of its config.json")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -26,10 +26,12 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
-from simoffload.models.quantization import QUANTIZATIONS, Quantization, quantized
 from simoffload.models.routing import EVEN, Routing
 from simoffload.models.shape import ModelShape
 from simoffload.models.sizes import find_size
+
+if TYPE_CHECKING:
+    from simoffload.models.quantization import Quantization
 
 _UNQUANTIZED = "none"
 
@@ -95,8 +97,12 @@ class ModelSpec(Frozen):
     @field_validator("quantization")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
+        if name is None:
+            return name
+        from simoffload.models.quantization import QUANTIZATIONS
+
         known = (_UNQUANTIZED, *QUANTIZATIONS)
-        if name is not None and name not in known:
+        if name not in known:
             raise ValueError(f"unknown quantization{suggest(name, known)}; known: {listing(known)}")
         return name
 
@@ -152,12 +158,18 @@ class ModelSpec(Frozen):
         if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
             raise InputError.at("model.routing", wrong)
         if self.quantization is not None and (quantization is None or quantization.name != self.quantization):
+            from simoffload.models.quantization import QUANTIZATIONS
+
             quantization = QUANTIZATIONS.get(self.quantization)
         usual: Dtype = "float16" if config.own_traits.float16 else "bfloat16"
         dtype = self.dtype or (quantization and quantization.dtype) or saved or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         shape = replace(shape, notes=(*notes, *shape.notes)) if notes else shape
-        return shape if quantization is None else quantized(shape, quantization)
+        if quantization is None:
+            return shape
+        from simoffload.models.quantization import quantized
+
+        return quantized(shape, quantization)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
         """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
@@ -204,6 +216,7 @@ class ModelSpec(Frozen):
         """Return the model with the form of its weights that its file states. What the scenario replaces need
         not be supported. Raises InputError."""
         from simoffload.models.common_keys import saved_type
+        from simoffload.models.quantization import QUANTIZATIONS
         from simoffload.models.quantization_config import read_quantization
 
         described = None

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 from simoffload.hardware import DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
 from simoffload.models import (
@@ -27,10 +27,12 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
-from simoffload.models.formats import Kernel
 from simoffload.schedule import Cause, CauseKind
 from simoffload.units import format_flops
 from simoffload.workload import Inference
+
+if TYPE_CHECKING:
+    from simoffload.models.formats import Kernel
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""

@@ -17,7 +17,6 @@ from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
 from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
-from simoffload.models.quantization import deepspeed_quantization, quantized
 from simoffload.results import Change, Facts
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Basis, Plan, Strategy
@@ -408,6 +407,8 @@ def _with_quantized_weights(
 @lru_cache(maxsize=16)
 def _quantized(model: ModelShape, bits: int, group: int, *, by_columns: bool) -> ModelShape:
     """Return the quantized model, the same object for the same arguments."""
+    from simoffload.models.quantization import deepspeed_quantization, quantized
+
     kernel = model.dtype == "float16" and by_columns and group % _KERNEL_GROUPS == 0
     return quantized(model, deepspeed_quantization(bits, group, dtype_bytes=model.dtype_bytes, kernel=kernel))
 
