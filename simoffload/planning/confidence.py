@@ -148,8 +148,8 @@ class Confidence:
 
         Raises KeyError for metrics that are neither.
         """
-        factor = exp(P90 * self.sigma_of(metric))
-        value: float = getattr(self.result, metric)
+        value, factor = self.result.metrics()[metric], exp(P90 * self.sigma_of(metric))
+        assert value is not None
         return value / factor, value * factor
 
     def intervals(self) -> dict[str, tuple[float, float]]:

@@ -99,7 +99,7 @@ BRACKETS = "80 % intervals in brackets"
 
 def ranged(result: SimulationResult, metric: str, shown: Callable[[float], str] = format_seconds) -> str:
     """Return a predicted time or rate with its interval: "1.2 s [1 to 1.5]"."""
-    value = shown(getattr(result, metric) or 0.0)
+    value = shown(result.metrics()[metric] or 0.0)
     return f"{value} [{span(*map(shown, confidence(result).interval(metric)), value=value)}]"
 
 
