@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple
 
 from simoffload.bisection import first_with_room
 from simoffload.documents import Edit
 from simoffload.errors import InputError
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.serving import class_of, in_format, stored_as, weight_formats
 from simoffload.results import Change, TierUse, peak_uses
 from simoffload.strategies import Strategy, strategy_for
 from simoffload.strategies.held import memory_stages
-from simoffload.strategies.tunables import Tunable
+from simoffload.strategies.tunables import Tunable, tier_paths
 from simoffload.workload import Inference
 
 
@@ -111,16 +113,22 @@ def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change |
         free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.kind == "hbm"}
         return free or None
 
-    tiers, gpus = there.machine.tiers, last.gpus
-    memory = gpus * tiers["hbm"].capacity + there.machine.nodes_of(gpus) * tiers["dram"].capacity
-    in_memory = all(use.kind in {"hbm", "dram"} for use in uses(len(values) - 1))
-    if in_memory and model.weight_bytes > memory:
+    if model.weight_bytes > _room_for(last, there.machine):
         return None  # which no division changes
     index = first_with_room(len(values), room)
     if index is None or not all(use.fits for use in uses(index)):
         return None
     change = tunable.change(values[index])
     return change._replace(edits=(*change.edits, *batched))
+
+
+def _room_for(strategy: Strategy, machine: Machine) -> float:
+    """Return the size [B] of the memory of a strategy's GPUs and hosts; without limit if it names storage."""
+    named = (getattr(strategy, key, None) for key in tier_paths(type(strategy)))
+    if any(machine.tiers[one].is_storage for one in named if one in machine.tiers):
+        return inf
+    hosts = machine.nodes_of(strategy.gpus)
+    return strategy.gpus * machine.tiers["hbm"].capacity + hosts * machine.tiers["dram"].capacity
 
 
 def _strategy(tunable: Tunable, value: Any) -> Strategy:
