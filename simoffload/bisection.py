@@ -37,7 +37,7 @@ def first_that_holds(values: Sequence[T], holds: Callable[[T], bool]) -> T | Non
     return values[index] if index < len(values) else None
 
 
-class _Trial(NamedTuple):
+class _Attempt(NamedTuple):
     """A count with its room."""
 
     number: int
@@ -52,8 +52,8 @@ def first_with_room(count: int, room: Room) -> int | None:
     """Return the first index below ``count`` that fits, of which each leaves more room than the one before;
     None if none fits."""
 
-    def tried(index: int) -> _Trial:
-        return _Trial(index, room(index))
+    def tried(index: int) -> _Attempt:
+        return _Attempt(index, room(index))
 
     first, last = tried(0), tried(count - 1)
     if first.fits:
@@ -69,8 +69,8 @@ def largest_that_fits(room: Room, *, start: int, most: int, falls: Callable[[int
     pinned memory in powers of two lets a need fall again before its double, where the search looks as well.
     """
 
-    def tried(count: int) -> _Trial:
-        return _Trial(count, room(count))
+    def tried(count: int) -> _Attempt:
+        return _Attempt(count, room(count))
 
     low, step = tried(min(start, most)), 1
     if not low.fits:
@@ -78,7 +78,7 @@ def largest_that_fits(room: Room, *, start: int, most: int, falls: Callable[[int
         if not low.fits:
             return None
     else:
-        before, high = _Trial(0, None), low
+        before, high = _Attempt(0, None), low
         while high.fits and high.number < most:
             crossing = _crossing(before, high, float, min)
             following = 4 * high.number if crossing == inf else max(floor(crossing) + 1, high.number + step)
@@ -100,10 +100,10 @@ def smallest_that_fits(room: Room, *, start: int, most: int) -> int | None:
     What is refused at one count may be accepted at its double (GPUs that must divide a number of heads).
     """
 
-    def tried(count: int) -> _Trial:
-        return _Trial(count, room(count))
+    def tried(count: int) -> _Attempt:
+        return _Attempt(count, room(count))
 
-    before, last, step = _Trial(0, None), tried(start), 1
+    before, last, step = _Attempt(0, None), tried(start), 1
     while not last.fits:
         if last.number == most:
             return None
@@ -122,7 +122,9 @@ _Scale = Callable[[float], float]
 _Pick = Callable[[Sequence[float]], float]
 
 
-def _nearest(tried: Callable[[int], _Trial], fits: _Trial, fails: _Trial, scale: _Scale, pick: _Pick) -> int:
+def _nearest(
+    tried: Callable[[int], _Attempt], fits: _Attempt, fails: _Attempt, scale: _Scale, pick: _Pick
+) -> int:
     """Return the count that fits next to one that does not, between one of each kind.
 
     Where room is linear in a ``scale``, which is its own inverse, two trials find it, elsewhere halves.
@@ -140,7 +142,7 @@ def _nearest(tried: Callable[[int], _Trial], fits: _Trial, fails: _Trial, scale:
     return fits.number
 
 
-def _crossing(one: _Trial, other: _Trial, scale: _Scale, pick: _Pick) -> float:
+def _crossing(one: _Attempt, other: _Attempt, scale: _Scale, pick: _Pick) -> float:
     """Return the count at which rooms end that are linear in a scale, the first or the last as ``pick`` has
     it; inf if one stays too small, and if none ends."""
     if one.room is None or other.room is None:

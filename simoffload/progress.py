@@ -129,11 +129,11 @@ class Stage:
         return f"{self.begun:,}{of}: {self.name}" if self.name else f"{self.begun:,}{of}"
 
 
-class _Current(threading.local):
+class _Followed(threading.local):
     progress: Progress | None = None
 
 
-_current = _Current()
+_current = _Followed()
 
 
 @contextmanager

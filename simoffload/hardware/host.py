@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
-from threading import local
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -34,6 +32,7 @@ from simoffload.hardware.thread_costs import (
     scaled_costs,
 )
 from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, completed, shipped_unmeasured
+from simoffload.recent import Recent
 from simoffload.units import BytesPerSecond, PositiveBytes
 
 _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
@@ -44,29 +43,15 @@ _OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
 _Slots = Annotated[int, Field(strict=True, ge=0, le=1000)]
 
 T = TypeVar("T")
-_REMEMBERED = 64
-"""Number of hosts whose numbers are kept."""
-
-
-class _OfHosts(local):
-    """Numbers of a thread, by the identity of hosts, which are immutable and slow to hash."""
-
-    def __init__(self) -> None:
-        self.found: OrderedDict[int, tuple[Host, object]] = OrderedDict()
 
 
 def remembered(of_host: Callable[[Host], T]) -> Callable[[Host], T]:
     """Return a function that keeps its answers for the last hosts."""
-    known = _OfHosts()
+    answers: Recent[int, tuple[Host, T]] = Recent(64)
 
     @wraps(of_host)
     def found(host: Host) -> T:
-        answers = known.found
-        if id(host) not in answers:
-            answers[id(host)] = host, of_host(host)
-            if len(answers) > _REMEMBERED:
-                answers.popitem(last=False)
-        return answers[id(host)][1]  # type: ignore[return-value]  # of this function only
+        return answers.get(id(host), lambda: (host, of_host(host)))[1]
 
     return found
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from simoffload.engine.executor import execute
+from simoffload.recent import Recent
 from simoffload.schedule import Cause, Op, Program, Schedule, builder
 from simoffload.schedule.ir import Block
 from simoffload.strategies.base import PhaseSeries
@@ -36,7 +37,8 @@ def parts_apart() -> Iterator[None]:
 
     with (
         patch.object(builder, "_folded", apart),
-        patch.object(schedule_templates, "_KNOWN", schedule_templates._Known()),
+        patch.object(schedule_templates, "_LAYERED", Recent()),
+        patch.object(schedule_templates, "_TEMPLATES", Recent()),
     ):
         yield
 

@@ -6,6 +6,7 @@ import pytest
 
 from simoffload.documents import Edit
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
+from simoffload.recent import Recent
 from simoffload.scenario import load_scenario
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.schedule import Schedule
@@ -43,6 +44,14 @@ def schedules(scenario: LoadedScenario) -> list[Schedule]:
     return [plan.schedule(one) for one in (first, plan.decode_step(1), plan.decode_step(2))]
 
 
+CACHES = (
+    (micro_step, "_LAYERED"),
+    (micro_step, "_REPLAYS"),
+    (schedule_templates, "_LAYERED"),
+    (schedule_templates, "_TEMPLATES"),
+)
+
+
 @pytest.mark.parametrize(
     "name", ["ddn/bloom-7b1", "micron/opt-30b", "training/bloom-7b1", "training/bloom-176b"]
 )
@@ -53,8 +62,8 @@ def test_schedules_equal_those_written_anew(name: str, monkeypatch: pytest.Monke
     found = {what: schedules(scenario.edited(*edits(scenario, keys))) for what, keys in CHANGED.items()}
     assert schedules(scenario) == own
     for what, keys in CHANGED.items():
-        monkeypatch.setattr(micro_step, "_KNOWN", micro_step._Known())
-        monkeypatch.setattr(schedule_templates, "_KNOWN", schedule_templates._Known())
+        for module, cached in CACHES:
+            monkeypatch.setattr(module, cached, Recent())
         changed = load_scenario(name)
         alone = schedules(changed.edited(*edits(changed, keys)))
         assert found[what] == alone, what

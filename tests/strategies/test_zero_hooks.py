@@ -9,6 +9,7 @@ import pytest
 from simoffload.documents import Document
 from simoffload.hardware import load_platform
 from simoffload.models import Module, Sequences, load_model
+from simoffload.recent import Recent
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies import Phase
@@ -110,7 +111,7 @@ def test_a_pass_is_that_in_which_every_layer_is_written(keys: Any, monkeypatch: 
         passes = [one.schedule({}) for one in plan.phases[:2] if isinstance(one, Phase)]
         passes.append(plan.schedule(plan.decode_step(2)))
         found.append([(operations(one), one._replace(blocks=())) for one in passes])
-        monkeypatch.setattr(schedule_templates, "_KNOWN", schedule_templates._Known())
+        monkeypatch.setattr(schedule_templates, "_TEMPLATES", Recent())
         monkeypatch.setattr(InferenceLayers, "shortest", lambda *_, **__: None)
     assert found[0] == found[1]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import DeepSpeedCosts, FsdpCosts, Machine, Path, Sourced
 from simoffload.models import (
@@ -27,6 +25,7 @@ from simoffload.models import (
     training_cost,
     weight_cost,
 )
+from simoffload.recent import Recent
 from simoffload.schedule import Cause, CauseKind
 from simoffload.units import format_flops
 from simoffload.workload import Inference
@@ -64,26 +63,6 @@ _WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
 kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
 aten/src/ATen/native/GroupedMMUtils.h): 16.1 and 3.5 us, where an addition takes 11.0 us (H200, PyTorch 2.11;
 docs/measurements/hugging-face.md)."""
-
-
-K = TypeVar("K")
-T = TypeVar("T")
-_REMEMBERED = 32
-"""Number of values that are kept of each kind; a pair of templates takes about 300 kB."""
-
-
-def recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
-    """Return the cached value of a key.
-
-    The cache keeps the objects of the key, so that no other object can get the same identity.
-    """
-    if key in known:
-        known.move_to_end(key)
-        return known[key]
-    found = known[key] = make()
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
-    return found
 
 
 class OfTokens(NamedTuple):
@@ -356,16 +335,8 @@ class _PassTimes(NamedTuple):
     """Times of all modules, by pass."""
 
 
-class _Known(threading.local):
-    """Times of a thread, by the identity of models and GPUs, which are immutable."""
-
-    def __init__(self) -> None:
-        self.times: OrderedDict[tuple[str, tuple[int, ...], bool, CacheForm], tuple[object, _PassTimes]] = (
-            OrderedDict()
-        )
-
-
-_KNOWN = _Known()
+_TIMES = Recent[tuple[str, tuple[int, ...], bool, CacheForm], tuple[object, _PassTimes]]()
+"""Times by the identity of models and GPUs."""
 _MOST_PASSES = 4096
 """Number of passes whose times are kept for each model and GPU."""
 
@@ -395,7 +366,7 @@ class PassTimings:
         # Machines that differ in other devices share them.
         kept = machine.accelerator, model, *modules
         key = type(self).__qualname__, tuple(map(id, kept)), zero3, cache
-        _, self._times = recent(_KNOWN.times, key, lambda: (kept, _PassTimes({}, {}, {})))
+        _, self._times = _TIMES.get(key, lambda: (kept, _PassTimes({}, {}, {})))
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""

@@ -15,14 +15,13 @@ Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from simoffload.models import SINGLE, ModelShape, Repeated
+from simoffload.recent import Recent
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Fetches, Partitioning
@@ -37,7 +36,7 @@ from simoffload.strategies.passes.pass_writer import (
     period_of,
 )
 from simoffload.strategies.passes.streams import HOST
-from simoffload.strategies.passes.timing import picoseconds, recent
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState
 from simoffload.strategies.zero.coordinator import CoordinatorSink, State, Tensor
@@ -821,7 +820,7 @@ class TrainedLayers(LayeredModel):
             return TrainedReplays(self.model)
         settings = state.settings.stage, state.settings.params, state.places.ranks
         key = id(state.model), *settings, work.gradient_checkpointing, work.use_reentrant
-        return recent(_KNOWN.replays, key, lambda: TrainedReplays(self.model))
+        return _REPLAYS.get(key, lambda: TrainedReplays(self.model))
 
     @cached_property
     def full(self) -> LayerStack:
@@ -889,15 +888,8 @@ class TrainedLayers(LayeredModel):
         swapper.insert(GradientSink(), after)
 
 
-class _Known(threading.local):
-    """Cache of a thread, by the identity of models and workloads, which are immutable."""
-
-    def __init__(self) -> None:
-        self.layered: OrderedDict[tuple[Hashable, ...], TrainedLayers] = OrderedDict()
-        self.replays: OrderedDict[tuple[Hashable, ...], TrainedReplays] = OrderedDict()
-
-
-_KNOWN = _Known()
+_LAYERED = Recent[tuple[Hashable, ...], TrainedLayers]()
+_REPLAYS = Recent[tuple[Hashable, ...], TrainedReplays]()
 
 
 def trained_layers(state: TrainingState, workload: Training) -> TrainedLayers:
@@ -905,7 +897,7 @@ def trained_layers(state: TrainingState, workload: Training) -> TrainedLayers:
     equal ones) those that other machines have asked for."""
     model, settings, places, bits = state.model, state.settings, state.places, state.weight_bits
     key = id(model), settings, places, bits, id(workload)
-    return recent(_KNOWN.layered, key, lambda: TrainedLayers(state, workload))
+    return _LAYERED.get(key, lambda: TrainedLayers(state, workload))
 
 
 class _Reads(CoordinatorSink):

@@ -10,8 +10,6 @@ other machines share the replay of calls.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,12 +18,13 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
+from simoffload.recent import Recent
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWriter, Recurrence, StagePass
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import Timing, recent
+from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
 from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
 from simoffload.strategies.zero.trace import Event, Trace, forward_pass, leaf_modules
@@ -227,15 +226,8 @@ def parts(trace: Trace) -> tuple[Part, ...]:
     return tuple(found)
 
 
-class _Known(threading.local):
-    """Cache of a thread, by the identity of models and machines, which are immutable."""
-
-    def __init__(self) -> None:
-        self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
-        self.templates: OrderedDict[tuple[int, int, CacheForm, int], ScheduleTemplates] = OrderedDict()
-
-
-_KNOWN = _Known()
+_LAYERED = Recent[tuple[int, Partitioning], InferenceLayers]()
+_TEMPLATES = Recent[tuple[int, int, CacheForm, int], ScheduleTemplates]()
 
 
 def schedule_templates_of(
@@ -248,6 +240,6 @@ def schedule_templates_of(
 ) -> ScheduleTemplates:
     """Return the templates for a model and a machine (the same objects, not equal ones), a placement and a
     form of the cache."""
-    layered = recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
+    layered = _LAYERED.get((id(model), placement), lambda: InferenceLayers(model, placement))
     key = id(layered), id(machine), cache, tensor
-    return recent(_KNOWN.templates, key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
+    return _TEMPLATES.get(key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
