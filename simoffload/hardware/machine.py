@@ -65,8 +65,6 @@ class Topology(NamedTuple):
     """One-way latency [s] between hosts."""
     gpu_pcie_links: tuple[PcieLink, ...]
     """The PCIe link of each GPU of a host, limited by its slot."""
-    targets: dict[str, Target]
-    """The storage target of each storage tier."""
     access: dict[str, tuple[StorageAccess, ...]]
     """For each storage tier, its access from each host."""
 
@@ -216,7 +214,7 @@ class Machine:
 
     def _storage(self, tier: str, gpu: int, *, gds: bool, written: bool) -> Path:
         topology, node = self.topology, self._node(gpu)
-        target, access = topology.targets[tier], topology.access[tier][node]
+        target, access = self.targets[tier], topology.access[tier][node]
         memory = topology.gpus[gpu] if gds else topology.cpus[node]
         load = Load()
         load.put(access.write_resources if written else access.read_resources)

@@ -213,7 +213,7 @@ def _storage(machine: Machine, own: _OwnProfiles) -> dict[str, Spread]:
     kinds = {use.id: use.kind for use in machine.profiles}
     default = DEFAULT_SPREADS[TimeInput.STORAGE]
     found = {}
-    for name, target in machine.topology.targets.items():
+    for name, target in machine.targets.items():
         profile = f"{kinds.get(target.id, target.kind)}/{target.id}"
         measured = own.measured(profile, []) and origins.get(target.id) == {"measured"}
         rates = [target.drive.read, target.drive.write] if target.drive else []

@@ -197,7 +197,6 @@ class _Builder:
                 (platform.nics[name][0].latency.value for name in profile.network), default=0.0
             ),
             gpu_pcie_links=self._links,
-            targets=platform.targets,
             access=access,
         )
 

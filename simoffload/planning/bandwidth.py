@@ -151,7 +151,7 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
     shares = result.step.shares
     caches = (share.cause.tier for share in shares if share.group == "storage" and share.cause.moves_cache)
     used = dict.fromkeys((*result.targets, *caches))
-    found = [tier for tier in used if tier in machine.topology.targets]
+    found = [tier for tier in used if tier in machine.targets]
 
     def exposed(tier: str) -> Time:
         return sum(share.exposed_ps for share in shares if _uses(share.cause, tier))
@@ -215,7 +215,7 @@ class _Storage:
     def _scope(self, held_back: str) -> str:
         """Return the scope of the curve where the cables of the drives are the limit: faster drives stay in
         their slots."""
-        drives = self._scenario.machine.topology.targets[self._tier].drives
+        drives = self._scenario.machine.targets[self._tier].drives
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
         slots = f"the slots of its {drives} drives" if drives > 1 else "the slot of its drive"
@@ -230,12 +230,12 @@ class _Storage:
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
         assert result.unit_s is not None
-        target = scenario.machine.topology.targets[self._tier]
+        target = scenario.machine.targets[self._tier]
         rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
         return _BandwidthRun(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
-        target = self._scenario.machine.topology.targets[self._tier]
+        target = self._scenario.machine.targets[self._tier]
         kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
         found = []
         for number in profile_parameters(self._scenario.machine):
@@ -248,7 +248,7 @@ class _Storage:
     def _adapters(self, machine: Machine) -> int:
         """Return the rate [B/s] of a host's adapters on the route to a server; unlimited for local drives."""
         access = machine.topology.access[self._tier][0]
-        if machine.topology.targets[self._tier].drives:
+        if machine.targets[self._tier].drives:
             return sys.maxsize
         resources = (((one.outward if self._writes else one.inward), one.share) for one in access.ingresses)
         return min(int(machine.resources[port].capacity / share) for way, share in resources for port in way)

@@ -188,7 +188,7 @@ def _named(limit: str, machine: Machine, tier: str) -> str:
         return f"host memory ({limit})"
     if limit in links(*paths):
         return f"the PCIe link of the GPU ({limit})"
-    if tier in machine.topology.targets:
+    if tier in machine.targets:
         paths = (machine.storage_read(tier, 0), machine.storage_write(tier, 0))
         return f"the storage {tier} ({limit})" if limit in links(*paths) else limit
     return limit

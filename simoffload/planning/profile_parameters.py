@@ -60,9 +60,7 @@ def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[Pro
     """Return the numbers on which the times of a result may depend: no capacities, no storage and adapters
     that it does not use, of inference nothing that only training uses."""
     left_out = _NO_TIME + (_OF_TRAINING if result.kind == "inference" else ())
-    tiers = [
-        machine.topology.targets[use.tier] for use in result.capacity if use.tier in machine.topology.targets
-    ]
+    tiers = [machine.targets[use.tier] for use in result.capacity if use.tier in machine.targets]
     used = {part.id for target in tiers for part in (target, target.drive, target.array) if part}
     network = machine.nodes > 1 or any(target.kind not in _LOCAL for target in tiers)
 

@@ -132,7 +132,7 @@ def tier_lifetime(
 
     None if the drives are not known (a file server, a parallel filesystem) or nothing is written.
     """
-    target, written = machine.topology.targets[tier], sum(by_host)
+    target, written = machine.targets[tier], sum(by_host)
     if target.drive is None or not written:
         return None
     hosts, uneven = 1, 1.0

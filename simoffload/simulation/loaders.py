@@ -103,7 +103,7 @@ def _limit_requests(
     requests_per_second: int,
 ) -> None:
     """Add a resource for the request rate of the target: one per host for local drives, else one in total."""
-    local = machine.topology.targets[dataset.tier].drives > 0
+    local = machine.targets[dataset.tier].drives > 0
     first = len(free)
     for node in range(machine.nodes if local else 1):
         prefix = f"node{node} " if local and machine.nodes > 1 else ""

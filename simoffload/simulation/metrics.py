@@ -171,7 +171,7 @@ def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResul
             unit="generation",
         )
         for one in transfers
-        if time and one.tier in machine.topology.targets
+        if time and one.tier in machine.targets
     )
     found = tuple(one for one in worn if one is not None)
     warnings = (*result.warnings, *lifetime_warnings(found))

@@ -106,7 +106,7 @@ def _with_data_loading(scenario: LoadedScenario, result: TrainingResult) -> Trai
     if dataset is None or step is None or not result.step_s:
         return result
     machine = scenario.machine
-    target = machine.topology.targets[dataset.tier]
+    target = machine.targets[dataset.tier]
     served = None
     if target.drive is not None and target.drive.random_read is not None:
         served = target.drive.random_read.value * (target.array.count if target.array else 1)

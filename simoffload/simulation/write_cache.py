@@ -132,7 +132,7 @@ def _balanced(at: Callable[[Fraction], _FilledStep], high: _FilledStep) -> _Fill
 def _of_step(machine: Machine, traffic: tuple[StorageTraffic, ...], ranks: int) -> list[_Cache]:
     found = []
     for one in traffic:
-        target = machine.topology.targets[one.tier]
+        target = machine.targets[one.tier]
         if target.sustained is None or not one.written:
             continue
         # Every host has its own local drives.
@@ -151,7 +151,7 @@ def checkpoint_with_caches(
     caches between steps, nothing is left. Runs that write to the same drives at the same time share the
     caches.
     """
-    target = plan.machine.topology.targets[plan.tier]
+    target = plan.machine.targets[plan.tier]
     if target.sustained is None:
         return plan, ()
     jobs = 1 if target.drives else plan.workload.jobs

@@ -67,6 +67,6 @@ def test_another_value_is_refused_with_both_forms() -> None:
 )
 def test_a_scenario_changes_them_in_either_form(assignment: str) -> None:
     scenario = load_scenario("ddn/bloom-7b1", overrides=[f"profiles.intelliflash-h6202.{assignment}"])
-    ports = scenario.machine.topology.targets["nfs"].ports
+    ports = scenario.machine.targets["nfs"].ports
     assert ports is not None
     assert ports.number == 2

@@ -24,14 +24,14 @@ GB = 10**9
 def test_drives_are_known_where_the_profiles_name_them(
     platform: str, tier: str, drive: str, level: int, count: int
 ) -> None:
-    target = load_platform(platform).machine().topology.targets[tier]
+    target = load_platform(platform).machine().targets[tier]
     assert target.drive is not None
     assert target.array is not None
     assert (target.drive.id, target.array.level, target.array.count) == (drive, level, count)
 
 
 def test_a_single_drive_is_not_an_array() -> None:
-    targets = load_platform("rtx-4090-desktop").machine().topology.targets
+    targets = load_platform("rtx-4090-desktop").machine().targets
     (target,) = (one for one in targets.values() if one.drives == 1)
     assert target.drive is not None
     assert target.array is None
@@ -39,7 +39,7 @@ def test_a_single_drive_is_not_an_array() -> None:
 
 @pytest.mark.parametrize("tier", ["nfs", "pfs"])
 def test_drives_behind_a_server_are_not_known(tier: str) -> None:
-    target = load_platform("dgx-h100").machine().topology.targets[tier]
+    target = load_platform("dgx-h100").machine().targets[tier]
     assert (target.drive, target.array) == (None, None)
 
 
@@ -61,7 +61,7 @@ def cached(folder: Path) -> Machine:
     ],
 )
 def test_caches_of_drives_behind_a_tier(cached: Machine, tier: str, size: int, rate: int, after: int) -> None:
-    target = cached.topology.targets[tier]
+    target = cached.targets[tier]
     assert target.sustained is not None
     assert (target.write_cache, target.write.rate, target.sustained.rate) == (size, rate, after)
 
@@ -74,14 +74,14 @@ def test_parity_and_mirrors_fill_caches_too(
     path.write_text(
         path.read_text().replace("level: 0\n", f"level: {level}\n").replace("count: 2", f"count: {count}")
     )
-    target = load_platform(folder / "small.yaml").machine().topology.targets["raid"]
-    assert target.write_cache == drives * cached.topology.targets["disk"].write_cache
+    target = load_platform(folder / "small.yaml").machine().targets["raid"]
+    assert target.write_cache == drives * cached.targets["disk"].write_cache
 
 
 def test_half_of_the_bytes_written_fit_into_the_cache(cached: Machine, small: Machine) -> None:
     """Half of the bytes at 1 GB/s and half at 250 MB/s are 400 MB/s; a byte takes the time of five read."""
     partly = cached.with_cached_writes({"disk": Fraction(1, 2)})
-    assert partly.topology.targets["disk"].write.rate == 400_000_000
+    assert partly.targets["disk"].write.rate == 400_000_000
     assert crossed(partly, partly.storage_write("disk", 0))["disk both ways"] == 5
     assert crossed(partly, partly.storage_read("disk", 0))["disk both ways"] == 1
     changed = [

@@ -174,7 +174,7 @@ def test_of_training_it_is_the_tier_of_the_optimizer() -> None:
 def test_of_reads_and_writes_the_slower_decides(write: str, verb: str, rate: int) -> None:
     """An optimizer step reads and writes as many bytes: those of the lower rate take longer."""
     scenario = load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
-    drive = scenario.machine.topology.targets["nvme"].drive
+    drive = scenario.machine.targets["nvme"].drive
     assert drive is not None
     found = curve_of(with_profiles(scenario, {f"drive/{drive.id}": {"read": "2 GB/s", "write": write}}))
     assert (found.verb, found.own.rate) == (verb, rate * GB)

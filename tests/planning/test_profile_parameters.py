@@ -86,7 +86,7 @@ def test_a_change_is_added_to_those_of_the_scenario() -> None:
     scenario = load_scenario("ddn/bloom-176b", overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
     written = edit_of("pfs/ddn-ai400x2", "write", "30 GB/s")
     other = scenario.edited(written, edit_of("host/dgx-a100-1tib", "deepspeed.hook", "1 ms"))
-    target = other.machine.topology.targets["ai400x2"]
+    target = other.machine.targets["ai400x2"]
     assert (target.read.rate, target.write.rate) == (45_000_000_000, 30_000_000_000)
     assert other.machine.host.deepspeed.hook.value == 1e-3
     assert other.machine.host.deepspeed.operation == scenario.machine.host.deepspeed.operation

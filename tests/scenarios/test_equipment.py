@@ -60,7 +60,7 @@ def test_a_tier_is_added(folder: Path) -> None:
     machine = loaded(folder, "equipment.tiers.big={profile: four, at: [left, right]}").machine
     assert list(machine.tiers) == ["hbm", "dram", "disk", "raid", "nfs", "pfs", "far", "big"]
     assert machine.tiers["big"].capacity == 4_000 * GB
-    assert machine.topology.targets["big"].read.rate == 6 * GB
+    assert machine.targets["big"].read.rate == 6 * GB
     (access,) = machine.topology.access["big"]
     assert [ingress.vertex for ingress in access.ingresses] == ["left", "right", "left", "right"]
 
@@ -104,7 +104,7 @@ def test_what_is_brought_in_is_told_with_its_files(folder: Path) -> None:
 def test_profiles_change_the_numbers_of_what_was_added(folder: Path) -> None:
     tier = "equipment.tiers.big={profile: four, at: [cpu]}"
     machine = loaded(folder, tier, "profiles.four.read_efficiency=0.5").machine
-    assert machine.topology.targets["big"].read.rate == 4 * GB
+    assert machine.targets["big"].read.rate == 4 * GB
     (problem,) = refused(folder, "profiles.four.read_efficiency=0.5")
     assert problem.message.startswith("this platform uses no profile of that name")
 
@@ -200,7 +200,7 @@ def test_numbers_of_the_new_generation_can_be_changed(folder: Path) -> None:
 )
 def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[str]) -> None:
     machine = loaded(folder, f"profiles.pair.count={count}").machine
-    target = machine.topology.targets["raid"]
+    target = machine.targets["raid"]
     assert machine.tiers["raid"].capacity == count * 1_000 * GB
     assert (target.drives, target.read.rate, target.write.rate) == (count, count * 1.5 * GB, count * 0.5 * GB)
     (access,) = machine.topology.access["raid"]
@@ -268,7 +268,7 @@ def test_it_is_installed_in_another_platform_too(folder: Path) -> None:
     scenario = loaded(folder, "equipment.tiers.big={profile: four, at: [cpu]}")
     (moved,) = on_targets(scenario, ["dgx-a100:big"]).values()
     assert moved.machine.platform == "dgx-a100"
-    assert moved.machine.topology.targets["big"].read.rate == 6 * GB
+    assert moved.machine.targets["big"].read.rate == 6 * GB
 
 
 def test_what_does_not_fit_another_platform_is_told_in_the_scenario(folder: Path) -> None:

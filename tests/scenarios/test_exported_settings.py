@@ -62,7 +62,7 @@ def small(name: str) -> LoadedScenario:
 def elsewhere(scenario: LoadedScenario) -> Iterator[LoadedScenario]:
     """Return the scenario in HBM, in host memory and on each storage tier that DeepSpeed allows."""
     training = isinstance(scenario.scenario.strategy, ZeroTraining)
-    for tier in ("hbm", "dram", *scenario.machine.topology.targets):
+    for tier in ("hbm", "dram", *scenario.machine.targets):
         for place in (f"{tier}+{tier}", f"hbm+{tier}") if training else (tier,):
             moved = scenario.on(place)
             try:

@@ -17,7 +17,7 @@ SCENARIO = "ddn/bloom-176b"
 
 def test_a_number_takes_the_place_of_the_profiles_and_says_so() -> None:
     scenario = load_scenario(SCENARIO, overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
-    assert scenario.machine.topology.targets["ai400x2"].read.rate == 45_000_000_000
+    assert scenario.machine.targets["ai400x2"].read.rate == 45_000_000_000
     (changed,) = (one for one in scenario.machine.inputs() if one.source.startswith("set by the scenario"))
     assert (changed.profile, changed.key, changed.text, changed.origin) == (
         "ddn-ai400x2",
@@ -45,7 +45,7 @@ def test_a_shared_profile_changes_wherever_it_is_used() -> None:
 
 def test_plain_numbers_change_too() -> None:
     scenario = load_scenario(SCENARIO, overrides=['profiles."raid0-4x-pm1733-3.84tb".count=8'])
-    assert scenario.machine.topology.targets["raid"].drives == 8
+    assert scenario.machine.targets["raid"].drives == 8
 
 
 @pytest.mark.parametrize("name", ["raid0-4x-pm1733-3.84tb", "raid/raid0-4x-pm1733-3.84tb"])

@@ -250,7 +250,7 @@ def test_parts_of_blocks_set_the_rate_of_copies() -> None:
 def test_memory_of_another_host_is_shared_by_all_gpus() -> None:
     """A fixed time, and all bytes at the rate that its profile gives for all adapters."""
     found = so.load_scenario("mooncake/qwen3-8b")
-    target = found.machine.topology.targets["peer"]
+    target = found.machine.targets["peer"]
     result: Any = so.simulate(found)
     expected = target.read.latency + result.traffic[0].read / target.read.rate
     assert result.kv_load_s == pytest.approx(expected, rel=1e-3)

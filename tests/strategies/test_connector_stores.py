@@ -112,7 +112,7 @@ def test_what_a_tier_does_not_take_in_time_is_a_backlog() -> None:
     """A part of a step takes the latency of the server and its bytes; a warning follows if the next prefill
     is too short for what is left."""
     result = simulated(tier="nfs", output=9, batch=8)
-    server = scenario().machine.topology.targets["nfs"].write
+    server = scenario().machine.targets["nfs"].write
     needed = 8 * server.latency + result.traffic[0].written / server.rate
     assert result.kv_backlog_s == pytest.approx(needed - 8 * result.tpot_s, rel=0.01)
     assert 0 < result.kv_backlog_s < result.ttft_s

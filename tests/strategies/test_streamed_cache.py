@@ -231,7 +231,7 @@ def test_a_prefill_ends_with_its_writes() -> None:
     """Where the servers are slower than the computation, they are nearly all of it."""
     keys: dict[str, Any] = {"model": "llama-2-7b", "prompt_length": 4000, "strategy": COMPILED, "steps": 1}
     inside, outside = (so.simulate(scenario(**keys, cache=one)).passes[0] for one in (None, cache("nfs")))
-    writes = bytes_of(scenario(**keys)) / scenario(**keys).machine.topology.targets["nfs"].write.rate
+    writes = bytes_of(scenario(**keys)) / scenario(**keys).machine.targets["nfs"].write.rate
     assert inside.time_s < 0.5 * writes
     assert writes < outside.time_s < writes + 0.1 * inside.time_s
 

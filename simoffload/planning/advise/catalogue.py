@@ -267,5 +267,5 @@ def _with_tier(machine: Machine, kind: TierKind) -> Machine:
 def _placement_edits(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
     """Return the edits that put the weights into a tier, and in training the optimizer, too, if it is on
     storage now."""
-    stored = scenario.places[1] in scenario.machine.topology.targets
+    stored = scenario.places[1] in scenario.machine.targets
     return moving(scenario.scenario.strategy, Placement(tier, tier if stored else None), machine)

@@ -235,7 +235,7 @@ def next_steps_section(advice: Advice) -> ReportSection:
 
 
 def _uses_storage(advice: Advice) -> bool:
-    targets = advice.scenario.machine.topology.targets
+    targets = advice.scenario.machine.targets
     return any(use.tier in targets for use in advice.result.capacity)
 
 

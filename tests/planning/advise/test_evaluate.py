@@ -186,12 +186,12 @@ def test_more_of_a_single_drive_is_an_array() -> None:
     one = next(one for one in found.tried if one.change.key == "nvme-2-drives")
     assert one.gain is not None
     assert one.gain > 1.4
-    assert one.scenario.machine.topology.targets["nvme"].drives == 2
+    assert one.scenario.machine.targets["nvme"].drives == 2
 
 
 def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(scenario: LoadedScenario, **options: Any) -> SimulationResult:
-        if scenario.machine.topology.targets["raid"].drives == 5:
+        if scenario.machine.targets["raid"].drives == 5:
             raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
         return simulate(scenario, **options)
 

@@ -316,7 +316,7 @@ def test_nothing_is_put_into_a_machine_that_is_only_rented() -> None:
 def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     scenario = load_scenario("checkpoint/mlperf-8b")
     description = offers(scenario)
-    own = [f"checkpoints on {tier}" for tier in scenario.machine.topology.targets]
+    own = [f"checkpoints on {tier}" for tier in scenario.machine.targets]
     assert description[: 1 + len(own)] == ["storage unchanged", *own], "neither in HBM nor in host memory"
 
 
