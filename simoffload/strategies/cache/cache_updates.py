@@ -234,8 +234,8 @@ def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inf
 # --------------------------------------------------------------------------------------------------
 # A streamed key-value cache: on any tier but the GPU, read layer by layer, and written once.
 #
-# No program has it. It is what FlexGen does with its cache (``programs.flexgen``), for every model and strategy
-# and without the waits between FlexGen's slots:
+# No program has it. It is what FlexGen does with its cache (``programs.flexgen``), for every model and
+# strategy and without the waits between FlexGen's slots:
 #
 # * In each pass, the keys and values that a layer has of earlier tokens are read from the tier, those of the
 #   next layer during the computation of the present one. From host memory they cross the link; from storage,

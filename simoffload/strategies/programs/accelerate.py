@@ -7,7 +7,7 @@ Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby, islice
@@ -17,21 +17,29 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import Layer, ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped, stored_bytes
 from simoffload.results import Change
-from simoffload.schedule import Device
+from simoffload.schedule import Cause, Device
 from simoffload.strategies.base import Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.held import Held, target
 from simoffload.strategies.homes import Home, held_weights
-from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
-from simoffload.strategies.passes.timing import arithmetic_beyond
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    Call,
+    ForwardPass,
+    Hook,
+    Part,
+    PassWriter,
+    StagePass,
+)
+from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
+from simoffload.strategies.passes.timing import arithmetic_beyond, depends_on_context, of_tokens
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import (
@@ -399,6 +407,11 @@ class Accelerate(CachingStrategy):
         return self.num_gpus
 
     @property
+    def folder(self) -> str:
+        """Storage tier of the modules on disk; "" if none is named."""
+        return self.offload_folder or ""
+
+    @property
     def replicas(self) -> int:
         """Number of batches at the same time, which is one."""
         return 1
@@ -432,7 +445,9 @@ class Accelerate(CachingStrategy):
         yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
-        if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
+        if not (
+            isinstance(self.device_map, dict) or self.max_memory
+        ):  # fewer layers on the GPUs for HBM, then more for host memory
             inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
             now, layers = len(inside), plan.model.num_hidden_layers
             word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
@@ -448,7 +463,7 @@ class Accelerate(CachingStrategy):
         if "disk" in homes and self.offload_folder is None:
             raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
         if "disk" in homes or isinstance(self.device_map, int):
-            return Placement(self.offload_folder or "dram")
+            return Placement(self.folder or "dram")
         return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
 
     def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
@@ -524,16 +539,8 @@ class Accelerate(CachingStrategy):
             if self.device_map == "auto":
                 text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
             raise InputError.at("strategy.offload_folder", text)
-        options = AccelerateOptions(
-            num_gpus=self.num_gpus,
-            folder=self.offload_folder or "",
-            page_cache=self.page_cache,
-            pin_memory=self.pin_memory,
-            initialized=self.initialized,
-            fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
-        )
         cache = self.cache_of(model, workload, machine)
-        return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
+        return AcceleratePlan(model, workload, machine, self, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.
@@ -651,6 +658,191 @@ def _check_format(stored_as: str | None, homes: set[DeviceName]) -> None:
 # tensor on disk is read through a memory map into a new tensor (``load_offloaded_weight``), and then copied.
 
 
+_SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
+"""[B] Tensors up to the first size are small; those up to the second share blocks of the third
+(c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kMinLargeAlloc, kLargeBuffer)."""
+_NEVER_WRITTEN = 2.2
+"""Rate of copies from pages that were never written, over that from others (measured in the same place)."""
+
+
+class NewTensors(NamedTuple):
+    """NewTensors are the results of one size that kernels of a module make."""
+
+    size: int
+    """Size [B] of each."""
+    number: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks that PyTorch allocates for them, if it has none; 0 for small tensors."""
+        if self.size <= _SMALL:
+            return 0
+        return self.number if self.size >= _SHARED else -(-self.number * self.size // _SEGMENT)
+
+    def seconds(self, block: float, rate: int) -> float:
+        """Return the time [s] of allocating or releasing these blocks, from that of a block and the rate of
+        its bytes; that of small blocks is part of ``EagerCosts.tensor``."""
+        return self.blocks and self.blocks * block + self.number * self.size / rate
+
+
+Results = Callable[[Module, Sequence[Sequences]], Sequence[NewTensors]]
+"""Function from a module and a batch to the new tensors that the module's kernels make."""
+
+
+class Offloaded(NamedTuple):
+    """An Offloaded is what the hook of a module does; the call of the module has it as its facts."""
+
+    hooked: bool
+    """Whether the module has a hook."""
+    sizes: tuple[int, ...] = ()
+    """Sizes [B] of the tensors that the hook brings to the module's GPU."""
+    on_disk: bool = False
+
+
+class AlignDevices(Hook):
+    """Offloaded tensors of a module come to its GPU one after the other, with blocking copies on the compute
+    stream, after each of which PyTorch's cache of GPU memory is emptied.
+
+    So the next results need new memory, which the cache gives back with the next tensor.
+    """
+
+    carry: tuple[int, float] = (-1, 0.0)
+    """Number of the GPU whose memory was emptied for the last module with weights, or -1; and the time [s] of
+    releasing the results since then."""
+
+    def __init__(
+        self,
+        results: Results,
+        *,
+        known: dict[Hashable, tuple[float, float]] | None = None,
+        pinned: bool = False,
+        initialized: bool = True,
+        folder: str = "",
+        page_cache: bool = True,
+    ) -> None:
+        """``known``: times of new memory that other passes have found; ``pinned`` and ``initialized``: the
+        weights in host memory; ``folder`` and ``page_cache``: the tier of files, and whether they are in the
+        page cache."""
+        self._known = {} if known is None else known
+        self._results, self._pinned, self._initialized = results, pinned, initialized
+        self._folder, self._page_cache = folder, page_cache
+
+    state = Hook.of_modules
+
+    def start(self, out: PassWriter) -> None:
+        """Find what hooks and new memory cost."""
+        self._costs, memory = out.machine.host.eager_costs, out.machine.accelerator.allocation
+        assert memory is not None, "machines complete their profiles"
+        self._allocate = memory.allocate.value, memory.allocate_rate.value
+        self._release = memory.release.value, memory.release_rate.value
+
+    def before(self, call: Call, out: PassWriter) -> None:
+        """Run the hook of a module."""
+        brought, compute = call.facts, COMPUTE + call.gpu
+        assert isinstance(brought, Offloaded)
+        if brought.hooked:
+            out.spend(self._costs.hook.value)
+        if call.module.parameters:
+            self.carry = call.gpu if brought.sizes else -1, self.carry[1]
+        for size in brought.sizes:
+            if brought.on_disk:
+                self._read(size, out)
+            out.spend(self._costs.tensor.value + size / self._allocate[1] + size / self._release[1])
+            out.flush()
+            route, latency = self._to_gpu(size, out, on_disk=brought.on_disk)
+            out.add("copy", compute, fixed=latency, size=size, route=route, after=out.so_far(HOST))
+            out.host_waits(compute)
+            out.cool(out.transfer_s(route, latency, size))
+            out.spend(self.carry[1])
+            self.carry = call.gpu, 0.0
+
+    def _to_gpu(self, size: int, out: PassWriter, *, on_disk: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of the copy of a tensor to the GPU."""
+        pinned = self._pinned and not on_disk
+        if pinned or on_disk or self._initialized:
+            return out.copies([size], to_device=True, pinned=pinned)
+
+        def path(gpu: int) -> Path:
+            written, most = (out.machine.host_to_device(gpu, pinned=one) for one in (False, True))
+            points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
+            return replace(written, curve=Curve(points).lower(most.curve))
+
+        return out.transfers(Cause("host-to-gpu", memory="never written"), path, [size])
+
+    def _read(self, size: int, out: PassWriter) -> None:
+        """Let the host thread copy a mapped file into a new tensor, whose pages come from the operating
+        system at the rate that FSDP's new tensors were measured to get.
+
+        While pages are read that are not in the page cache, the threads copy and obtain new pages; what the
+        read does not hide of this follows it.
+        """
+        out.flush()
+        left = traffic = 2 * size
+        rate = loops_rate(out.machine.host, traffic=traffic, new=size)
+        if not self._page_cache:
+            route, latency = mapped_read(out, self._folder, size, traffic=traffic)
+            out.add("read", HOST, fixed=latency, size=size, route=route)
+            left -= int(rate * out.transfer_s(route, 0, size))
+        if left > 0:
+            out.add("cpu", HOST, size=left, route=out.cpu_work(Cause("mapped-copies"), rate))
+
+    def launch(self, call: Call, out: PassWriter) -> bool:
+        """Allocate new memory for the results of a module, if PyTorch's cache is empty; then the driver
+        launches it."""
+        emptied, releasing = self.carry
+        if call.gpu == emptied:
+            allocating, release = self._new_memory_s(call.module, out.now)
+            out.spend(allocating)
+            self.carry = emptied, releasing + release
+        return False
+
+    def _new_memory_s(self, module: Module, stage: StagePass) -> tuple[float, float]:
+        """Return the times [s] of allocating and of releasing the results of a module."""
+        key = module, None if depends_on_context(module) else of_tokens(stage.batch)
+        if key not in self._known or key[1] is None:
+            made = self._results(module, stage.batch)
+            self._known[key] = (
+                sum(one.seconds(*self._allocate) for one in made),
+                sum(one.seconds(*self._release) for one in made),
+            )
+        return self._known[key]
+
+    def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """End the work of the host thread in a part."""
+        out.flush()
+
+
+class HiddenStates(Hook):
+    """Hidden states move to the GPU of the next module, if that is another one of the process."""
+
+    def __init__(self, token: int, gpu: int) -> None:
+        """``token``: size [B] of the hidden states of one; ``gpu``: number of the first GPU in use."""
+        self._token = token
+        self.carry: int = gpu
+        """Number of the GPU that has them."""
+
+    state = Hook.of_modules
+
+    def launched(self, call: Call, out: PassWriter) -> None:
+        """Copy the hidden states before the kernels of a module."""
+        before, self.carry = self.carry, call.gpu
+        if call.gpu == before:
+            return
+        path, size = out.machine.send(before, call.gpu), self._token * out.now.tokens
+        route, latency = out.transfers(Cause("gpu-to-gpu", gpus=(before, call.gpu)), lambda _: path, [size])
+        out.add(
+            "copy",
+            COMPUTE + call.gpu,
+            fixed=latency,
+            size=size,
+            route=route,
+            label="hidden states",
+            after=out.so_far(HOST, COMPUTE + before),
+        )
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _MORE = "raise device_map (layers on the GPU)"
 _ON_GPU = (
@@ -661,20 +853,6 @@ _ON_GPU = (
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
-class AccelerateOptions(NamedTuple):
-    """AccelerateOptions are the settings of Accelerate besides the device map."""
-
-    num_gpus: int
-    folder: str
-    """Storage tier of the modules on disk; "" if there is none."""
-    page_cache: bool | None
-    """Whether files on disk are in the page cache; None: if they fit in the memory that is free."""
-    pin_memory: bool
-    initialized: bool
-    fixed: bool
-    """Whether the user gave the device map or the memory limits, which a number of layers would replace."""
-
-
 @dataclass(frozen=True)
 class AcceleratePlan(InferencePlan):
     """An AcceleratePlan is the plan of Accelerate for one model on one machine."""
@@ -682,7 +860,7 @@ class AcceleratePlan(InferencePlan):
     model: ModelShape
     workload: Inference
     machine: Machine
-    options: AccelerateOptions
+    strategy: Accelerate
     tree: ModuleTree
     homes: Mapping[str, DeviceName]
     """Device map: homes by name of module."""
@@ -719,10 +897,9 @@ class AcceleratePlan(InferencePlan):
         """Return the home of tensors that the map puts on a device."""
         if isinstance(device, int):
             return Home("hbm", device)
-        options = self.options
-        return (
-            Home("dram", pinned=options.pin_memory) if device == "cpu" else Home(options.folder, mapped=True)
-        )
+        if device == "cpu":
+            return Home("dram", pinned=self.strategy.pin_memory)
+        return Home(self.strategy.folder, mapped=True)
 
     def bytes_at(self, device: DeviceName) -> int:
         """Return the size of the weights on a device of the map [B]."""
@@ -750,13 +927,13 @@ class AcceleratePlan(InferencePlan):
     @property
     def driven(self) -> int:  # type: ignore[override]  # given by the options
         """Number of GPUs that the process drives."""
-        return self.options.num_gpus
+        return self.strategy.num_gpus
 
     @property
     def cached(self) -> bool:
         """Whether the files on disk are in the page cache after the first pass."""
-        if self.options.page_cache is not None:
-            return self.options.page_cache
+        if self.strategy.page_cache is not None:
+            return self.strategy.page_cache
         needed = sum(one.size for one in self.held if one.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
@@ -781,11 +958,11 @@ class AcceleratePlan(InferencePlan):
         stored = (one.storage for module in self.modules for one in module.parameters)
         triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
         on_gpu = (_ON_GPU,) if triton and target(self) != "hbm" else ()
-        if not self.options.initialized and self.bytes_at("cpu"):
+        if not self.strategy.initialized and self.bytes_at("cpu"):
             return (*on_gpu, "weights that were never written are copied faster than those of a real model")
-        if self.options.page_cache is not None or not self.bytes_at("disk"):
+        if self.strategy.page_cache is not None or not self.bytes_at("disk"):
             return on_gpu
-        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.options.folder}"
+        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.strategy.folder}"
         if self.cached:
             text = f"{files} are read from the page cache in host memory"
             more = "the first pass, or other programs that use the memory, make it slower"
@@ -797,7 +974,7 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
-        on_gpus = map(self._on_gpu, range(self.options.num_gpus))
+        on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
         fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if each.tier == "hbm"))
         elsewhere = {home: sizes.values() for home, sizes in self.stored.items() if home.tier != "hbm"}
         on_disk = self.stored.get(self.home("disk"), {}).values()
@@ -871,17 +1048,17 @@ class AcceleratePlan(InferencePlan):
         align = AlignDevices(
             self.new_tensors,
             known=self._new_memory,
-            pinned=self.options.pin_memory,
-            initialized=self.options.initialized,
-            folder=self.options.folder,
+            pinned=self.strategy.pin_memory,
+            initialized=self.strategy.initialized,
+            folder=self.strategy.folder,
             page_cache=not self.bytes_at("disk") or self.cached,
         )
         token = self.model.hidden_size * self.model.dtype_bytes
-        return (align, *([HiddenStates(token, self.executed[0])] if self.options.num_gpus > 1 else ()))
+        return (align, *([HiddenStates(token, self.executed[0])] if self.strategy.num_gpus > 1 else ()))
 
     def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
         """Return the driver of a pass, whose process has all GPUs; streams of hooks are on the main one."""
-        count, main = self.options.num_gpus, self.main
+        count, main = self.strategy.num_gpus, self.main
         gpus = (*range(count), *[main for hook in hooks for _ in hook.streams])
         devices = (Device("host thread"), *[Device("GPU", gpu) for gpu in gpus]) if count > 1 else ()
         return PassWriter(
