@@ -445,9 +445,8 @@ class Accelerate(CachingStrategy):
         yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
-        if not (
-            isinstance(self.device_map, dict) or self.max_memory
-        ):  # fewer layers on the GPUs for HBM, then more for host memory
+        given = isinstance(self.device_map, dict) or self.max_memory
+        if not given:  # fewer layers on the GPUs for HBM, then more for host memory
             inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
             now, layers = len(inside), plan.model.num_hidden_layers
             word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
