@@ -39,7 +39,7 @@ from simoffload.strategies.passes.pass_writer import (
     StagePass,
 )
 from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
-from simoffload.strategies.passes.timing import arithmetic_beyond, depends_on_context, of_tokens
+from simoffload.strategies.passes.timing import depends_on_context, of_tokens
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import (
@@ -940,14 +940,15 @@ class AcceleratePlan(InferencePlan):
     def basis(self) -> Basis:
         """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
         files are copied."""
-        host = self.machine.host
-        return Basis(
-            (host.eager_costs.operation, *([host.eager_costs.tensor] if self.hooked else [])),
-            (host.fsdp_costs.page_limit,) if self.bytes_at("disk") else (),
-            extrapolations=(
-                *((_UNMEASURED,) if self.hooked and host.eager is None else ()),
-                *arithmetic_beyond(self.model, self.workload, self.machine),
-            ),
+        host, found = self.machine.host, super().basis
+        if self.bytes_at("disk"):
+            found = found._replace(cpu_costs=(host.fsdp_costs.page_limit,))
+        if not self.hooked:
+            return found
+        unmeasured = (_UNMEASURED,) if host.eager is None else ()
+        return found._replace(
+            host_costs=(*found.host_costs, host.eager_costs.tensor),
+            extrapolations=(*unmeasured, *found.extrapolations),
         )
 
     @property

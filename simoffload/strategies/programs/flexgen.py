@@ -6,7 +6,7 @@ what its code keeps where, the GPU times of its kernels, what it does when, its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, product
@@ -21,7 +21,7 @@ from simoffload.hardware import Accelerator, Machine, Tier
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
-from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
+from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.cpu_attention import ONE_QUERY
 from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.homes import HBM, Home
@@ -1318,9 +1318,9 @@ class FlexGenPlan(InferencePlan):
         return BlockCache(self.strategy, model.hidden_size, model.head_dim, length)
 
     @cached_property
-    def timings(self) -> SlotTimings:
+    def stage_timings(self) -> tuple[PassTimings]:
         """GPU times of slots and modules for one GPU batch."""
-        return SlotTimings(self.machine, self.model, self.slots, self.block_cache)
+        return (SlotTimings(self.machine, self.model, self.slots, self.block_cache),)
 
     # -- one GPU batch --------------------------------------------------------------------------
 
@@ -1336,8 +1336,8 @@ class FlexGenPlan(InferencePlan):
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """Return the GPU time of each module for a GPU batch [ps], and last the elements of its cache, in
         which decode steps differ wherever the CPU computes attention or copies it."""
-        batch = self.of_gpu_batch(forward.batch)
-        return (*self.timings.durations(batch), sum(self.block_cache.parts(batch)))
+        cached = self.block_cache.parts(self.of_gpu_batch(forward.batch))
+        return (*super().durations(forward), sum(cached))
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
@@ -1355,12 +1355,9 @@ class FlexGenPlan(InferencePlan):
 
     # -- what is assumed ------------------------------------------------------------------------
 
-    @property
-    def basis(self) -> Basis:
-        """Costs of operations, on which its times rest."""
+    def _extrapolations(self) -> Iterable[str]:
         batch = self.workload.model_copy(update={"batch_size": self.gpu_batch_size})
-        beyond = tuple(arithmetic_beyond(self.model, batch, self.machine))
-        return Basis((self.machine.host.eager_costs.operation,), extrapolations=beyond)
+        return arithmetic_beyond(self.model, batch, self.machine)
 
     @cached_property
     def cached(self) -> bool:

@@ -15,7 +15,6 @@ from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import optimizer_target, target
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES, Placement, Placements, Tunable, Tunables
@@ -90,14 +89,13 @@ class Resident(CachingStrategy):
 
 
 @dataclass(frozen=True)
-class ResidentPlan(StagedPlan):
+class ResidentPlan(InferencePlan):
     """A ResidentPlan is a plan of a model that stays in HBM."""
 
     model: ModelShape
     workload: Inference
     machine: Machine
     ranks: int
-    compiled: bool = False
     warnings: tuple[str, ...] = ()
     cache: KvCache = DEFAULT
     fewer: ClassVar = _OFFLOAD

@@ -9,11 +9,10 @@ sequence), a decode step with all sequences at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +22,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import ModelShape, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import SERVED, Basis, Description, Plan, Strategy
@@ -39,13 +38,9 @@ from simoffload.strategies.cache.kv_cache import (
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import Held, memory_stages
-from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import (
-    FusedPassTimings,
-    LaunchedPassTimings,
-    PassTimings,
     arithmetic_beyond,
     experts_kernel,
 )
@@ -79,131 +74,6 @@ from simoffload.strategies.requirements import (
 from simoffload.strategies.tunables import Placements, Sizes, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
-# --------------------------------------------------------------------------------------------------
-# The plan of a model that goes through the stages of a pipeline.
-
-
-class StagedPlan(InferencePlan):
-    """A StagedPlan is a plan in which the model goes through the stages of a pipeline, one or several, each
-    with a part of all its layers on every GPU."""
-
-    degrees: Degrees
-    compiled: bool
-    """Whether kernels are launched as CUDA graphs."""
-    fewer: ClassVar[str]
-    """Remedy for too many weights on a GPU."""
-
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: in compiled code, if nothing else fuses them."""
-        return self.compiled
-
-    @property
-    def stages(self) -> tuple[ModelShape, ...]:
-        """Part of the model on a GPU of each stage."""
-        return self.divided.stages
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        fused = FusedPassTimings if self.compiled else LaunchedPassTimings
-        kind = fused if self.fused else PassTimings
-        return tuple(
-            kind(
-                machine=self.machine,
-                model=stage,
-                modules=stage.distinct_modules,
-                zero3=False,
-                cache=self.cache_form,
-            )
-            for stage in self.divided.stages
-        )
-
-    @property
-    def paged_cache(self) -> bool:
-        """Whether the cache is in pages, as in vLLM."""
-        return self.fused
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of all stages; those of a layer are listed once in each stage."""
-        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
-
-    @property
-    def stored_weights(self) -> tuple[Stored, ...]:
-        """Forms in which the weights are stored, and the kernels that read them."""
-        native = self.machine.accelerator.compute.float8 is not None
-        return stored_weights(self.modules, native_float8=native)
-
-    @property
-    def basis(self) -> Basis:
-        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
-        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
-        found = super().basis._replace(extrapolations=tuple(self._extrapolations()))
-        if self.compiled:
-            costs = self.machine.host.compiled_costs
-            called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
-            found = found._replace(
-                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
-            )
-        if not self.fused:
-            return found
-        kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
-        rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
-        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
-
-    def _uncompared(self) -> list[str]:
-        """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""
-        gpu, batch = self.machine.accelerator.name, self.workload.batch_size
-        found = list(unserved(self.stored_weights, gpu))
-        if self.model.latent_width is not None:
-            found.append("served latent attention")
-        if self.degrees.ranks > 1:
-            found.append("served from several GPUs")
-        known = served_runs(gpu) is not None
-        if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
-            found.append(f"served {batch} sequences at once on {gpu}")
-        return found if self.compiled else [*found, "launched fused kernels one by one"]
-
-    def _extrapolations(self) -> Iterator[str]:
-        """Yield warnings about numbers used outside the range in which they were measured."""
-        return arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine)
-
-    @property
-    def fullest(self) -> ModelShape:
-        """Part of the model on the GPUs that need most memory: those of the stage with most weights."""
-        return max(self.divided.stages, key=lambda one: one.weight_bytes)
-
-    @property
-    def held_weights(self) -> Iterator[Held]:
-        """Weights of the GPUs that need most memory."""
-        yield Held("hbm", "weights", self.fullest.weight_bytes, remedy=self.fewer, kind="weights")
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
-        batches = self.micro_batches(forward)
-        times = [one.durations(batch) for batch in batches for one in self.stage_timings]
-        return tuple(chain.from_iterable(times))
-
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
-        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
-            return [forward.batch]
-        each, more = divmod(first.number, count)
-        return [(first._replace(number=each + (part < more)),) for part in range(count)]
-
-    def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
-        code = CompiledCode(self) if self.compiled else None
-        return (
-            *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
-            *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
-            *super().hooks(forward),
-            *([code] if code is not None else ()),
-        )
-
-
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 _LEAST_TOKENS = 256
 """Fewest tokens at once that are tried to save memory: fewer than a GPU needs for its full speed; our
@@ -211,7 +81,7 @@ choice."""
 
 
 @dataclass(frozen=True)
-class TensorParallelPlan(StagedPlan):
+class TensorParallelPlan(InferencePlan):
     """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
 
     model: ModelShape
@@ -237,6 +107,42 @@ class TensorParallelPlan(StagedPlan):
             f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",
             *found,
         )
+
+    @property
+    def stored_weights(self) -> tuple[Stored, ...]:
+        """Forms in which the weights are stored, and the kernels that read them."""
+        native = self.machine.accelerator.compute.float8 is not None
+        return stored_weights(self.modules, native_float8=native)
+
+    @property
+    def basis(self) -> Basis:
+        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
+        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
+        found = super().basis
+        if self.compiled:
+            costs = self.machine.host.compiled_costs
+            called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
+            found = found._replace(
+                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
+            )
+        if not self.fused:
+            return found
+        kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
+        rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
+        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
+
+    def _uncompared(self) -> list[str]:
+        """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""
+        gpu, batch = self.machine.accelerator.name, self.workload.batch_size
+        found = list(unserved(self.stored_weights, gpu))
+        if self.model.latent_width is not None:
+            found.append("served latent attention")
+        if self.degrees.ranks > 1:
+            found.append("served from several GPUs")
+        known = served_runs(gpu) is not None
+        if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
+            found.append(f"served {batch} sequences at once on {gpu}")
+        return found if self.compiled else [*found, "launched fused kernels one by one"]
 
     def _working_memory(
         self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
@@ -268,7 +174,7 @@ class TensorParallelPlan(StagedPlan):
         """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
         layers that cache nothing."""
         engine, tier = self.engine, self.machine.tiers["hbm"]
-        if engine is None or self.cache.tier != "hbm" or not self.paged_cache:
+        if engine is None or self.cache.tier != "hbm" or not self.fused:
             return None
         if engine.blocks is not None:
             return CacheBlocks(engine.blocks, VLLM_BLOCK, engine.utilization, stated=True)
@@ -292,13 +198,13 @@ class TensorParallelPlan(StagedPlan):
         batch = (Sequences(work.batch_size, work.prompt_length - loaded, work.prompt_length),)
         return [batch] if self.engine is None else self.engine.chunks(batch)
 
-    def _extrapolations(self) -> Iterator[str]:
+    def _extrapolations(self) -> Iterable[str]:
         work, engine = self.workload, self.engine
         if engine is not None and engine.tokens < work.batch_size * work.prompt_length:
             work = work.model_copy(update={"batch_size": 1, "prompt_length": engine.tokens})
         return arithmetic_beyond(self.divided.stages[-1], work, self.machine)
 
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
+    def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages, none with more tokens than vLLM computes
         at once."""
         parts = super().micro_batches(forward)

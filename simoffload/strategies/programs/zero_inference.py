@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,7 +19,7 @@ from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cpu_attention import COMMAND, example_command
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
@@ -33,11 +33,10 @@ from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, re
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings
 from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import Held
-from simoffload.strategies.hooks.parallel import Collectives
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond, spread_bound
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.passes.timing import PassTimings, arithmetic_beyond, ranks_beyond, spread_bound
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
@@ -233,12 +232,7 @@ class ZeroInferencePlan(InferencePlan):
     @property
     def part(self) -> ModelShape:
         """Part of the model of which a GPU fetches its partition."""
-        return self.model if self.degrees.tensor == 1 else self.divided.stages[0]
-
-    @property
-    def stages(self) -> tuple[ModelShape, ...]:
-        """Part of the model on a GPU of each stage."""
-        return (self.part,)
+        return self.divided.stages[0]
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -256,14 +250,24 @@ class ZeroInferencePlan(InferencePlan):
         return self.layered.tensors
 
     @cached_property
-    def basis(self) -> Basis:
-        """Numbers on which its times rest, with warnings about those used outside of their range."""
-        beyond = (
+    def stage_timings(self) -> tuple[PassTimings]:
+        """GPU times of the modules; those of attention over the heads of all parts."""
+        return (
+            PassTimings(
+                machine=self.machine,
+                model=self.model,
+                modules=self.modules,
+                zero3=True,
+                cache=self.cache_form,
+            ),
+        )
+
+    def _extrapolations(self) -> Iterable[str]:
+        return (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
             *_transfers_beyond(self),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
-        return super().basis._replace(extrapolations=beyond)
 
     def remarks(self, kind: str) -> list[str]:
         """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
@@ -326,11 +330,7 @@ class ZeroInferencePlan(InferencePlan):
         durations, alone = self.durations(forward), not (forward.loads or forward.stores)
         if alone and not (self.cache.moves or self.cache.attends_on_cpu or self.degrees.tensor > 1):
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-
-        def hooks() -> tuple[Hook, ...]:
-            exchanges = (Collectives(self, None),) if self.degrees.tensor > 1 else ()
-            return (*exchanges, *self.cache_hooks(forward))
-
+        hooks = partial(self.hooks, forward)
         return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
 
     @cached_property
