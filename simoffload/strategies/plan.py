@@ -22,6 +22,7 @@ from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.cache_updates import (
     CacheUpdate,
+    MovedCache,
     Parts,
     allocation_waits,
     cache_memory,
@@ -30,12 +31,11 @@ from simoffload.strategies.cache.cache_updates import (
     streamed_traffic,
     streamed_updates,
 )
-from simoffload.strategies.cache.connector import BlockMoves, block_phases
-from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.cache.connector import BlockMoves, PagedBlocks, block_phases
+from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention, cpu_attention_memory
 from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.divided import Degrees, DividedModel, divide
 from simoffload.strategies.held import Held
-from simoffload.strategies.hooks.kv_cache import AttentionOnCpu, MovedCache, PagedBlocks
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of

@@ -13,9 +13,8 @@ from simoffload.recent import Recent
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies import Phase
-from simoffload.strategies.cache.cpu_attention import cpu_attention
+from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention
 from simoffload.strategies.cache.kv_cache import KvCache
-from simoffload.strategies.hooks.kv_cache import AttentionOnCpu
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass, parts_of
 from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan

@@ -539,7 +539,8 @@ class Accelerate(CachingStrategy):
                 text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
             raise InputError.at("strategy.offload_folder", text)
         cache = self.cache_of(model, workload, machine)
-        return AcceleratePlan(model, workload, machine, self, tree, homes, cache)
+        keys = self.model_copy(update={"kv_cache": cache})  # in which a format may only state the data type
+        return AcceleratePlan(model, workload, machine, keys, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.
