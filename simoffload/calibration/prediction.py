@@ -254,8 +254,8 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     offloaded = settings.params.device not in (None, "none")
     down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
     copies = steps * down if offloaded else 0.0
-    forward = max(plan.forward_flops / peak, copies)
-    back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
+    forward = max(plan.facts.forward_flops / peak, copies)
+    back = (2 * plan.facts.forward_flops + plan.facts.recomputed_flops) / peak
     if settings.optimizer_device == "none":
         adam = DEEPSPEED_ADAM * trained / machine.accelerator.hbm_rate
         up = 0.0

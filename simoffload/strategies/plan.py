@@ -492,32 +492,12 @@ class StepWork(Plan):
 
     @property
     def facts(self) -> Facts:
-        """FLOP of one step: forward, backward and recomputed."""
+        """FLOP of one step on one GPU: forward, backward without recomputation, and recomputed."""
+        work, times = self.workload, self.workload.gradient_accumulation_steps
+        size = {"batch": work.batch_size, "length": work.sequence_length}
+        layers, others = training_forward_flops(self.model, **size)
         return Facts(
-            forward_flops=self.forward_flops,
-            backward_flops=self.backward_flops,
-            recomputed_flops=self.recomputed_flops,
+            forward_flops=times * (layers + others),
+            backward_flops=times * training_backward_flops(self.model, **size),
+            recomputed_flops=times * layers if work.gradient_checkpointing else 0.0,
         )
-
-    @property
-    def forward_flops(self) -> float:
-        """[FLOP] of the forward passes of one step on one GPU."""
-        return self.workload.gradient_accumulation_steps * sum(self._flops)
-
-    @property
-    def backward_flops(self) -> float:
-        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
-        work = self.workload
-        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-        return work.gradient_accumulation_steps * once
-
-    @property
-    def recomputed_flops(self) -> float:
-        """[FLOP] that checkpointing computes again in one step on one GPU."""
-        again = self._flops[0] if self.workload.gradient_checkpointing else 0.0
-        return self.workload.gradient_accumulation_steps * again
-
-    @property
-    def _flops(self) -> tuple[float, float]:
-        work = self.workload
-        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)

@@ -26,8 +26,8 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Basis, Description, Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
-from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.ds_config.keys import ZenFlowSection, batch_problems
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, resolve_training
 from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.streams import Routes
@@ -358,7 +358,6 @@ class ZeroTraining(ZeroStrategy):
                 *others,
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
-                *_interval_warnings(self.ds_config.zero_optimization, settings),
                 *([_QUANTIZED] if weight_bits is not None else []),
             ),
             weight_bits=weight_bits,
@@ -490,14 +489,10 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
             "ds_config activation_checkpointing.cpu_checkpointing: without the workload's "
             "gradient_checkpointing there are no checkpoints to offload"
         )
-
-
-def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
-    """Yield a warning if ZenFlow's update interval depends on the gradients."""
-    if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
+    if settings.zenflow is not None and settings.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
-            f"{settings.zenflow.update_interval} micro-steps are assumed"
+            f"{settings.zenflow.interval} micro-steps are assumed"
         )
 
 
@@ -524,8 +519,8 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
         )
 
 
-def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
-    interval = zenflow.update_interval
+def _zenflow(zenflow: ZenFlowSection, accumulation: int) -> Iterator[str]:
+    interval = zenflow.interval
     if accumulation != interval:
         yield (
             f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) instead of "
@@ -536,9 +531,9 @@ def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
             f"ZenFlow's first {zenflow.full_warm_up_rounds} micro-steps (full_warm_up_rounds) update "
             "everything and take longer; the result is a later step"
         )
-    if zenflow.select_interval % interval:
+    if zenflow.selects_every % interval:
         yield (
-            f"zenflow.select_interval {zenflow.select_interval} is not a multiple of update_interval "
+            f"zenflow.select_interval {zenflow.selects_every} is not a multiple of update_interval "
             f"{interval}: DeepSpeed updates at each selection, too, which is left out"
         )
 
