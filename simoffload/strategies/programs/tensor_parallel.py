@@ -36,7 +36,6 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import Held, memory_stages
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
@@ -373,9 +372,8 @@ class TensorParallel(DividedStrategy):
         if not isinstance(plan, TensorParallelPlan):
             return
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
-        size = int(OffloadParamSection().buffer_size)
         yield from self.cache_tunables(plan)
-        yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        yield from inference_moves(plan, ranks=self.ranks, before=before)
         yield from self.engine_tunables(plan)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:

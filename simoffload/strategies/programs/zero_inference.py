@@ -30,8 +30,13 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings
-from simoffload.strategies.ds_config.keys import OffloadParamSection
+from simoffload.strategies.ds_config.export import (
+    FILE,
+    Work,
+    exported_config,
+    larger_buffers,
+    memory_settings,
+)
 from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
@@ -150,12 +155,12 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
-        needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
+        larger = larger_buffers(model, gpus)
 
         def change(tier: Tier) -> Change:
             section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
-            if tier.is_storage and needed > usual:
-                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": needed}}}
+            for one in larger if tier.is_storage else ():
+                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
             text = f"weights on {tier.name} (zero_inference)"
             return Change("placement", text, (Edit(("strategy",), section),))
 
@@ -166,12 +171,9 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap
         buffers."""
         placed = super().filled(model)
-        section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
-        slice_numel = -(-model.largest_parameter // self.ranks)
-        if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
-            key = "strategy.ds_config.zero_optimization.offload_param.buffer_size"
-            return (*placed, Edit.at(key, slice_numel))
-        return placed
+        section = self.written("weights")
+        given = section is not None and "buffer_size" in section.model_fields_set
+        return placed if given else (*placed, *larger_buffers(model, self.ranks))
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""

@@ -377,7 +377,7 @@ class ZeroTraining(ZeroStrategy):
         if not isinstance(plan, ZeroTrainingPlan):
             return
         settings, above = plan.settings, tuple(stages(plan.settings))
-        yield from training_moves(plan, above, ranks=self.ranks, buffer_size=settings.params.buffer_size)
+        yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
         yield Tunable("partition", above)
         yield from memory_settings(settings)
         yield Tunable("precision", self._precisions())
