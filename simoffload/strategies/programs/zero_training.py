@@ -42,7 +42,7 @@ from simoffload.strategies.programs.zero_strategy import (
     training_moves,
     within_config,
 )
-from simoffload.strategies.training.memory import estimates_for, held_in_training
+from simoffload.strategies.training.memory import TrainingMemory, estimates_for
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,
@@ -254,7 +254,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds at each stage of the run."""
-        found = held_in_training(self.state, self.workload, self.machine, peak=self.peak)
+        found = TrainingMemory(self.state, self.workload, self.machine, self.peak).held()
         stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
         return tuple(
             one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
