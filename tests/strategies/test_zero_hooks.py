@@ -115,6 +115,14 @@ def test_a_pass_is_that_in_which_every_layer_is_written(keys: Any, monkeypatch: 
     assert found[0] == found[1]
 
 
+def test_gpus_that_share_a_layer_attend_with_their_own_heads() -> None:
+    whole, half = small(), small(tensor_parallel_size=2, ranks=2)
+    attention = [one.name for one in whole.modules].index("self_attn.attention")
+    assert half.modules[attention].name == "self_attn.attention"
+    times = [one.durations(one.forward("decode", 1, 40_000))[attention] for one in (whole, half)]
+    assert 1.6 < times[0] / times[1] < 2  # masks and sums are not divided
+
+
 def test_attention_on_the_cpu_is_a_hook_of_any_program() -> None:
     model, batch = load_model(MODEL), (Sequences(2, 1, 65),)
     machine = load_platform("dgx-a100").machine(nodes=1)

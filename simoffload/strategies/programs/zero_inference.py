@@ -41,7 +41,7 @@ from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.passes.timing import PassTimings, arithmetic_beyond, ranks_beyond, spread_bound
+from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond, spread_bound
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
@@ -250,19 +250,6 @@ class ZeroInferencePlan(InferencePlan):
     def tensors(self) -> tuple[Tensor, ...]:
         """Every parameter tensor with its partition."""
         return self.layered.tensors
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings]:
-        """GPU times of the modules; those of attention over the heads of all parts."""
-        return (
-            PassTimings(
-                machine=self.machine,
-                model=self.model,
-                modules=self.modules,
-                zero3=True,
-                cache=self.cache_form,
-            ),
-        )
 
     def _extrapolations(self) -> Iterable[str]:
         return (
