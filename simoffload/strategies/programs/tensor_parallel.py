@@ -63,13 +63,7 @@ from simoffload.strategies.programs.vllm_engine import (
     unserved,
 )
 from simoffload.strategies.programs.zero_strategy import inference_moves
-from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks
-from simoffload.strategies.requirements import (
-    TRANSFORMERS as TRANSFORMERS_PROGRAM,
-)
-from simoffload.strategies.requirements import (
-    VLLM as VLLM_PROGRAM,
-)
+from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks_vllm
 from simoffload.strategies.tunables import Placements, Sizes, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
@@ -297,7 +291,7 @@ class DividedStrategy(CachingStrategy):
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
         check_dtype(model)
         form = self.kv_cache.format
-        check_capability(VLLM_PROGRAM, model, machine, cache_format=form, without=self.without_vllm)
+        check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
         return model.as_served()
 
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
@@ -382,7 +376,7 @@ class TensorParallel(DividedStrategy):
             served = self.served(model, machine)
             model = served if self._uses_vllm else model
         else:
-            check_capability(TRANSFORMERS_PROGRAM, model, machine)
+            check_capability(TRANSFORMERS.program, model, machine)
         plan = TensorParallelPlan(
             model=model,
             workload=workload,
@@ -416,7 +410,7 @@ class TensorParallel(DividedStrategy):
         larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
         for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
             for sizes in arrangements(gpus, machine):
-                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks(VLLM_PROGRAM, machine)}
+                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks_vllm(machine)}
                 with suppress(InputError):
                     plan = cls.model_validate(strategy).plan(model, work, machine)
                     if all(use.fits for use in peak_uses(memory_stages(plan), machine.tiers)):
