@@ -545,11 +545,7 @@ class _Replay:
         return max(own[-1] for own in ends if own)
 
     def _taken(
-        self,
-        needed: Sequence[int],
-        now: int,
-        copied: deque[tuple[int, tuple[int, ...]]],
-        free: Counter[int],
+        self, needed: Sequence[int], now: int, copied: deque[tuple[int, tuple[int, ...]]], free: Counter[int]
     ) -> int:
         """Take blocks whose copies have ended, or allocate them; return when all are there [ps]."""
         for block in needed:

@@ -495,7 +495,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
             "stops unless offload_param.buffer_size holds the largest sub-group, which is not checked",
             stages=(3,),
             training=True,
-        ),
+        )
     },
     ZenFlowSection: {
         "auto_ratio": Key(
@@ -503,7 +503,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
             instead='the interval that is assumed for update_interval "auto" is that of 0.99',
             training=True,
             matters=lambda zenflow: zenflow.update_interval == "auto",
-        ),
+        )
     },
     WeightQuantizationSection: {
         "post_init_quant": Key(instead="write quantized_initialization"),

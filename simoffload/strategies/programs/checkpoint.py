@@ -32,14 +32,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
-from simoffload.results import (
-    Change,
-    Outlook,
-    StateDevice,
-    cause_text,
-    outlook,
-    run_mtbf,
-)
+from simoffload.results import Change, Outlook, StateDevice, cause_text, outlook, run_mtbf
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
 from simoffload.strategies.base import Basis, Phase, PhaseKind, Plan, Strategy
 from simoffload.strategies.ds_config import DeepSpeedConfig

@@ -39,10 +39,7 @@ from simoffload.strategies.divided import Degrees
 from simoffload.strategies.held import Held, memory_stages
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.passes.timing import (
-    arithmetic_beyond,
-    experts_kernel,
-)
+from simoffload.strategies.passes.timing import arithmetic_beyond, experts_kernel
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
@@ -359,9 +356,7 @@ class TensorParallel(DividedStrategy):
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
         yield Placements(
-            refusal="offload with strategy.kind zero_inference",
-            name="tensor parallel",
-            phrase=DIVIDED,
+            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=DIVIDED
         )
         if not isinstance(plan, TensorParallelPlan):
             return

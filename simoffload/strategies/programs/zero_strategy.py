@@ -25,13 +25,7 @@ from simoffload.strategies.ds_config.export import allowing, faster_settings, la
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.held import optimizer_target, target
-from simoffload.strategies.tunables import (
-    AnyTier,
-    Placement,
-    Placements,
-    Sizes,
-    Tunable,
-)
+from simoffload.strategies.tunables import AnyTier, Placement, Placements, Sizes, Tunable
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
