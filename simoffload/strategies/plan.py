@@ -44,6 +44,7 @@ from simoffload.strategies.passes.timing import (
     FusedPassTimings,
     LaunchedPassTimings,
     PassTimings,
+    TrainingTiming,
     arithmetic_beyond,
 )
 from simoffload.workload import Inference, Training
@@ -455,6 +456,22 @@ class StepWork(Plan):
 
     model: ModelShape
     workload: Training
+    zero3: bool = False
+    """Whether DeepSpeed's ZeRO-3 runs the modules."""
+
+    @property
+    def batch(self) -> tuple[Sequences]:
+        """Sequences of a micro-step on one GPU."""
+        work = self.workload
+        return (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
+
+    @cached_property
+    def timing(self) -> TrainingTiming:
+        """Durations of modules on this machine."""
+        ((batch, length, _),) = self.batch
+        return TrainingTiming(
+            machine=self.machine, model=self.model, batch=batch, length=length, zero3=self.zero3
+        )
 
     @property
     @abstractmethod

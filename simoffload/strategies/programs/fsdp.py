@@ -19,7 +19,7 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, ModelShape, Sequences, parameters_of
+from simoffload.models import SINGLE, ModelShape, parameters_of
 from simoffload.results import Change, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 from simoffload.strategies.base import Basis, Plan, ProgramTraits, Strategy
@@ -27,7 +27,7 @@ from simoffload.strategies.held import Held, HeldKind
 from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST
-from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
@@ -577,14 +577,6 @@ class FsdpPlan(StepWork):
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
-        work = self.workload
-        timing = TrainingTiming(
-            machine=self.machine,
-            model=self.model,
-            batch=work.batch_size,
-            length=work.sequence_length,
-            zero3=False,
-        )
         parts: tuple[Part, ...] = (Part(part.phase, ()),)
         hook: Hook = FsdpOptimizer(self)
         if part.phase != "optimizer":
@@ -594,8 +586,7 @@ class FsdpPlan(StepWork):
         out = PassWriter(
             name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
         )
-        length = work.sequence_length
-        return out.write([StagePass(parts, timing, (Sequences(work.batch_size, length, length),))])
+        return out.write([StagePass(parts, self.timing, self.batch)])
 
     @cached_property
     def trace(self) -> Trace:

@@ -19,7 +19,7 @@ from pydantic import Field
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Repeated, Sequences
+from simoffload.models import ModelShape, Repeated
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
@@ -31,7 +31,7 @@ from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSetti
 from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
@@ -143,16 +143,10 @@ class ZeroTrainingPlan(StepWork):
 
     # -- schedules ------------------------------------------------------------------------------
 
-    @cached_property
-    def timing(self) -> TrainingTiming:
-        """Durations of modules on this machine."""
-        return TrainingTiming(
-            machine=self.machine,
-            model=self.model,
-            batch=self.workload.batch_size,
-            length=self.workload.sequence_length,
-            zero3=self.settings.stage == 3,
-        )
+    @property
+    def zero3(self) -> bool:  # type: ignore[override]  # given by the settings
+        """Whether ZeRO-3 runs the modules."""
+        return self.settings.stage == 3
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
@@ -162,11 +156,10 @@ class ZeroTrainingPlan(StepWork):
                 self.layered.fill(out.swapper)
             self.step.write(out, part)
             return out.build()
-        backward, work = part.phase == "backward", self.workload
-        batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
+        backward = part.phase == "backward"
         for stack in self._stacks(part):
             layers = stack.trace.layers
-            decisions = self.layered.decisions(stack) if self.settings.stage == 3 else None
+            decisions = self.layered.decisions(stack) if self.zero3 else None
             hook = MicroStep(stack, decisions, self.state, self._activations(layers), part)
             out = MicroStepWriter(self, part, hook)
             parts = parts_of_training(
@@ -175,7 +168,7 @@ class ZeroTrainingPlan(StepWork):
                 backward=backward,
                 layers=self.model.num_hidden_layers,
             )
-            schedule = out.write([StagePass(parts, self.timing, batch)])
+            schedule = out.write([StagePass(parts, self.timing, self.batch)])
             if hook.complete:
                 break
         return schedule
@@ -202,7 +195,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
-        return self.layered.peak(warm=True) if self.settings.stage == 3 else None
+        return self.layered.peak(warm=True) if self.zero3 else None
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
@@ -233,7 +226,7 @@ class ZeroTrainingPlan(StepWork):
     def first_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage until the end of the first step."""
         passed: list[tuple[Repeated[Tensor], int]] = []
-        if self.settings.stage == 3:
+        if self.zero3:
             later = self.peak.read if self.peak else Repeated[Tensor]()
             first = self.layered.peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
