@@ -48,8 +48,6 @@ from simoffload.strategies.programs.vllm_engine import (
     Stored,
     VllmEngine,
     block_bytes,
-    check_blocks,
-    checked_utilization,
     connector_command,
     default_tokens,
     fuller,
@@ -151,7 +149,7 @@ class TensorParallelPlan(InferencePlan):
             size = self.engine.blocks * self._block_bytes(part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
-        at_once = self.engine.at_once(workload.batch_size * workload.prompt_length)
+        at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
         return working_memory(
             part, workload, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
         )
@@ -262,13 +260,12 @@ class DividedStrategy(CachingStrategy):
         """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
         refuses, or that another program does not have."""
         if self._has_engine:
-            if self.kv_blocks is not None:
-                check_blocks(self.kv_blocks, sequences=workload.batch_size, tokens=workload.max_context)
+            stated = "gpu_memory_utilization" in self.model_fields_set
             return VllmEngine.of(
                 machine,
-                sequences=workload.batch_size,
+                workload,
                 tokens=self.max_num_batched_tokens,
-                utilization=self._utilization(machine),
+                utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
             )
         for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
@@ -278,11 +275,6 @@ class DividedStrategy(CachingStrategy):
                 )
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
-
-    def _utilization(self, machine: Machine) -> float:
-        """Return the fraction of memory to fill. Raises InputError for one with which vLLM does not start."""
-        stated = "gpu_memory_utilization" in self.model_fields_set
-        return checked_utilization(self.gpu_memory_utilization if stated else None, machine)
 
     def served(self, model: ModelShape, machine: Machine) -> ModelShape:
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
